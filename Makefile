@@ -1,0 +1,30 @@
+# `make demo` and `make test` do all their set-up; they need Python 3.11 to 3.13, make and a package index.
+.PHONY: demo test check slow gpu bench clean
+
+demo: setup
+	.venv/bin/infini-llama run configs/tiny.yaml
+
+test: setup
+	.venv/bin/python -m pytest
+
+check: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright
+
+# the full matrix of faults, workers and attentions (docs/testing.md)
+slow: setup
+	.venv/bin/python -m pytest -m slow
+
+gpu: setup
+	.venv/bin/python -m pytest -m gpu
+
+bench: setup
+	.venv/bin/python benchmarks/startup.py
+
+.PHONY: setup
+setup:
+	@scripts/bootstrap.sh dev
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist build

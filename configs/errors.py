@@ -1,0 +1,33 @@
+"""The errors a user meets, each with the exit code that says who acts on it (docs/resume.md)."""
+
+
+class PipelineError(Exception):
+    """A sentence for the user and an exit code for the supervisor; never a traceback."""
+
+    exit_code = 70
+
+
+class ConfigError(PipelineError):
+    """A setting is wrong: nobody retries; the message names the key, its value and what is allowed."""
+
+    exit_code = 64
+
+
+class DataError(PipelineError):
+    """Text, dataset or tokenizer is missing, damaged or unusable: training never starts on it."""
+
+    exit_code = 65
+
+
+class TrainFailed(PipelineError):
+    """Workers ended without finishing; where `retryable`, another call resumes from the newest good checkpoint."""
+
+    def __init__(self, message: str, exit_code: int = 70, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.exit_code, self.retryable = exit_code, retryable
+
+
+class Preempted(PipelineError):
+    """Training was asked to stop and saved a checkpoint; the same command carries on."""
+
+    exit_code = 75

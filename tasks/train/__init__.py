@@ -1,0 +1,1 @@
+"""The training stage: a supervisor that needs no torch (this folder) and the torchrun workers (worker/)."""

@@ -1,0 +1,133 @@
+"""The checkpoints of a run as folders: which are committed, which is newest, best or damaged. Needs no torch."""
+
+import json
+import logging
+import re
+from pathlib import Path
+
+from configs.errors import ConfigError
+from tasks.artifacts import Damaged, check, is_complete, move_aside, remove, set_pointer
+
+KIND, FORMAT_VERSION = "checkpoint", 1
+STATE_FILE = "train_state.json"
+log = logging.getLogger("infini_llama.train")
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def committed(folder: Path) -> list[Path]:
+    """Folders with a valid manifest and every file at its size, newest first; contents are not read."""
+    names = (
+        path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and not path.is_symlink()
+    )
+    return sorted((path for path in names if is_complete(path, KIND)), key=step_of, reverse=True)
+
+
+def latest_step(folder: Path) -> int:
+    """Step of the newest committed checkpoint, 0 without one."""
+    return next((step_of(path) for path in committed(folder)), 0)
+
+
+def read_state(checkpoint: Path) -> dict:
+    """The scalars of a checkpoint: step, samples consumed, validation losses, world size, hashes."""
+    return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+
+
+def newest_good(folder: Path) -> Path | None:
+    """The newest checkpoint whose every checksum holds; damaged ones are moved aside, with a line that says so."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        if not re.fullmatch(r"step-\d{8,}", path.name):
+            continue
+        try:
+            check(path, KIND, checksums=True)
+        except Damaged as fault:
+            aside = move_aside(path)
+            log.warning(
+                "checkpoint %s is damaged and not used: %s It was moved to %s; the next older one serves.",
+                path.name,
+                fault,
+                aside,
+            )
+        else:
+            return path
+    return None
+
+
+def best(folder: Path) -> Path | None:
+    """The committed checkpoint with the lowest validation loss; the earlier one of two equals."""
+    measured = [
+        (state["validation_loss"], step_of(path), path)
+        for path in committed(folder)
+        if (state := read_state(path))["validation_loss"] is not None
+    ]
+    return min(measured)[2] if measured else None
+
+
+def point_and_prune(folder: Path, keep: int) -> None:
+    """Moves the pointers `latest` and `best`, then removes all but the `keep` newest checkpoints and the best one."""
+    checkpoints, best_one = committed(folder), best(folder)
+    if not checkpoints:
+        return
+    set_pointer(folder, "latest", checkpoints[0].name)
+    if best_one is not None:
+        set_pointer(folder, "best", best_one.name)
+    for path in checkpoints[keep:]:
+        if path != best_one:
+            remove(path)
+
+
+def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
+    """The checkpoint to start from under the rule `runtime.resume`, verified; None is a fresh start.
+
+    A PATH is followed once (`resumed_before` remembers it), so that the same command carries on after a crash.
+    Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
+    """
+    if resume == "never":
+        if committed(folder):
+            raise ConfigError(
+                f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or runtime.resume=auto to carry on."
+            )
+        return None
+    if resume not in ("auto", "must", "best") and resume != resumed_before:
+        return _explicit(folder, Path(resume))
+    if resume == "best" and (chosen := best(folder)) is not None:
+        check(chosen, KIND, checksums=True)
+        _abandon_newer(folder, step_of(chosen))
+        return chosen
+    chosen = newest_good(folder)
+    if chosen is None and resume == "must":
+        raise ConfigError(
+            f"runtime.resume=must, but {folder} has no good checkpoint; use runtime.resume=auto to start anew."
+        )
+    return chosen
+
+
+def _explicit(folder: Path, path: Path) -> Path:
+    path = path.resolve()
+    if not path.is_dir():
+        raise ConfigError(f"runtime.resume={path} is no folder; give auto, must, never, best or a checkpoint's path.")
+    check(path, KIND, checksums=True)
+    if path.parent == folder.resolve():
+        _abandon_newer(folder, step_of(path))
+    elif committed(folder):
+        raise ConfigError(
+            f"runtime.resume={path} is of another run, but {folder} has checkpoints of its own; choose another runtime.name."
+        )
+    return path
+
+
+def _abandon_newer(folder: Path, step: int) -> None:
+    for path in committed(folder):
+        if step_of(path) > step:
+            target = folder / "abandoned" / path.name
+            target.parent.mkdir(exist_ok=True)
+            if target.exists():
+                target = move_aside(target).with_name(path.name)
+            path.rename(target)
+            log.warning("checkpoint %s was moved to %s: the run goes back to step %d.", path.name, target, step)

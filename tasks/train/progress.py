@@ -1,0 +1,51 @@
+"""What the supervisor tells people while the workers run, read from the files that they write."""
+
+import json
+import logging
+
+from tasks.train import checkpoints
+from tasks.train.run_folder import RunFolder
+
+log = logging.getLogger("infini_llama.train")
+
+
+class Progress:
+    """Follows metrics.jsonl and the checkpoints; polled a few times a second."""
+
+    def __init__(self, run: RunFolder, max_steps: int, log_every: int) -> None:
+        self.run, self.max_steps, self.log_every = run, max_steps, log_every
+        self.offset = run.metrics.stat().st_size if run.metrics.exists() else 0
+        self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
+
+    def poll(self) -> None:
+        for record in self._new_records():
+            if record["kind"] == "train":
+                text = f"step {record['step']}/{self.max_steps}  loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
+                progress = {"done": record["step"], "total": self.max_steps, "unit": "steps"}
+                whole = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
+                log.log(logging.INFO if whole else logging.DEBUG, text, extra={"progress": progress})
+            else:
+                log.info(
+                    "step %d  validation loss %.4f  %.3f bits per byte",
+                    record["step"],
+                    record["loss"],
+                    record["bits_per_byte"],
+                )
+                self._new_checkpoint()
+        self._new_checkpoint()
+
+    def _new_records(self) -> list[dict]:
+        if not self.run.metrics.exists():
+            return []
+        with self.run.metrics.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _new_checkpoint(self) -> None:
+        pointer = self.run.checkpoints / "latest"
+        if pointer.is_symlink() and (step := checkpoints.step_of(pointer.readlink())) > self.checkpoint_step:
+            self.checkpoint_step = step
+            log.info("checkpoint committed at step %d", step)

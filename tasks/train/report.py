@@ -1,0 +1,76 @@
+"""What people look at after a run: the loss curve as a picture, and one page that needs no network."""
+
+import base64
+import html
+from pathlib import Path
+
+from tasks.train.run_folder import RunFolder, read_metrics
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }}
+img {{ max-width: 100%; background: #fff; border-radius: 6px; }}
+table {{ border-collapse: collapse; }} td {{ padding: .2rem 1.5rem .2rem 0; vertical-align: top; overflow-wrap: anywhere; }}
+pre {{ padding: 1rem; border: 1px solid #8886; border-radius: 6px; overflow-x: auto; }}
+</style></head><body>
+<h1>{title}</h1>
+<img alt="Training and validation loss against the step" src="data:image/png;base64,{picture}">
+<h2>Result</h2><table>{rows}</table>
+<h2>Sample</h2><pre>{sample}</pre>
+</body></html>
+"""
+
+
+def write_report(run_dir: Path, summary: dict) -> dict[str, str]:
+    """Writes loss.png and report.html into the run's folder and returns their paths."""
+    picture = run_dir / "loss.png"
+    draw_losses(read_metrics(RunFolder(run_dir)), summary["unigram_entropy_bits"], picture)
+    facts = {
+        "steps": f"{summary['steps']:,}",
+        "parameters": f"{summary['parameters']:,}",
+        "tokens seen": f"{summary['tokens']:,}",
+        "validation loss": f"{summary['validation_loss']:.4f} nats = {summary['validation_bits_per_token']:.3f} bits a token",
+        "unigram entropy": f"{summary['unigram_entropy_bits']:.3f} bits a token",
+        "bits per byte": f"{summary['bits_per_byte']:.3f}",
+        "speed": f"{summary['tokens_per_second']:,.0f} tokens a second",
+        "attempts": str(summary["attempts"]),
+        "checkpoint": summary["checkpoint"],
+        "weights (sha256)": summary["weights_sha256"],
+    }
+    page = PAGE.format(
+        title=html.escape(f"Run {summary['run']}"),
+        picture=base64.b64encode(picture.read_bytes()).decode(),
+        rows="".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in facts.items()
+        ),
+        sample=html.escape(summary["sample"]),
+    )
+    report = run_dir / "report.html"
+    report.write_text(page, encoding="utf-8")
+    return {"loss_curve": str(picture), "report": str(report)}
+
+
+def draw_losses(records: list[dict], unigram_entropy_bits: float, target: Path) -> None:
+    """Training and validation loss in bits a token, with the unigram entropy as the line to beat."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    bits = 1.4426950408889634
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+    for kind, style in (("train", {"linewidth": 0.8, "alpha": 0.7}), ("validation", {"marker": "o", "markersize": 4})):
+        chosen = [record for record in records if record["kind"] == kind]
+        axes.plot(
+            [record["step"] for record in chosen], [record["loss"] * bits for record in chosen], label=kind, **style
+        )
+    axes.axhline(unigram_entropy_bits, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
+    axes.set(xlabel="step", ylabel="bits a token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(target)
+    plt.close(figure)

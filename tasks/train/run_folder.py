@@ -1,0 +1,126 @@
+"""The folder of a run: what it remembers, and what it refuses to be mixed with."""
+
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from configs.errors import ConfigError
+from tasks.artifacts import write_atomic
+
+log = logging.getLogger("infini_llama.train")
+# Another value of one of these is another run: the same folder is refused.
+FIXED = ("seed", "global_batch_size")
+# These change what is reported or kept, not what is computed.
+FREE = ("log_every", "eval_every", "eval_sequences", "save_every", "save_total_limit", "sample_prompt", "sample_tokens")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def lineage(self) -> Path:
+        return self.path / "lineage.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def read(self, path: Path) -> dict:
+        """A JSON file of this folder, {} while it does not exist."""
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
+    """Writes config.yaml and lineage.json, or refuses a folder that belongs to another dataset or architecture.
+
+    Returns:
+        the lineage: dataset digests, architecture and training settings that the run began with.
+    """
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    now = {
+        "dataset": {key: reference[key] for key in ("path", "digest", "chunks", "chunks_digest", "sequence_length")},
+        "model": model,
+        "train": config["train"],
+    }
+    before = run.read(run.lineage)
+    if before:
+        refused = _differences(before["dataset"], now["dataset"], "dataset") + _differences(
+            before["model"], model, "model"
+        )
+        refused += [
+            line
+            for line in _differences(before["train"], now["train"], "train")
+            if line.split(":")[0].split(".")[1] in FIXED
+        ]
+        if refused:
+            raise ConfigError(
+                f"run folder {run.path} belongs to another run; choose another runtime.name. What differs:\n  "
+                + "\n  ".join(refused)
+            )
+        for line in _differences(before["train"], now["train"], "train"):
+            if line.split(":")[0].split(".")[1] not in FREE:
+                log.warning("%s: from here on the run is no longer the one that began.", line)
+        now = before | {"train": now["train"]}
+    write_atomic(run.lineage, json.dumps(now, indent=1))
+    write_atomic(run.path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    return now
+
+
+def _differences(before: dict, now: dict, section: str) -> list[str]:
+    keys = [key for key in before | now if before.get(key) != now.get(key)]
+    return [f"{section}.{key}: {before.get(key)} before, {now.get(key)} now" for key in keys]
+
+
+def remove_staging(run: RunFolder) -> None:
+    """Removes what a killed save left half-written; only called under the run's lock."""
+    for path in run.checkpoints.glob(".step-*"):
+        log.info("removing %s, left by a save that did not finish", path.name)
+        shutil.rmtree(path)
+
+
+def cut_metrics(run: RunFolder, step: int) -> None:
+    """Cuts metrics.jsonl back to `step`, so that the resumed run neither repeats nor skips a line."""
+    if not run.metrics.exists():
+        return
+    kept = 0
+    with run.metrics.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:  # a line cut short by a kill
+                break
+            if not line.endswith(b"\n") or record["step"] > step:
+                break
+            kept += len(line)
+    with run.metrics.open("r+b") as file:
+        file.truncate(kept)
+
+
+def read_metrics(run: RunFolder) -> list[dict]:
+    """Every whole line of metrics.jsonl."""
+    if not run.metrics.exists():
+        return []
+    lines = run.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def append_attempt(run: RunFolder, record: dict) -> None:
+    with run.attempts.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")

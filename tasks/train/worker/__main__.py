@@ -1,0 +1,44 @@
+"""Entry of one rank. Before torch is imported: die with torchrun, and write to this rank's own log."""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """A killed torchrun would leave its ranks running; the kernel ends them instead (Linux)."""
+    if sys.platform == "linux":
+        launcher = os.environ.get("INFINI_LLAMA_LAUNCHER_PID")
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if launcher and os.getppid() != int(launcher):  # it died before the line above
+            os._exit(70)
+
+
+def log_to(path: Path) -> None:
+    """Sends everything this process prints, from any library, to `path`."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+def main() -> int:
+    die_with_parent()
+    order_path, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    attempt_dir = order_path.parent
+    log_to(attempt_dir / f"rank-{rank}.log")
+
+    from tasks.train.worker.rank import serve
+
+    return serve(json.loads(order_path.read_text(encoding="utf-8")), attempt_dir, rank)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Validation loss over a fixed set of held-out rows, the same at every world size."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tasks.preprocess.reader import TokenReader
+from tasks.train.worker.data import to_batch
+from tasks.train.worker.parallel import LossModule, Ranks
+
+
+@dataclass(frozen=True)
+class Validation:
+    """loss in nats a token; bits_per_byte over the UTF-8 bytes of the same targets, comparable between tokenizers."""
+
+    loss: float
+    bits_per_byte: float
+    tokens: int
+
+
+def evaluate(
+    module: LossModule,
+    reader: TokenReader,
+    token_bytes: np.ndarray,
+    sequences: int,
+    micro_batch: int,
+    ranks: Ranks,
+    autocast: torch.autocast,
+) -> Validation:
+    """Mean over the targets of the first `sequences` validation rows; rank r takes rows r, r + world_size, …"""
+    rows = np.arange(ranks.rank, min(sequences, len(reader)), ranks.world_size, dtype=np.int64)
+    bytes_of = torch.from_numpy(token_bytes)
+    loss_sum, target_bytes, targets = 0.0, 0, 0
+    module.eval()
+    with torch.no_grad():
+        for start in range(0, len(rows), micro_batch):
+            tokens = reader.gather(rows[start : start + micro_batch])
+            inputs, labels = to_batch(tokens, ranks.device)
+            with autocast:
+                loss_sum += module(inputs, labels).item()
+            target_bytes += int(bytes_of[torch.from_numpy(tokens[:, 1:])].sum())
+            targets += labels.numel()
+    module.train()
+    loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
+    return Validation(loss_sum / total_targets, loss_sum / math.log(2) / max(1.0, total_bytes), int(total_targets))

@@ -1,0 +1,59 @@
+"""One rank from start to last word: whatever happens in the loop becomes an exit code and a status file."""
+
+import errno
+import faulthandler
+import logging
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from configs.errors import PipelineError
+from tasks.train.worker.loop import StopRequest, run
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.status import write_status
+from tasks.train.worker.step import Diverged
+
+EXIT_CODES = {"done": 0, "preempted": 75}
+log = logging.getLogger("infini_llama.worker")
+
+
+def exit_code(error: BaseException) -> int:
+    """The class of a failure as an exit code (docs/resume.md)."""
+    if isinstance(error, PipelineError):
+        return error.exit_code
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return 71
+    if isinstance(error, Diverged):
+        return 72
+    return 70
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What lies below DCP's wrapper: the first rank's own exception, and a full disk in words."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        return PipelineError(
+            f"no space to write '{error.filename or 'a checkpoint'}' ({error.strerror}); free space, then run the same command again."
+        )
+    return error
+
+
+def serve(order: dict, attempt_dir: Path, rank: int) -> int:
+    """Runs the loop; returns this rank's exit code after writing its status."""
+    faulthandler.enable()
+    write_status(attempt_dir, rank, "running", 70)
+    torch.set_num_threads(order["plan"]["threads"])
+    try:
+        stop = StopRequest()
+        ranks = Ranks(order["plan"]["device"], order["plan"]["distributed_backend"])
+        state, step = run(order, ranks, stop)
+        write_status(attempt_dir, rank, state, EXIT_CODES[state], step)
+        ranks.leave()
+        return EXIT_CODES[state]
+    except BaseException as raised:
+        error = root_cause(raised)
+        log.error("rank %d failed", rank, exc_info=raised)
+        write_status(attempt_dir, rank, "failed", exit_code(error), error=error)
+        return exit_code(error)

@@ -1,0 +1,27 @@
+"""The last word of a rank: an atomic file that outlives it, since torchrun flattens every exit code to 1."""
+
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+
+from tasks.artifacts import write_atomic
+
+
+def status_path(attempt_dir: Path, rank: int) -> Path:
+    return attempt_dir / f"status-{rank}.json"
+
+
+def write_status(
+    attempt_dir: Path, rank: int, state: str, code: int, step: int | None = None, error: BaseException | None = None
+) -> None:
+    """state: running | done | preempted | failed; code: an exit code of docs/resume.md; step: last completed step."""
+    record = {"rank": rank, "pid": os.getpid(), "state": state, "code": code, "step": step, "time": time.time()}
+    if error is not None:
+        record["error"] = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+    write_atomic(status_path(attempt_dir, rank), json.dumps(record, indent=1))

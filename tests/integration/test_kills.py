@@ -1,0 +1,104 @@
+"""Killed at a random moment, the same command finishes with the weights of the run that nobody disturbed, to the bit."""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+from conftest import exact_metrics, kill
+
+# what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
+SHORT = {
+    ("worker", "softmax", 2),
+    ("torchrun", "infini", 2),
+    ("flow", "softmax", 1),
+    ("save", "infini", 2),
+}
+CELLS = [(victim, attention, workers) for victim in ("worker", "torchrun", "flow", "save") for attention in ("softmax", "infini") for workers in (1, 2)]
+MARKED = [pytest.param(*cell, marks=[] if cell in SHORT else pytest.mark.slow, id="-".join(map(str, cell))) for cell in CELLS]
+
+
+def pids(started, mark: str) -> list[int]:
+    return sorted(pid for pid, command in started.processes().items() if mark in command)
+
+
+def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
+    """Kills the victim at a moment drawn by `rng`."""
+    lab.wait_for_step(name, rng.randint(3, 35), started)
+    if victim == "save":  # everything at once, in the middle of a checkpoint's write
+        checkpoints = lab.run_dir(name) / "checkpoints"
+        while not any(checkpoints.glob(".step-*")):
+            assert started.process.poll() is None, "no save was caught"
+        time.sleep(rng.uniform(0, 0.02))
+        for pid in [started.process.pid, *started.processes()]:
+            try:
+                kill(pid)
+            except ProcessLookupError:
+                continue
+        return
+    time.sleep(rng.uniform(0, 0.1))
+    if victim == "flow":
+        kill(started.process.pid)
+    elif victim == "torchrun":
+        kill(next(pid for pid in pids(started, "torch.distributed.run")))
+    else:
+        kill(rng.choice([pid for pid in pids(started, "tasks.train.worker") if pid not in pids(started, "torch.distributed.run")]))
+
+
+@pytest.mark.parametrize(("victim", "attention", "workers"), MARKED)
+def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention, workers, lab, uninterrupted):
+    expected, expected_metrics = uninterrupted(attention, workers)
+    name = f"{victim}-{attention}-{workers}"
+    rng = random.Random(name)
+    overrides = (f"model.attention={attention}", f"environment.nproc_per_node={workers}")
+    for _ in range(2 if (victim, attention, workers) == ("flow", "softmax", 1) else 1):  # one of them is resumed twice
+        started = lab.start(name, *overrides)
+        strike(victim, lab, name, started, rng)
+        code = started.wait()
+        if victim in ("worker", "torchrun"):  # the command itself carries on
+            assert code == 0, started.log.read_text()
+            assert not started.processes()
+    summary = lab.finish(name, *overrides)
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert summary["optimizer_sha256"] == expected["optimizer_sha256"]
+    assert exact_metrics(lab.run_dir(name)) == expected_metrics
+    assert summary["attempts"] >= 2, "nothing was interrupted: the test proved nothing"
+
+
+def test_preprocess_killed_in_the_middle_gives_the_same_bytes(lab, tmp_path):
+    def files(home):
+        (folder,) = (path for path in (home / "datasets").iterdir() if not path.is_symlink() and not path.name.startswith("."))
+        return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"}
+
+    calm, struck = tmp_path / "calm", tmp_path / "struck"
+    started = lab.start("calm-data", f"runtime.home={calm}", command="preprocess")
+    begun = time.time()
+    assert started.wait() == 0, started.log.read_text()
+    whole = time.time() - begun
+    rng = random.Random(20)
+    kills = 0
+    for share in (0.4, 0.7, 0.9):
+        started = lab.start("struck-data", f"runtime.home={struck}", command="preprocess")
+        time.sleep(whole * share * rng.uniform(0.8, 1.1))
+        kills += started.process.poll() is None
+        started.process.send_signal(signal.SIGKILL)
+        started.wait()
+    started = lab.start("struck-data", f"runtime.home={struck}", command="preprocess")
+    assert started.wait() == 0, started.log.read_text()
+    assert kills >= 1
+    assert files(calm) == files(struck)
+    assert not [path for path in (struck / "datasets").iterdir() if path.name.endswith(".tmp")], "leftovers of the killed builds"
+
+
+def test_sigterm_saves_and_the_same_command_carries_on(lab, uninterrupted):
+    expected, _ = uninterrupted("softmax", 2)
+    overrides = ("model.attention=softmax", "environment.nproc_per_node=2")
+    started = lab.start("sigterm", *overrides)
+    lab.wait_for_step("sigterm", 13, started)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.wait() == 75, started.log.read_text()
+    assert not started.processes()
+    attempt = json.loads((lab.run_dir("sigterm") / "attempts.jsonl").read_text().splitlines()[-1])
+    assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] % 10, "it saved where it stood, not where it would have anyway"
+    assert lab.finish("sigterm", *overrides)["weights_sha256"] == expected["weights_sha256"]
