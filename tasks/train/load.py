@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from model.config import LlamaConfig
-from model.llama import Llama
 from tokenizers import Tokenizer
 
 from configs.errors import ConfigError, DataError
+from model.config import LlamaConfig
+from model.llama import Llama
 from tasks.artifacts import check
 from tasks.train import checkpoints
 from tasks.train.run_folder import RunFolder

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from model.config import LlamaConfig
 from model.flops import flops_per_token
 from model.llama import Llama
-
 from tasks.artifacts import write_atomic
 from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints

@@ -3,6 +3,7 @@
 import math
 
 import torch
+
 from model.llama import Llama, parameter_groups
 
 

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from model.llama import Llama
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from model.llama import Llama
 
 
 class LossModule(nn.Module):

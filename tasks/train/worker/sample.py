@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from model.generate import generate
 from model.llama import Llama
-from tokenizers import Tokenizer
 
 
 def sample_text(model: Llama, tokenizer_file: Path, prompt: str, max_new_tokens: int, seed: int) -> str:

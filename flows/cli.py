@@ -1,0 +1,182 @@
+"""The `infini-llama` command: arguments in, exit code out. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+from configs.errors import ConfigError, PipelineError, Preempted
+
+UNEXPECTED = 70
+BROKEN_PIPE = 128 + signal.SIGPIPE
+EPILOG = """exit codes: 0 done; 64 bad configuration or arguments; 65 bad data; 70 unexpected or repeated failure;
+75 stopped with a checkpoint saved (the same command carries on); 130 or 143 stopped before there was one"""
+
+
+class Stopped(BaseException):
+    """SIGTERM: asks whatever runs to save and end, as Ctrl-C does."""
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise Stopped
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with the exit code that bad configuration has everywhere in this project."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(ConfigError.exit_code, f"{self.prog}: {message}\n")
+
+
+def build_parser() -> Parser:
+    every = argparse.ArgumentParser(add_help=False)
+    every.add_argument("--json", action="store_true", help="last line on stdout is one JSON object; all else on stderr")
+    every.add_argument("--quiet", action="store_true", help="no progress, only warnings and the result")
+    every.add_argument("--verbose", action="store_true", help="more lines, and tracebacks of errors")
+    configured = argparse.ArgumentParser(add_help=False)
+    configured.add_argument("config", metavar="CONFIG", help="YAML or JSON file; configs/tiny.yaml and others come along")
+    configured.add_argument("overrides", metavar="key=value", nargs="*", help="for example train.max_steps=500")
+
+    parser = Parser(prog="infini-llama", description="Raw text to a trained Llama or Infini-Llama.", epilog=EPILOG,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+
+    def command(name: str, words: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=words, description=words, parents=[*parents, every])
+
+    run = command("run", "the whole pipeline; the same command again carries on", configured)
+    run.add_argument("--direct", action="store_true", help="the same stages without Prefect")
+    command("preprocess", "text to a dataset of tokens", configured)
+    verify = command("verify", "check a dataset")
+    verify.add_argument("dataset", metavar="DATASET", help="path of a dataset, or its name")
+    verify.add_argument("--deep", action="store_true", help="every checksum, token and row, and decoded samples")
+    doctor = command("doctor", "what this machine can do, and what a run would use")
+    doctor.add_argument("config", metavar="CONFIG", nargs="?", help="check what this configuration asks for")
+    doctor.add_argument("overrides", metavar="key=value", nargs="*")
+    train = command("train", "train on a dataset that preprocess has built", configured)
+    train.add_argument("--dataset", metavar="D", help="path or name of the dataset; default: the configuration's own")
+    generate = command("generate", "let a trained model write")
+    generate.add_argument("run", metavar="RUN", help="path of a run, or its name")
+    generate.add_argument("--prompt", required=True, help="text to continue")
+    generate.add_argument("--checkpoint", default="latest", help="latest, best or the name of one (default: latest)")
+    generate.add_argument("--max-new-tokens", type=_at_least_one, default=128, metavar="N")
+    generate.add_argument("--temperature", type=_not_negative, default=0.8, metavar="T", help="0: always the likeliest token")
+    generate.add_argument("--top-k", type=_at_least_one, metavar="K", help="choose among the K likeliest tokens")
+    generate.add_argument("--top-p", type=_share, metavar="P", help="choose among the likeliest tokens of this total probability")
+    generate.add_argument("--seed", type=int, default=0, metavar="S")
+    inspect = command("inspect", "what is in a dataset or a run")
+    inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")
+    return parser
+
+
+def _at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def _not_negative(text: str) -> float:
+    if not (number := float(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"{text} must not be negative")
+    return number
+
+
+def _share(text: str) -> float:
+    if not 0 < (number := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and at most 1")
+    return number
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Options and key=value may stand in any order."""
+    parser = build_parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in parsed]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        parsed.overrides += rest
+    return parsed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parsed = parse(arguments)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        with _console(parsed):
+            from flows import commands
+
+            record, text = getattr(commands, parsed.command)(parsed)
+            code = record.pop("exit_code", 0)
+        _say(text, parsed, record)
+    except SystemExit:
+        raise
+    except BrokenPipeError:  # the reader of our output, such as `head`, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except BaseException as error:
+        code, sentence = explain(error)
+        if parsed.verbose:
+            traceback.print_exception(error)
+        print(f"infini-llama: {sentence}", file=sys.stderr)
+        if parsed.json:
+            print(json.dumps({"error": sentence, "exit_code": code}), flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return code
+
+
+@contextlib.contextmanager
+def _console(parsed: argparse.Namespace) -> Iterator[None]:
+    from flows import console
+
+    handler = console.attach(parsed.quiet, parsed.verbose)
+    try:
+        yield
+    finally:
+        console.detach(handler)
+
+
+def _say(text: str, parsed: argparse.Namespace, record: dict) -> None:
+    if text:
+        print(text, file=sys.stderr if parsed.json else sys.stdout, flush=True)
+    if parsed.json:
+        print(json.dumps(record), flush=True)
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """Exit code and one sentence for whatever ended a command."""
+    if isinstance(error, PipelineError):
+        return error.exit_code, str(error)
+    if isinstance(error, (KeyboardInterrupt, Stopped)):
+        if (preempted := _behind(error)) is not None:
+            return preempted.exit_code, str(preempted)
+        code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        return code, "stopped; what was complete is kept, and the same command carries on from there."
+    name = type(error).__name__
+    return UNEXPECTED, f"unexpected {name}: {error}. --verbose shows where; the same command may be tried again."
+
+
+def _behind(error: BaseException) -> Preempted | None:
+    """The report of the training stage behind an interruption, which Prefect passes on as the signal that it was."""
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        if isinstance(following, Preempted):
+            return following
+        seen.append(following)
+        following = following.__cause__ or following.__context__
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""What each command does: takes the parsed arguments, returns a JSON record and the text for people."""
+
+import logging
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from configs.errors import ConfigError
+
+Answer = tuple[dict, str]
+log = logging.getLogger("infini_llama.run")
+
+
+def run(arguments: Namespace) -> Answer:
+    from configs.loading import load_config
+    from flows.console import summary_text
+
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.direct:
+        from flows.direct import pretrain_directly
+
+        summary = pretrain_directly(config)
+    else:
+        from flows.server import prefect_api
+
+        home = config.runtime.home.resolve()
+        if not arguments.verbose:
+            _prefect_speaks_into(home / "prefect" / "client.log")
+        with prefect_api(home):
+            from flows.pretrain import pretrain
+
+            summary = pretrain(config)
+    return summary, summary_text(summary)
+
+
+def preprocess(arguments: Namespace) -> Answer:
+    from configs.loading import load_config
+    from flows.direct import resolved
+    from flows.inspection import as_text
+    from tasks.preprocess import stage
+
+    settings = resolved(load_config(arguments.config, arguments.overrides))
+    home = settings["runtime"]["home"]
+    reference = stage.preprocess(settings["data"], home)
+    return reference, as_text({"dataset": str(Path(home, reference["path"]))} | reference)
+
+
+def verify(arguments: Namespace) -> Answer:
+    from flows.inspection import as_text
+    from tasks.verify_data.checks import verify
+
+    path = _find(arguments.dataset, "datasets")
+    report = verify(str(path), str(_home()), "deep" if arguments.deep else "quick", sys.maxsize)
+    return report, as_text(report)
+
+
+def doctor(arguments: Namespace) -> Answer:
+    from flows.inspection import as_text
+    from tasks.patch_environment.stage import doctor
+
+    config = None
+    if arguments.config is not None:
+        from configs.loading import load_config
+        from flows.direct import resolved
+
+        config = resolved(load_config(arguments.config, arguments.overrides))
+    report = doctor(config)
+    return report, as_text(report)
+
+
+def train(arguments: Namespace) -> Answer:
+    from configs.loading import load_config
+    from flows.console import summary_text
+    from flows.direct import resolved, verify_and_train
+    from tasks.preprocess.stage import lookup
+
+    settings = resolved(load_config(arguments.config, arguments.overrides))
+    reference = lookup(settings["data"], settings["runtime"]["home"])
+    if reference is None:
+        raise ConfigError(
+            f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', or name one with --dataset."
+        )
+    summary = verify_and_train(settings, reference)
+    return summary, summary_text(summary)
+
+
+def generate(arguments: Namespace) -> Answer:
+    from model.generate import generate
+    from tasks.train.load import load_model
+    from tokenizers.decoders import DecodeStream
+
+    model, tokenizer = load_model(_find(arguments.run, "runs"), arguments.checkpoint)
+    end_of_text = 0
+    prompt = tokenizer.encode(arguments.prompt, add_special_tokens=False).ids or [end_of_text]
+    stream = DecodeStream(skip_special_tokens=True)
+    pieces, tokens = [], []
+    show = (lambda text: None) if arguments.json else (lambda text: print(text, end="", flush=True))
+    show(arguments.prompt)
+    for token in generate(
+        model,
+        prompt,
+        arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        stop_id=end_of_text,
+    ):
+        tokens.append(token)
+        if (piece := stream.step(tokenizer, token)) is not None:
+            pieces.append(piece)
+            show(piece)
+    show("\n")
+    return {"prompt": arguments.prompt, "text": "".join(pieces), "tokens": tokens}, ""
+
+
+def inspect(arguments: Namespace) -> Answer:
+    from flows.inspection import as_text, describe_run
+
+    path = _find(arguments.path, "runs", "datasets")
+    if (path / "lineage.json").exists():
+        record = describe_run(path)
+    else:
+        from tasks.preprocess.summary import describe
+
+        record = describe(path)
+    return record, as_text(record)
+
+
+def _home() -> Path:
+    return Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")).resolve()
+
+
+def _find(name: str, *kinds: str) -> Path:
+    """A path as given, or the name of something in these folders of home."""
+    candidates = [Path(name), *(_home() / kind / name for kind in kinds)]
+    for path in candidates:
+        if path.is_dir():
+            return path.resolve()
+    raise ConfigError(f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}.")
+
+
+def _prefect_speaks_into(path: Path) -> None:
+    """Prefect leaves the root logger alone where it has a handler of its own, and so keeps off the terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)

@@ -1,0 +1,119 @@
+"""What a person sees of a run: bars on a terminal, plain lines elsewhere, and a closing summary."""
+
+import logging
+import os
+import sys
+import time
+
+LINES_APART = 2.0  # seconds between the plain lines of one stage's progress
+
+
+class PlainHandler(logging.Handler):
+    """One line a record on stderr; of a stage's progress one in `LINES_APART` seconds, and the last."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.next_at: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        progress = getattr(record, "progress", None)
+        if progress is not None and progress["done"] < (progress["total"] or float("inf")):
+            now = time.monotonic()
+            if now < self.next_at.get(record.name, 0.0):
+                return
+            self.next_at[record.name] = now + LINES_APART
+        try:
+            print(line(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+class BarHandler(logging.Handler):
+    """A bar for each stage that reports progress; other records scroll by above."""
+
+    def __init__(self, level: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        super().__init__(logging.DEBUG)
+        self.lines_from = level
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        columns = [
+            TextColumn("{task.fields[stage]:<11}", style="bold"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        ]
+        self.progress = Progress(*columns, console=console)
+        self.bars: dict[str, tuple] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            reported = getattr(record, "progress", None)
+            if reported is not None:
+                self._move(record, reported)
+            elif record.levelno >= self.lines_from:
+                style = "yellow" if record.levelno == logging.WARNING else "red" if record.levelno > logging.WARNING else None
+                self.progress.console.print(line(record), style=style, soft_wrap=True)
+        except Exception:
+            self.handleError(record)
+
+    def _move(self, record: logging.LogRecord, reported: dict) -> None:
+        stage, kind = stage_of(record), (reported["total"], reported["unit"])
+        if self.bars.get(stage, (None, None))[1] != kind:  # another piece of work of the same stage
+            self.progress.start()
+            self.bars[stage] = (self.progress.add_task("", total=reported["total"], stage=stage), kind)
+        bar = self.bars[stage][0]
+        self.progress.update(bar, completed=reported["done"], description=record.getMessage())
+
+    def close(self) -> None:
+        self.progress.stop()
+        super().close()
+
+
+def stage_of(record: logging.LogRecord) -> str:
+    return record.name.removeprefix("infini_llama.").removeprefix("infini_llama")
+
+
+def line(record: logging.LogRecord) -> str:
+    severity = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+    return f"{stage_of(record):<11} {severity}{record.getMessage()}"
+
+
+def attach(quiet: bool, verbose: bool) -> logging.Handler:
+    """Shows the log of all stages on stderr, until `detach`."""
+    level = logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO
+    bars = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
+    handler = BarHandler(level) if bars else PlainHandler(level)
+    logger = logging.getLogger("infini_llama")
+    logger.setLevel(logging.DEBUG if bars else level)
+    logger.propagate = False
+    logger.addHandler(handler)
+    return handler
+
+
+def detach(handler: logging.Handler) -> None:
+    logging.getLogger("infini_llama").removeHandler(handler)
+    handler.close()
+
+
+def summary_text(summary: dict) -> str:
+    """The closing words of a finished run."""
+    bits, entropy = summary["validation_bits_per_token"], summary["unigram_entropy_bits"]
+    paths = summary["paths"]
+    state = "was finished already" if summary.get("already_finished") else "finished"
+    rows = [
+        ("run", f"{summary['run']} {state}: {summary['steps']:,} steps, {summary['tokens']:,} tokens, "
+                f"{summary['tokens_per_second']:,.0f} tokens/s"),
+        ("validation", f"{summary['validation_loss']:.4f} nats a token = {bits:.3f} bits a token; unigram entropy {entropy:.3f} bits "
+                       f"({abs(entropy - bits):.2f} {'below' if bits < entropy else 'ABOVE'} it)"),
+        ("", f"{summary['bits_per_byte']:.3f} bits a byte"),
+        ("checkpoint", summary["checkpoint"]),
+        ("report", paths["report"]),
+        ("loss curve", paths["loss_curve"]),
+        ("sample", ""),
+    ]  # fmt: skip
+    text = "\n".join(f"{name:<11} {value}".rstrip() for name, value in rows)
+    return f"{text}\n{summary['sample']}"

@@ -1,0 +1,40 @@
+"""The same stages without Prefect: nothing to start, the same files, the same policy of retries."""
+
+import time
+
+from configs.schema import PipelineConfig
+from tasks.patch_environment.stage import patch_environment
+from tasks.preprocess.stage import preprocess
+from tasks.train.retries import retries_for
+from tasks.train.stage import train
+from tasks.verify_data.checks import verify
+
+
+def pretrain_directly(config: PipelineConfig) -> dict:
+    """Preprocess, verify-data, patch-environment, train; returns the run's summary."""
+    settings = resolved(config)
+    reference = preprocess(settings["data"], settings["runtime"]["home"])
+    return verify_and_train(settings, reference)
+
+
+def resolved(config: PipelineConfig) -> dict:
+    """The configuration as a dict, with the absolute path of home."""
+    settings = config.model_dump(mode="json")
+    settings["runtime"]["home"] = str(config.runtime.home.resolve())
+    return settings
+
+
+def verify_and_train(settings: dict, reference: dict) -> dict:
+    """The stages behind preprocess; `reference` is what it returned."""
+    home, checks = settings["runtime"]["home"], settings["verify"]
+    verify(reference, home, checks["level"], checks["full_below"])
+    environment = patch_environment(settings, home, settings["runtime"]["name"])
+    retries = retries_for(settings)
+    while True:
+        try:
+            return train(settings, reference, environment)
+        except Exception as error:
+            delay = retries.delay_after(error)
+            if delay is None:
+                raise
+            time.sleep(delay)

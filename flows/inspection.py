@@ -1,0 +1,92 @@
+"""Datasets, runs and reports as tables for people; their JSON is the same record."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+
+def describe_run(path: Path) -> dict:
+    """What a run's folder says: how far it is, its losses, its checkpoints and its attempts."""
+    from tasks.train import checkpoints
+    from tasks.train.run_folder import RunFolder, read_metrics
+
+    run = RunFolder(path)
+    lineage, records = run.read(run.lineage), read_metrics(run)
+    trained = [record for record in records if record["kind"] == "train"]
+    attempts = run.attempts.read_text(encoding="utf-8").splitlines() if run.attempts.exists() else []
+    best = checkpoints.best(run.checkpoints)
+    return {
+        "run": path.name,
+        "finished": run.summary.exists(),
+        "dataset": lineage["dataset"]["path"],
+        "model": lineage["model"],
+        "step": trained[-1]["step"] if trained else 0,
+        "train_loss": trained[-1]["loss"] if trained else None,
+        "validation": [record for record in records if record["kind"] == "validation"],
+        "checkpoints": [
+            {
+                "step": checkpoints.step_of(folder),
+                "validation_loss": checkpoints.read_state(folder)["validation_loss"],
+                "best": folder == best,
+            }
+            for folder in checkpoints.committed(run.checkpoints)
+        ],
+        "attempts": [json.loads(line) for line in attempts],
+        "summary": run.read(run.summary) or None,
+    }
+
+
+def as_text(record: dict) -> str:
+    """A record as text: plain facts first, then a table for each list of records and a block for each nested one."""
+    from rich.console import Console
+
+    target = StringIO()
+    console = Console(file=target, width=140, highlight=False, markup=False, emoji=False, color_system=None)
+    console.print(_facts({key: value for key, value in record.items() if not _nested(value)}))
+    for key, value in record.items():
+        if not _nested(value):
+            continue
+        console.print(f"\n{key}")
+        console.print(_table(value) if isinstance(value, list) else _facts(value))
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip()
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def _facts(record: dict) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in record.items():
+        table.add_row(str(key), _cell(value))
+    return table
+
+
+def _table(records: list[dict]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for record in records:
+        table.add_row(*(_cell(record.get(column)) for column in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, list):
+        return ", ".join(_cell(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_cell(item)}" for key, item in value.items())
+    return str(value)

@@ -1,0 +1,180 @@
+"""Where flow runs are recorded: the Prefect API that the user has, or an embedded one that lives and dies with this process.
+
+Prefect's own temporary server outlives a `kill -9` of its flow and speaks on the user's terminal. This one is the same
+program, started in a session of its own, ended by the kernel with its parent, and writing into a file.
+"""
+
+import contextlib
+import http.client
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import PipelineError
+from tasks.artifacts import Lock
+
+HEALTHY_WITHIN = 180.0
+EXEC_WRAPPER = Path(__file__).parents[1] / "tasks" / "train" / "exec_wrapper.py"
+log = logging.getLogger("infini_llama.prefect")
+
+# For this process and the server; what the user has set stays.
+CLIENT = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(HEALTHY_WITHIN)),
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+# For the server only: no UI, no catalogue of blocks (a second of a first start), and no memo that it was written.
+SERVER = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+    "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
+
+
+@contextlib.contextmanager
+def prefect_api(home: Path) -> Iterator[None]:
+    """Inside, flows can be called: PREFECT_API_URL leads to a server that answers.
+
+    Args:
+        home: the project's home; Prefect's own files go to home/prefect where the user has no Prefect home.
+
+    Raises:
+        PipelineError: the embedded server did not come up.
+    """
+    for name, value in CLIENT.items():
+        os.environ.setdefault(name, value)
+    folder = _prefect_home(home)
+    if _has_api_url(folder):
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    records = home / "prefect" / "server.log"
+    records.parent.mkdir(parents=True, exist_ok=True)
+    server = None
+    try:
+        with Lock(folder / "embedded-server.lock", wait=HEALTHY_WITHIN):  # two first starts would create the tables twice
+            server, port = _start(records)
+            os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+            _bypass_proxy("127.0.0.1")
+            _import_client()  # takes a second that the server needs anyway
+            _wait_until_healthy(server, port, records)
+        yield
+    finally:
+        os.environ.pop("PREFECT_API_URL", None)
+        if server is not None:
+            if server.poll() is None:
+                _drain_client()
+            _stop(server)
+
+
+def _prefect_home(home: Path) -> Path:
+    """Prefect's home: the user's if there is one, else the project's own."""
+    if "PREFECT_HOME" not in os.environ and not (Path.home() / ".prefect" / "profiles.toml").exists():
+        os.environ["PREFECT_HOME"] = str((home / "prefect").resolve())
+    return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect")).expanduser()
+
+
+def _has_api_url(prefect_home: Path) -> bool:
+    """Whether environment, profile or a project file names an API; Prefect, slow to import, is asked only if one could."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", prefect_home / "profiles.toml"))
+    speaks_of_prefect = {profiles: "", Path("prefect.toml"): "", Path(".env"): "PREFECT_", Path("pyproject.toml"): "[tool.prefect"}
+    for path, mark in speaks_of_prefect.items():
+        if path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace"):
+            from prefect.settings import get_current_settings
+
+            return get_current_settings().api.url is not None
+    return False
+
+
+def _start(records: Path) -> tuple[subprocess.Popen, int]:
+    """The command of Prefect's SubprocessASGIServer, behind the wrapper that ties it to this process."""
+    spec = importlib.util.find_spec("prefect")
+    if spec is None or spec.origin is None:
+        raise PipelineError("prefect is not installed; install it, or use --direct.")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(EXEC_WRAPPER), "SIGKILL", str(os.getpid()), sys.executable, "-m", "uvicorn"]
+    command += ["--app-dir", str(Path(spec.origin).parents[1]), "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
+    with records.open("ab") as log_file:
+        server = subprocess.Popen(
+            command,
+            env=os.environ | SERVER,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
+        )
+    return server, port
+
+
+def _bypass_proxy(host: str) -> None:
+    """Keeps a proxy of the environment out of the way to this machine itself."""
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [entry for entry in os.environ.get(name, "").split(",") if entry]
+        if host not in hosts:
+            os.environ[name] = ",".join([*hosts, host])
+
+
+def _import_client() -> None:
+    import prefect.main  # noqa: F401
+    from prefect.context import refresh_global_settings_context
+
+    refresh_global_settings_context()  # for a process that had imported Prefect before the URL was known
+
+
+def _wait_until_healthy(server: subprocess.Popen, port: int, records: Path) -> None:
+    deadline = time.monotonic() + HEALTHY_WITHIN
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise PipelineError(
+                f"the embedded Prefect server ended with code {server.returncode}; its log is {records}. Try again, or use --direct."
+            )
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/api/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:  # not listening yet
+            pass
+        finally:
+            connection.close()
+        time.sleep(0.05)
+    raise PipelineError(
+        f"the embedded Prefect server did not answer within {HEALTHY_WITHIN:.0f} s; its log is {records}. Try again, or use --direct."
+    )
+
+
+def _drain_client() -> None:
+    """Sends what the client still holds: the last log lines and the events that carry the last task states."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=10)
+
+
+def _stop(server: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    try:
+        server.wait(10)
+    except subprocess.TimeoutExpired:
+        log.debug("the embedded Prefect server did not stop within 10 s and is killed")
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()

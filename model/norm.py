@@ -1,0 +1,18 @@
+"""Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    """y = weight * x / sqrt(mean(x^2) + eps), the mean in at least fp32; x is [..., size]."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        return F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype) * self.weight

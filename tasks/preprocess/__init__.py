@@ -1,0 +1,1 @@
+"""Raw text to a dataset artifact: a token stream and row tables over it, both persisted, checksummed and named by key."""

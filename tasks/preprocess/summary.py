@@ -1,0 +1,59 @@
+"""What a dataset holds, for people: counts, lengths, and rows decoded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from tasks.artifacts import read_manifest
+from tasks.preprocess.reader import TokenReader, map_list
+
+SAMPLES = 3
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Facts of the dataset in folder `path`: source, splits, document lengths, row tables, and the first rows as text.
+
+    Raises:
+        Damaged: the folder is no complete dataset.
+    """
+    manifest = read_manifest(path, "dataset")
+    content, meta = manifest["content"], manifest["meta"]
+    tables = sorted((path / "chunks").glob("[!.]*")) if (path / "chunks").exists() else []
+    return {
+        "path": str(path),
+        "digest": manifest["digest"],
+        "created": manifest["created"],
+        "source": meta["source"],
+        "licence": meta["licence"],
+        "vocab_size": content["vocab_size"],
+        "dtype": content["dtype"],
+        "bytes_on_disk": sum(file["size"] for file in manifest["files"].values()),
+        "splits": {split: _split(path, content[split]) for split in ("train", "validation")},
+        "chunks": {table.name: read_manifest(table, "chunks")["content"] for table in tables},
+        "samples": _samples(path, tables[0].name) if tables else [],
+    }
+
+
+def _split(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    lengths = np.concatenate([np.diff(map_list(path / shard["file"])[0]) for shard in facts["shards"]])
+    quartiles = {
+        name: int(np.quantile(lengths, share)) for name, share in (("p5", 0.05), ("median", 0.5), ("p95", 0.95))
+    }
+    return {
+        "documents": facts["documents"],
+        "tokens": facts["tokens"],
+        "bytes": facts["bytes"],
+        "bytes_per_token": facts["bytes"] / facts["tokens"],
+        "shards": len(facts["shards"]),
+        "unigram_entropy_bits": facts["unigram_entropy_bits"],
+        "document_tokens": {"shortest": facts["shortest_document"], **quartiles, "longest": facts["longest_document"]},
+    }
+
+
+def _samples(path: Path, chunks: str) -> list[str]:
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    reader = TokenReader(path, chunks, "train")
+    rows = np.linspace(0, len(reader) - 1, SAMPLES).astype(np.int64)
+    return [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in reader.gather(rows)]

@@ -1,0 +1,1 @@
+"""Whether a dataset is what its manifest says, before anything is trained on it."""

@@ -1,0 +1,25 @@
+"""verify-data as Prefect tasks: the quick check runs every time, the deep one once for the same bytes and the same checks."""
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.context import TaskRunContext
+
+from tasks.verify_data.checks import VERIFIER_VERSION, verify
+
+
+def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
+    return f"verify-data-v{VERIFIER_VERSION}-{inputs['digest'].replace(':', '-')}"
+
+
+@task(name="verify-data", cache_policy=NO_CACHE, persist_result=False)
+def verify_data(reference: dict, home: str, full_below: int) -> dict:
+    """Manifests, sizes and tokenizer; every checksum too where the dataset is at most `full_below` bytes."""
+    return verify(reference, home, "quick", full_below)
+
+
+@task(name="verify-data-deep", cache_key_fn=_key, persist_result=True, result_serializer="json")
+def verify_data_deep(digest: str, reference: dict, home: str, full_below: int) -> dict:
+    """Every checksum, token and row; `digest` stands for the bytes of both levels, and so names the cached report."""
+    return verify(reference, home, "deep", full_below)
