@@ -38,19 +38,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    every = argparse.ArgumentParser(add_help=False)
+    every = Parser(add_help=False)
     every.add_argument("--json", action="store_true", help="last line on stdout is one JSON object; all else on stderr")
     every.add_argument("--quiet", action="store_true", help="no progress, only warnings and the result")
     every.add_argument("--verbose", action="store_true", help="more lines, and tracebacks of errors")
-    configured = argparse.ArgumentParser(add_help=False)
-    configured.add_argument("config", metavar="CONFIG", help="YAML or JSON file; configs/tiny.yaml and others come along")
+    configured = Parser(add_help=False)
+    configured.add_argument(
+        "config", metavar="CONFIG", help="YAML or JSON file; configs/tiny.yaml and others come along"
+    )
     configured.add_argument("overrides", metavar="key=value", nargs="*", help="for example train.max_steps=500")
 
     parser = Parser(prog="infini-llama", description="Raw text to a trained Llama or Infini-Llama.", epilog=EPILOG,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
 
-    def command(name: str, words: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def command(name: str, words: str, *parents: Parser) -> Parser:
         return commands.add_parser(name, help=words, description=words, parents=[*parents, every])
 
     run = command("run", "the whole pipeline; the same command again carries on", configured)
@@ -69,9 +71,13 @@ def build_parser() -> Parser:
     generate.add_argument("--prompt", required=True, help="text to continue")
     generate.add_argument("--checkpoint", default="latest", help="latest, best or the name of one (default: latest)")
     generate.add_argument("--max-new-tokens", type=_at_least_one, default=128, metavar="N")
-    generate.add_argument("--temperature", type=_not_negative, default=0.8, metavar="T", help="0: always the likeliest token")
+    generate.add_argument(
+        "--temperature", type=_not_negative, default=0.8, metavar="T", help="0: always the likeliest token"
+    )
     generate.add_argument("--top-k", type=_at_least_one, metavar="K", help="choose among the K likeliest tokens")
-    generate.add_argument("--top-p", type=_share, metavar="P", help="choose among the likeliest tokens of this total probability")
+    generate.add_argument(
+        "--top-p", type=_share, metavar="P", help="choose among the likeliest tokens of this total probability"
+    )
     generate.add_argument("--seed", type=int, default=0, metavar="S")
     inspect = command("inspect", "what is in a dataset or a run")
     inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")

@@ -6,10 +6,9 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, DataError
 
 Answer = tuple[dict, str]
-log = logging.getLogger("infini_llama.run")
 
 
 def run(arguments: Namespace) -> Answer:
@@ -47,12 +46,24 @@ def preprocess(arguments: Namespace) -> Answer:
 
 
 def verify(arguments: Namespace) -> Answer:
+    from flows.datasets import references
     from flows.inspection import as_text
     from tasks.verify_data.checks import verify
 
     path = _find(arguments.dataset, "datasets")
-    report = verify(str(path), str(_home()), "deep" if arguments.deep else "quick", sys.maxsize)
-    return report, as_text(report)
+    level, home = "deep" if arguments.deep else "quick", str(_home())
+    reports = {
+        reference["chunks"]: verify(reference, home, level, sys.maxsize) for reference in references(path, _home())
+    }
+    record = {
+        "dataset": str(path),
+        "level": level,
+        "ok": all(report["ok"] for report in reports.values()),
+        "checked_bytes": sum(report["checked_bytes"] for report in reports.values()),
+        "seconds": sum(report["seconds"] for report in reports.values()),
+        "checks": [{"chunks": name} | check for name, report in reports.items() for check in report["checks"]],
+    }
+    return record, as_text(record)
 
 
 def doctor(arguments: Namespace) -> Answer:
@@ -72,23 +83,31 @@ def doctor(arguments: Namespace) -> Answer:
 def train(arguments: Namespace) -> Answer:
     from configs.loading import load_config
     from flows.console import summary_text
+    from flows.datasets import reference_for
     from flows.direct import resolved, verify_and_train
     from tasks.preprocess.stage import lookup
 
     settings = resolved(load_config(arguments.config, arguments.overrides))
-    reference = lookup(settings["data"], settings["runtime"]["home"])
+    if arguments.dataset is not None:
+        reference = reference_for(
+            settings["data"], _find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"])
+        )
+    else:
+        reference = lookup(settings["data"], settings["runtime"]["home"])
     if reference is None:
-        raise ConfigError(
-            f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', or name one with --dataset."
+        raise DataError(
+            f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "
+            "or name one with --dataset."
         )
     summary = verify_and_train(settings, reference)
     return summary, summary_text(summary)
 
 
 def generate(arguments: Namespace) -> Answer:
+    from tokenizers.decoders import DecodeStream
+
     from model.generate import generate
     from tasks.train.load import load_model
-    from tokenizers.decoders import DecodeStream
 
     model, tokenizer = load_model(_find(arguments.run, "runs"), arguments.checkpoint)
     end_of_text = 0
@@ -138,7 +157,9 @@ def _find(name: str, *kinds: str) -> Path:
     for path in candidates:
         if path.is_dir():
             return path.resolve()
-    raise ConfigError(f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}.")
+    raise ConfigError(
+        f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}."
+    )
 
 
 def _prefect_speaks_into(path: Path) -> None:

@@ -55,7 +55,13 @@ class BarHandler(logging.Handler):
             if reported is not None:
                 self._move(record, reported)
             elif record.levelno >= self.lines_from:
-                style = "yellow" if record.levelno == logging.WARNING else "red" if record.levelno > logging.WARNING else None
+                style = (
+                    "yellow"
+                    if record.levelno == logging.WARNING
+                    else "red"
+                    if record.levelno > logging.WARNING
+                    else None
+                )
                 self.progress.console.print(line(record), style=style, soft_wrap=True)
         except Exception:
             self.handleError(record)

@@ -27,7 +27,8 @@ def resolved(config: PipelineConfig) -> dict:
 def verify_and_train(settings: dict, reference: dict) -> dict:
     """The stages behind preprocess; `reference` is what it returned."""
     home, checks = settings["runtime"]["home"], settings["verify"]
-    verify(reference, home, checks["level"], checks["full_below"])
+    report = verify(reference, home, checks["level"], checks["full_below"])
+    reference["verify_on_read"] = report["verify_on_read"]
     environment = patch_environment(settings, home, settings["runtime"]["name"])
     retries = retries_for(settings)
     while True:

@@ -1,5 +1,6 @@
 """The flow: raw text to a trained model, in four stages between which only small dicts travel."""
 
+import logging
 from pathlib import Path
 
 from prefect import flow
@@ -12,6 +13,8 @@ from tasks.preprocess.task import preprocess
 from tasks.train.retries import retries_for
 from tasks.train.task import with_retries
 from tasks.verify_data.task import verify_data, verify_data_deep
+
+log = logging.getLogger("infini_llama.preprocess")
 
 
 @flow(name="pretrain", flow_run_name="{config.runtime.name}", persist_result=False)
@@ -27,10 +30,16 @@ def pretrain(config: PipelineConfig) -> dict:
 
     with api_logs():
         # Prefect would serve a cached reference whose dataset is gone, so the disk is asked first.
-        fresh = preprocess.with_options(result_storage=stored, refresh_cache=lookup(data, home) is None)
-        reference = fresh(plan(data, home)["chunks_key"], data, home)
+        known = lookup(data, home)
+        key = known["chunks"] if known else plan(data, home)["chunks_key"][:12]
+        cached = preprocess.with_options(result_storage=stored, refresh_cache=known is None)
+        state = cached(key, data, home, return_state=True)
+        reference = state.result()
+        if state.name == "Cached":
+            log.info("dataset %s: cached, nothing to do", reference["path"])
 
-        reference |= verify_data(reference, home, full_below)
+        report = verify_data(reference, home, full_below)
+        reference["verify_on_read"] = report["verify_on_read"]
         if config.verify.level == "deep":
             digest = f"{reference['digest']}-{reference['chunks_digest']}"
             verify_data_deep.with_options(result_storage=stored)(digest, reference, home, full_below)

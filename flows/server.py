@@ -63,13 +63,16 @@ def prefect_api(home: Path) -> Iterator[None]:
     records.parent.mkdir(parents=True, exist_ok=True)
     server = None
     try:
-        with Lock(folder / "embedded-server.lock", wait=HEALTHY_WITHIN):  # two first starts would create the tables twice
+        with Lock(
+            folder / "embedded-server.lock", wait=HEALTHY_WITHIN
+        ):  # two first starts would create the tables twice
             server, port = _start(records)
             os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
             _bypass_proxy("127.0.0.1")
-            _import_client()  # takes a second that the server needs anyway
+            client = _client()  # its import takes a second that the server needs anyway
             _wait_until_healthy(server, port, records)
-        yield
+        with client:
+            yield
     finally:
         os.environ.pop("PREFECT_API_URL", None)
         if server is not None:
@@ -90,7 +93,12 @@ def _has_api_url(prefect_home: Path) -> bool:
     if os.environ.get("PREFECT_API_URL"):
         return True
     profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", prefect_home / "profiles.toml"))
-    speaks_of_prefect = {profiles: "", Path("prefect.toml"): "", Path(".env"): "PREFECT_", Path("pyproject.toml"): "[tool.prefect"}
+    speaks_of_prefect = {
+        profiles: "",
+        Path("prefect.toml"): "",
+        Path(".env"): "PREFECT_",
+        Path("pyproject.toml"): "[tool.prefect",
+    }
     for path, mark in speaks_of_prefect.items():
         if path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace"):
             from prefect.settings import get_current_settings
@@ -130,11 +138,14 @@ def _bypass_proxy(host: str) -> None:
             os.environ[name] = ",".join([*hosts, host])
 
 
-def _import_client() -> None:
+def _client() -> contextlib.AbstractContextManager:
+    """Prefect's client for this server: without heartbeats, which nobody watches here and which delay a flow's end by a second."""
     import prefect.main  # noqa: F401
     from prefect.context import refresh_global_settings_context
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     refresh_global_settings_context()  # for a process that had imported Prefect before the URL was known
+    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
 
 
 def _wait_until_healthy(server: subprocess.Popen, port: int, records: Path) -> None:

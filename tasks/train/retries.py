@@ -35,8 +35,8 @@ class Retries:
             return None
         delay = min(self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay))
         log.warning(
-            "training failed: %s Trying again in %g s from step %d (retry %d of %d).",
-            error or type(error).__name__,
+            "training failed: %s; trying again in %g s from step %d (retry %d of %d)",
+            str(error).rstrip(".") if isinstance(error, PipelineError) else repr(error),
             delay,
             step,
             self.failures,

@@ -17,7 +17,7 @@ from tasks.train.report import write_report
 from tasks.train.run_folder import RunFolder, append_attempt, claim, cut_metrics, read_metrics, remove_staging
 
 log = logging.getLogger("infini_llama.train")
-# Attempts of one process count against one retry budget; a command started anew has a new one.
+# Tells the attempts of this process from those of earlier commands.
 INVOCATION = f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"
 
 
@@ -47,7 +47,7 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
             if outcome.kind == "done":
                 return summarize(run, config, reference)
             if outcome.kind == "failed":
-                raise failure(run, outcome, config["runtime"]["retries"])
+                raise failure(outcome)
             log.warning("the workers were asked to stop and %s; carrying on at once", outcome.message)
 
 
@@ -166,21 +166,13 @@ def attempts(run: RunFolder) -> list[dict]:
     return [json.loads(line) for line in run.attempts.read_text(encoding="utf-8").splitlines()]
 
 
-def failure(run: RunFolder, outcome: Outcome, retries: int) -> Exception:
-    """The exception for a failed attempt; it may be retried while the budget, renewed by every new checkpoint, lasts."""
-    if outcome.code == 64:
+def failure(outcome: Outcome) -> Exception:
+    """The exception for a failed attempt; unexpected ends (70) may be tried again, which `retries.py` decides."""
+    if outcome.code == ConfigError.exit_code:
         return ConfigError(outcome.message)
-    if outcome.code == 65:
+    if outcome.code == DataError.exit_code:
         return DataError(outcome.message)
-    mine = [record for record in attempts(run) if record["invocation"] == INVOCATION and record["kind"] == "failed"]
-    stuck_at = mine[-1]["checkpoint_step"]
-    stuck = sum(1 for record in mine if record["checkpoint_step"] == stuck_at)
-    error = TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code == 70 and stuck <= retries)
-    if outcome.code == 70 and not error.retryable and retries:
-        error.args = (
-            f"{outcome.message} This was failure {stuck} since the checkpoint of step {stuck_at}; not tried again.",
-        )
-    return error
+    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code == TrainFailed.exit_code)
 
 
 def summarize(run: RunFolder, config: dict, reference: dict) -> dict:

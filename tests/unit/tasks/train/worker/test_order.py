@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasks.train.worker.order import permute, sample_rows
 
 seeds = st.integers(0, 2**63 - 1)

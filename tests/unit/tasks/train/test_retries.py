@@ -1,0 +1,48 @@
+"""Who is tried again, how often, and after how long."""
+
+import pytest
+
+from configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
+from tasks.train.retries import LONGEST_DELAY, Retries
+
+
+def policy(limit=3, first_delay=5.0, steps=(0,)):
+    """A policy that sees the newest checkpoint at these steps, one after the other, the last one for ever."""
+    remaining = list(steps)
+    return Retries(limit, first_delay, lambda: remaining.pop(0) if len(remaining) > 1 else remaining[0])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("x"), DataError("x"), Preempted("x"), PipelineError("lock held"), TrainFailed("x", retryable=False),
+        KeyboardInterrupt(), SystemExit(1),
+    ],
+)  # fmt: skip
+def test_not_tried_again(error):
+    assert policy().delay_after(error) is None
+
+
+@pytest.mark.parametrize("error", [TrainFailed("rank 1 died"), ValueError("unexpected"), OSError(5, "I/O error")])
+def test_tried_again(error):
+    assert policy().delay_after(error) == 5.0
+
+
+def test_delays_double_until_the_budget_at_one_step_is_spent():
+    retries = policy(limit=3)
+    assert [retries.delay_after(TrainFailed("x")) for _ in range(5)] == [5.0, 10.0, 20.0, None, None]
+
+
+def test_a_newer_checkpoint_renews_the_budget_and_the_delay():
+    retries = policy(limit=1, steps=(0, 100, 200, 200))
+    assert [retries.delay_after(TrainFailed("x")) for _ in range(4)] == [5.0, 5.0, 5.0, None]
+
+
+def test_no_retries():
+    assert policy(limit=0).delay_after(TrainFailed("x")) is None
+
+
+def test_delay_is_bounded_unless_asked_for_more():
+    retries = policy(limit=100)
+    assert max(retries.delay_after(TrainFailed("x")) or 0 for _ in range(100)) == LONGEST_DELAY
+    assert policy(first_delay=2 * LONGEST_DELAY).delay_after(TrainFailed("x")) == 2 * LONGEST_DELAY
