@@ -182,7 +182,7 @@ def _sentence(error: Any) -> str:
     if error["type"] == "value_error":
         text = str(error["ctx"]["error"])
         return f"{key}: {text}" if key else text
-    text = SENTENCES.get(error["type"], error["msg"])
+    text = str(SENTENCES.get(error["type"], error["msg"]))
     if error["type"] == "literal_error" and location and str(error["loc"][-1]) != location[-1]:
         text = ALSO.removeprefix(": ") + "{expected}"
     return f"{key}: {text.format(**error.get('ctx', {}))}, not {_shown(error['input'])}"

@@ -21,10 +21,12 @@ class TokenizerConfig(Section):
     """The byte-level BPE tokenizer that preprocess trains on the training documents."""
 
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = Field(
-        4096, title="Vocabulary size", description="Tokens to learn, the 256 bytes and the end-of-text token included."
+        default=4096,
+        title="Vocabulary size",
+        description="Tokens to learn, the 256 bytes and the end-of-text token included.",
     )
     min_frequency: Annotated[int, Field(ge=1)] = Field(
-        2, title="Minimum frequency", description="A pair of tokens must occur this often to be merged."
+        default=2, title="Minimum frequency", description="A pair of tokens must occur this often to be merged."
     )
 
 
@@ -32,7 +34,7 @@ class DataConfig(Section):
     """Which text is read and how it becomes rows of tokens."""
 
     source: Literal["files", "python-stdlib"] = Field(
-        "files",
+        default="files",
         title="Source",
         description="'files' reads the paths of data.files; 'python-stdlib' reads the .py files of the running Python's own "
         "standard library: real text on every machine without a download.",
@@ -43,25 +45,29 @@ class DataConfig(Section):
         description="Paths or globs (** for any depth) of UTF-8 text files, one document a file; relative to the working directory.",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.05, title="Validation fraction", description="Share of documents held out, chosen by a hash of their content."
+        default=0.05,
+        title="Validation fraction",
+        description="Share of documents held out, chosen by a hash of their content.",
     )
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
-        256, title="Sequence length", description="Tokens the model sees in one row."
+        default=256, title="Sequence length", description="Tokens the model sees in one row."
     )
     strategy: Literal["concat"] = Field(
-        "concat", title="Chunking", description="'concat': documents joined by the end-of-text token and cut into rows."
+        default="concat",
+        title="Chunking",
+        description="'concat': documents joined by the end-of-text token and cut into rows.",
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
     )
     shard_size: ByteSize = Field(
-        ByteSize(256 * 1024**2),
+        default=ByteSize(256 * 1024**2),
         title="Shard size",
         description="Upper bound of one token shard, for example 256MiB.",
         ge=1024,
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
-        "auto",
+        default="auto",
         title="Chunking device",
         description="Where the row table is computed: auto (a GPU where there is one), cpu, cuda or cuda:K; the bytes are the same.",
     )
@@ -71,12 +77,12 @@ class VerifyConfig(Section):
     """How much of the dataset is checked before training."""
 
     level: Literal["quick", "deep"] = Field(
-        "quick",
+        default="quick",
         title="Level",
         description="'quick' checks manifest, sizes and tokenizer; 'deep' also reads every token and decodes samples.",
     )
     full_below: ByteSize = Field(
-        ByteSize(20_000_000_000),
+        default=ByteSize(20_000_000_000),
         title="Full checksums below",
         description="A dataset up to this size has every checksum checked before training; a larger one at each shard's first read.",
         ge=0,
@@ -87,40 +93,42 @@ class ModelConfig(Section):
     """The architecture, in the field names of Hugging Face's LlamaConfig."""
 
     hidden_size: Annotated[int, Field(ge=1)] = Field(
-        256, title="Hidden size", description="Width of the residual stream."
+        default=256, title="Hidden size", description="Width of the residual stream."
     )
     intermediate_size: Annotated[int, Field(ge=1)] = Field(
-        768, title="Intermediate size", description="Inner width of the SwiGLU feed-forward block."
+        default=768, title="Intermediate size", description="Inner width of the SwiGLU feed-forward block."
     )
-    num_hidden_layers: Annotated[int, Field(ge=1)] = Field(4, title="Layers", description="Number of decoder blocks.")
+    num_hidden_layers: Annotated[int, Field(ge=1)] = Field(
+        default=4, title="Layers", description="Number of decoder blocks."
+    )
     num_attention_heads: Annotated[int, Field(ge=1)] = Field(
-        4, title="Attention heads", description="Query heads; must divide hidden_size."
+        default=4, title="Attention heads", description="Query heads; must divide hidden_size."
     )
     num_key_value_heads: Annotated[int, Field(ge=1)] | None = Field(
-        None,
+        default=None,
         title="Key-value heads",
         description="Heads of keys and values (GQA); must divide the attention heads. Default: as many.",
     )
     rope_theta: Annotated[float, Field(gt=0)] = Field(
-        10_000.0, title="RoPE theta", description="Base of the rotary frequencies."
+        default=10_000.0, title="RoPE theta", description="Base of the rotary frequencies."
     )
     rms_norm_eps: Annotated[float, Field(gt=0)] = Field(
-        1e-5, title="RMSNorm epsilon", description="Added to the mean square."
+        default=1e-5, title="RMSNorm epsilon", description="Added to the mean square."
     )
     initializer_range: Annotated[float, Field(gt=0)] = Field(
-        0.02, title="Initializer range", description="Standard deviation of the initial weights."
+        default=0.02, title="Initializer range", description="Standard deviation of the initial weights."
     )
     tie_word_embeddings: bool = Field(
-        True, title="Tie embeddings", description="Use the input embedding as the output head's weight."
+        default=True, title="Tie embeddings", description="Use the input embedding as the output head's weight."
     )
     attention: Literal["softmax", "infini"] = Field(
-        "softmax",
+        default="softmax",
         title="Attention",
         description="'softmax': causal attention over the row; 'infini': attention inside segments plus a compressive memory "
         "(Munkhdalai et al. 2024, arXiv 2404.07143).",
     )
     segment_length: Annotated[int, Field(ge=1)] = Field(
-        64, title="Segment length", description="Tokens of local attention in one segment (attention: infini)."
+        default=64, title="Segment length", description="Tokens of local attention in one segment (attention: infini)."
     )
 
     @model_validator(mode="after")
@@ -146,70 +154,80 @@ class TrainingConfig(Section):
     """How the model is trained. Batches: accumulation is derived as global / (micro x processes) and must be whole."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        1234, title="Seed", description="Decides initial weights and the order of samples."
+        default=1234, title="Seed", description="Decides initial weights and the order of samples."
     )
-    max_steps: Annotated[int, Field(ge=1)] = Field(1000, title="Steps", description="Optimizer steps of the whole run.")
+    max_steps: Annotated[int, Field(ge=1)] = Field(
+        default=1000, title="Steps", description="Optimizer steps of the whole run."
+    )
     global_batch_size: Annotated[int, Field(ge=1)] = Field(
-        32, title="Global batch", description="Sequences of one optimizer step, over all processes."
+        default=32, title="Global batch", description="Sequences of one optimizer step, over all processes."
     )
     micro_batch_size: Annotated[int, Field(ge=1)] = Field(
-        8, title="Micro-batch", description="Sequences of one forward pass of one process."
+        default=8, title="Micro-batch", description="Sequences of one forward pass of one process."
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        1e-3, title="Learning rate", description="Peak rate, after the warm-up."
+        default=1e-3, title="Learning rate", description="Peak rate, after the warm-up."
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, title="Final rate", description="The cosine ends at this share of the peak rate."
+        default=0.1, title="Final rate", description="The cosine ends at this share of the peak rate."
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
-        100, title="Warm-up steps", description="Steps of linear warm-up from zero; must be fewer than max_steps."
+        default=100,
+        title="Warm-up steps",
+        description="Steps of linear warm-up from zero; must be fewer than max_steps.",
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.1, title="Weight decay", description="AdamW's decay of matrices; norms, embeddings and gates have none."
+        default=0.1,
+        title="Weight decay",
+        description="AdamW's decay of matrices; norms, embeddings and gates have none.",
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, title="Adam beta 1", description="Decay of the first moment."
+        default=0.9, title="Adam beta 1", description="Decay of the first moment."
     )
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.95, title="Adam beta 2", description="Decay of the second moment."
+        default=0.95, title="Adam beta 2", description="Decay of the second moment."
     )
     adam_epsilon: Annotated[float, Field(gt=0)] = Field(
-        1e-8, title="Adam epsilon", description="Added to the denominator."
+        default=1e-8, title="Adam epsilon", description="Added to the denominator."
     )
     gate_learning_rate: Annotated[float, Field(gt=0)] = Field(
-        0.01,
+        default=0.01,
         title="Gate learning rate",
         description="Peak rate of Infini-attention's gates, an optimizer group of their own without weight decay; same schedule.",
     )
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        1.0, title="Clip norm", description="Gradients are scaled down to this norm."
+        default=1.0, title="Clip norm", description="Gradients are scaled down to this norm."
     )
     eval_every: Annotated[int, Field(ge=1)] = Field(
-        100, title="Evaluate every", description="Steps between validation losses."
+        default=100, title="Evaluate every", description="Steps between validation losses."
     )
     eval_sequences: Annotated[int, Field(ge=1)] = Field(
-        64,
+        default=64,
         title="Evaluation sequences",
         description="Validation rows per evaluation, the same ones each time; fewer if there are fewer.",
     )
-    save_every: Annotated[int, Field(ge=1)] = Field(200, title="Save every", description="Steps between checkpoints.")
+    save_every: Annotated[int, Field(ge=1)] = Field(
+        default=200, title="Save every", description="Steps between checkpoints."
+    )
     save_total_limit: Annotated[int, Field(ge=2)] = Field(
-        3,
+        default=3,
         title="Checkpoints kept",
         description="Newest checkpoints kept beside the best one; at least 2, so a damaged one has a predecessor.",
     )
     log_every: Annotated[int, Field(ge=1)] = Field(
-        10,
+        default=10,
         title="Log every",
         description="Steps between lines on the console and in TensorBoard; metrics.jsonl has every step.",
     )
     sample_prompt: str = Field(
-        "def ",
+        default="def ",
         title="Sample prompt",
         description="Text that the finished model continues, as a first look at it.",
         min_length=1,
     )
-    sample_tokens: Annotated[int, Field(ge=1)] = Field(128, title="Sample length", description="Tokens of that sample.")
+    sample_tokens: Annotated[int, Field(ge=1)] = Field(
+        default=128, title="Sample length", description="Tokens of that sample."
+    )
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> TrainingConfig:
@@ -222,24 +240,28 @@ class EnvironmentConfig(Section):
     """What the workers run on. 'auto' is decided by patch-environment and pinned by the run; anything else is taken or refused."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", title="Device", description="auto: GPUs where they work, else the CPU."
+        default="auto", title="Device", description="auto: GPUs where they work, else the CPU."
     )
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", title="Processes", description="torchrun workers on this machine; auto: one a GPU, or one on a CPU."
+        default="auto",
+        title="Processes",
+        description="torchrun workers on this machine; auto: one a GPU, or one on a CPU.",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto",
+        default="auto",
         title="Precision",
         description="fp32, or bf16 autocast over fp32 weights; auto: bf16 on GPUs that have it, else fp32.",
     )
     attention_backend: Literal["auto", "sdpa"] = Field(
-        "auto", title="Attention backend", description="The function that computes softmax attention."
+        default="auto", title="Attention backend", description="The function that computes softmax attention."
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", title="Threads", description="CPU threads of each worker; auto: the usable cores over the processes."
+        default="auto",
+        title="Threads",
+        description="CPU threads of each worker; auto: the usable cores over the processes.",
     )
     distributed_backend: Literal["auto", "gloo", "nccl"] = Field(
-        "auto", title="Communication backend", description="auto: nccl on GPUs, gloo on CPUs."
+        default="auto", title="Communication backend", description="auto: nccl on GPUs, gloo on CPUs."
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
@@ -252,7 +274,7 @@ class RuntimeConfig(Section):
     """The run's name and what happens around it."""
 
     name: Annotated[str, Field(pattern=RUN_NAME)] = Field(
-        "run", title="Run name", description="Folder under runs/; the same name carries on the same run."
+        default="run", title="Run name", description="Folder under runs/; the same name carries on the same run."
     )
     home: Path = Field(
         default_factory=lambda: Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")),
@@ -260,22 +282,22 @@ class RuntimeConfig(Section):
         description="Folder of datasets and runs; default $INFINI_LLAMA_HOME, else ./workspace.",
     )
     resume: str = Field(
-        "auto",
+        default="auto",
         title="Resume",
         description="auto: newest good checkpoint, else start; must: refuse to start anew; never: refuse a folder with checkpoints; "
         "best: the best checkpoint; or the path of a checkpoint.",
         min_length=1,
     )
     retries: Annotated[int, Field(ge=0, le=100)] = Field(
-        3,
+        default=3,
         title="Retries",
         description="Restarts of failed training without progress; the budget is renewed by every new checkpoint.",
     )
     retry_delay: Annotated[float, Field(ge=0)] = Field(
-        5.0, title="Retry delay", description="Seconds before the first retry; doubled for each further one."
+        default=5.0, title="Retry delay", description="Seconds before the first retry; doubled for each further one."
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = Field(
-        25.0,
+        default=25.0,
         title="Grace period",
         description="Seconds that workers have to save a checkpoint when the run is asked to stop.",
     )

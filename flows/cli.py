@@ -46,7 +46,9 @@ def build_parser() -> Parser:
     configured.add_argument(
         "config", metavar="CONFIG", help="YAML or JSON file; configs/tiny.yaml and others come along"
     )
-    configured.add_argument("overrides", metavar="key=value", nargs="*", help="for example train.max_steps=500")
+    configured.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="for example train.max_steps=500"
+    )
 
     parser = Parser(prog="infini-llama", description="Raw text to a trained Llama or Infini-Llama.", epilog=EPILOG,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -63,7 +65,7 @@ def build_parser() -> Parser:
     verify.add_argument("--deep", action="store_true", help="every checksum, token and row, and decoded samples")
     doctor = command("doctor", "what this machine can do, and what a run would use")
     doctor.add_argument("config", metavar="CONFIG", nargs="?", help="check what this configuration asks for")
-    doctor.add_argument("overrides", metavar="key=value", nargs="*")
+    doctor.add_argument("overrides", metavar="key=value", nargs="*", default=[])
     train = command("train", "train on a dataset that preprocess has built", configured)
     train.add_argument("--dataset", metavar="D", help="path or name of the dataset; default: the configuration's own")
     generate = command("generate", "let a trained model write")
@@ -110,7 +112,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest:
-        parsed.overrides += rest
+        parsed.overrides = [*parsed.overrides, *rest]
     return parsed
 
 
@@ -122,8 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
             from flows import commands
 
             record, text = getattr(commands, parsed.command)(parsed)
-            code = record.pop("exit_code", 0)
         _say(text, parsed, record)
+        code = 0
     except SystemExit:
         raise
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
@@ -153,7 +155,7 @@ def _console(parsed: argparse.Namespace) -> Iterator[None]:
 
 
 def _say(text: str, parsed: argparse.Namespace, record: dict) -> None:
-    if text:
+    if text and not (parsed.json and parsed.quiet):
         print(text, file=sys.stderr if parsed.json else sys.stdout, flush=True)
     if parsed.json:
         print(json.dumps(record), flush=True)

@@ -70,14 +70,15 @@ def doctor(arguments: Namespace) -> Answer:
     from flows.inspection import as_text
     from tasks.patch_environment.stage import doctor
 
-    config = None
+    config, home = None, str(_home())
     if arguments.config is not None:
         from configs.loading import load_config
         from flows.direct import resolved
 
         config = resolved(load_config(arguments.config, arguments.overrides))
-    report = doctor(config)
-    return report, as_text(report)
+        home = config["runtime"]["home"]
+    report = doctor(config, home)
+    return report, as_text({key: value for key, value in report.items() if value is not None})
 
 
 def train(arguments: Namespace) -> Answer:
@@ -104,12 +105,13 @@ def train(arguments: Namespace) -> Answer:
 
 
 def generate(arguments: Namespace) -> Answer:
+    run = _find(arguments.run, "runs")  # before the imports, which take seconds
     from tokenizers.decoders import DecodeStream
 
     from model.generate import generate
     from tasks.train.load import load_model
 
-    model, tokenizer = load_model(_find(arguments.run, "runs"), arguments.checkpoint)
+    model, tokenizer = load_model(run, arguments.checkpoint)
     end_of_text = 0
     prompt = tokenizer.encode(arguments.prompt, add_special_tokens=False).ids or [end_of_text]
     stream = DecodeStream(skip_special_tokens=True)

@@ -1,6 +1,7 @@
 """Datasets, runs and reports as tables for people; their JSON is the same record."""
 
 import json
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def describe_run(path: Path) -> dict:
 
 
 def as_text(record: dict) -> str:
-    """A record as text: plain facts first, then a table for each list of records and a block for each nested one."""
+    """A record as text: plain facts first, then a table for each collection of records and a block for longer texts."""
     from rich.console import Console
 
     target = StringIO()
@@ -48,12 +49,29 @@ def as_text(record: dict) -> str:
         if not _nested(value):
             continue
         console.print(f"\n{key}")
-        console.print(_table(value) if isinstance(value, list) else _facts(value))
+        if isinstance(value, dict):
+            console.print(
+                _table([{"": name} | facts for name, facts in value.items()])
+                if _all_dicts(value.values())
+                else _facts(value)
+            )
+        elif _all_dicts(value):
+            console.print(_table(value))
+        else:
+            for text in value:
+                console.rule(style="none")
+                console.print(text)
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip()
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, dict) or "\n" in str(item) for item in value)
+    )
+
+
+def _all_dicts(values: Iterable) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _facts(record: dict) -> Any:
@@ -86,7 +104,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, list):
-        return ", ".join(_cell(item) for item in value)
+        return ", ".join(_cell(item) for item in value) or "nothing"
     if isinstance(value, dict):
         return ", ".join(f"{key}={_cell(item)}" for key, item in value.items())
     return str(value)

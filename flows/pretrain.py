@@ -36,7 +36,7 @@ def pretrain(config: PipelineConfig) -> dict:
         state = cached(key, data, home, return_state=True)
         reference = state.result()
         if state.name == "Cached":
-            log.info("dataset %s: cached, nothing to do", reference["path"])
+            log.info("dataset %s: cached, nothing to do", Path(reference["path"]).name)
 
         report = verify_data(reference, home, full_below)
         reference["verify_on_read"] = report["verify_on_read"]

@@ -5,37 +5,41 @@ without a valid manifest does not exist for a reader; a folder with one is whole
 """
 
 import errno
-import fcntl
 import json
 import os
 import secrets
 import shutil
-import socket
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 from blake3 import blake3
 
 from configs.errors import DataError, PipelineError
+from tasks.locks import Busy as Busy
+from tasks.locks import Lock as Lock
 
 MANIFEST = "manifest.json"
 FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 1}
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
+USERS_CACHE = (
+    "cache-*.arrow"  # what `datasets` leaves beside the shards when a user maps over them; nothing reads it here
+)
+FIELDS = {"kind", "format_version", "files", "content", "digest", "created", "meta", "self_checksum"}
 
 
 class Damaged(DataError):
     """An artifact is not what its manifest says; the message names the file and the fault."""
 
 
-class Busy(PipelineError):
-    """Somebody else holds the lock; the message says who."""
-
-
 def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _serialized(manifest: dict) -> bytes:
+    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
 
 
 def checksum_of(value: Any) -> str:
@@ -59,9 +63,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Replaces `path` with `text` as a whole: a reader sees the old content or the new, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = _temporary(path)
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -75,12 +87,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 def staging(target: Path) -> Path:
     """A fresh empty folder beside `target`, under a name that no reader looks at."""
-    folder = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    folder = _temporary(target)
     folder.mkdir(parents=True)
     return folder
 
 
 def _files_below(folder: Path) -> list[Path]:
+    """Every file and link of an artifact, relative to it, without those of the artifacts nested in it."""
     found = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
@@ -114,16 +127,15 @@ def commit(
     proven = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
     manifest = proven | {
         "digest": checksum_of(proven),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": _now(),
         "meta": meta,
     }
     manifest["self_checksum"] = checksum_of(manifest)
-    with (staged / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1, ensure_ascii=False)
+    (staged / MANIFEST).write_bytes(_serialized(manifest))
     for relative in [*files, MANIFEST]:
         _sync(staged / relative)
-    for folder in sorted({(staged / relative).parent for relative in [*files, MANIFEST]}):
-        _sync(folder)
+    for folder, _, _ in os.walk(staged, topdown=False):
+        _sync(Path(folder))
     try:
         staged.rename(target)  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
@@ -143,17 +155,19 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
         Damaged: there is none, or it is not whole, of another kind, of an unknown format, or names files outside the folder.
     """
     file = path / MANIFEST
+    if not os.path.lexists(file):
+        raise Damaged(f"{path} has no {MANIFEST}, so it was never finished.")
+    with _readable(file):
+        text = file.read_bytes()
     try:
-        manifest = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise Damaged(f"{path} has no {MANIFEST}, so it was never finished.") from None
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{file} cannot be read: {error}.") from None
-    if not isinstance(manifest, dict) or "self_checksum" not in manifest:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged(f"{file} is not JSON.") from None
+    if not isinstance(manifest, dict) or manifest.keys() != FIELDS:
         raise Damaged(f"{file} is not a manifest.")
-    if manifest["self_checksum"] != checksum_of(
-        {key: value for key, value in manifest.items() if key != "self_checksum"}
-    ):
+    own = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
+    # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
+    if manifest["self_checksum"] != own or _serialized(manifest) != text:
         raise Damaged(f"{file} does not match its own checksum.")
     if manifest["kind"] != kind:
         raise Damaged(f"{path} is a {manifest['kind']}, not a {kind}.")
@@ -179,14 +193,29 @@ def check(path: Path, kind: str, checksums: bool) -> dict[str, Any]:
         file = path / name
         if file.is_symlink() or not file.is_file():
             raise Damaged(f"{file} is missing.")
-        if (size := file.stat().st_size) != expected["size"]:
+        with _readable(file):
+            size = file.stat().st_size
+            found = file_checksum(file) if checksums and size == expected["size"] else expected["checksum"]
+        if size != expected["size"]:
             raise Damaged(f"{file} has {size} bytes; its manifest says {expected['size']}.")
-        if checksums and file_checksum(file) != expected["checksum"]:
+        if found != expected["checksum"]:
             raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
     for relative in _files_below(path):
-        if relative.as_posix() not in manifest["files"] and relative.as_posix() != MANIFEST:
+        known = relative.as_posix() in manifest["files"] or relative.as_posix() == MANIFEST
+        if not known and not relative.match(USERS_CACHE):
             raise Damaged(f"{path / relative} is not in the manifest.")
     return manifest
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """A file that the disk cannot give is damaged; one that the machine cannot open just now (limits, permissions) is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise Damaged(f"{file} cannot be read ({error.strerror}).") from None
 
 
 def is_complete(path: Path, kind: str) -> bool:
@@ -200,7 +229,7 @@ def is_complete(path: Path, kind: str) -> bool:
 
 def set_pointer(folder: Path, name: str, target_name: str) -> None:
     """Makes `folder/name` a relative link to `target_name`, replaced as a whole. For people: programs scan."""
-    temporary = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    temporary = _temporary(folder / name)
     temporary.symlink_to(target_name)
     temporary.replace(folder / name)
 
@@ -217,51 +246,6 @@ def move_aside(path: Path) -> Path:
 
 def remove(path: Path) -> None:
     """Deletes an artifact under a name that no reader looks at: a half-deleted one is never seen."""
-    trash = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    trash = _temporary(path)
     path.rename(trash)
     shutil.rmtree(trash)
-
-
-class Lock:
-    """An exclusive `flock` on a file, freed by the kernel when the last process that holds its descriptor ends.
-
-    Args:
-        path: created where it does not exist; never deleted.
-        wait: seconds to wait for another holder.
-
-    Raises:
-        Busy: on entering, when another process still holds it; names host and process.
-    """
-
-    def __init__(self, path: Path, wait: float = 0.0) -> None:
-        self.path, self.wait = path, wait
-
-    def __enter__(self) -> "Lock":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + self.wait
-        while True:
-            try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    holder = os.pread(self.fd, 4096, 0).decode(errors="replace").strip() or "an unknown process"
-                    os.close(self.fd)
-                    raise Busy(
-                        f"{self.path} is held by another process: {holder}. Wait until it ends, or stop it, and run the same command again."
-                    ) from None
-                time.sleep(0.1)
-        record = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        os.ftruncate(self.fd, 0)
-        os.pwrite(self.fd, json.dumps(record).encode(), 0)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self.fd)

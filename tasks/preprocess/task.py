@@ -29,5 +29,5 @@ def _may_pass(task: Any, run: Any, state: Any) -> bool:
     retry_condition_fn=_may_pass,
 )
 def preprocess(key: str, data: dict, home: str) -> dict:
-    """Builds what is missing of the dataset; `key` (of the row table, in `stage.plan`) decides the content, and so names the cached result."""
+    """Builds what is missing of the dataset; `key` (of `stage.plan`) decides its content and names the cached result."""
     return stage.preprocess(data, home)

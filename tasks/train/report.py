@@ -62,11 +62,18 @@ def draw_losses(records: list[dict], unigram_entropy_bits: float, target: Path) 
 
     bits = 1.4426950408889634
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    for kind, style in (("train", {"linewidth": 0.8, "alpha": 0.7}), ("validation", {"marker": "o", "markersize": 4})):
-        chosen = [record for record in records if record["kind"] == kind]
-        axes.plot(
-            [record["step"] for record in chosen], [record["loss"] * bits for record in chosen], label=kind, **style
-        )
+    trained = [record for record in records if record["kind"] == "train"]
+    validated = [record for record in records if record["kind"] == "validation"]
+    axes.plot(
+        [r["step"] for r in trained], [r["loss"] * bits for r in trained], label="train", linewidth=0.8, alpha=0.7
+    )
+    axes.plot(
+        [r["step"] for r in validated],
+        [r["loss"] * bits for r in validated],
+        label="validation",
+        marker="o",
+        markersize=4,
+    )
     axes.axhline(unigram_entropy_bits, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
     axes.set(xlabel="step", ylabel="bits a token")
     axes.grid(alpha=0.3)

@@ -87,11 +87,20 @@ class Laboratory:
     def run_dir(self, name: str) -> Path:
         return self.home / "runs" / name
 
-    def start(self, name: str, *overrides: str, command: str = "run", direct: bool = True, env: dict | None = None) -> Started:
+    def start(
+        self, name: str, *overrides: str, command: str = "run", direct: bool = True, env: dict | None = None
+    ) -> Started:
         marker = f"INFINI_TEST_RUN={name}-{time.time_ns()}"
         variable, value = marker.split("=")
         log = self.home / f"{name}-{time.time_ns()}.log"
-        arguments = [COMMAND, command, str(self.config), f"runtime.name={name}", f"runtime.home={self.home}", *overrides]
+        arguments = [
+            COMMAND,
+            command,
+            str(self.config),
+            f"runtime.name={name}",
+            f"runtime.home={self.home}",
+            *overrides,
+        ]
         arguments += ["--direct"] if direct and command == "run" else []
         with log.open("wb") as output:
             process = subprocess.Popen(

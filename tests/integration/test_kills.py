@@ -4,6 +4,8 @@ import json
 import random
 import signal
 import time
+from itertools import product
+from pathlib import Path
 
 import pytest
 from conftest import exact_metrics, kill
@@ -15,8 +17,10 @@ SHORT = {
     ("flow", "softmax", 1),
     ("save", "infini", 2),
 }
-CELLS = [(victim, attention, workers) for victim in ("worker", "torchrun", "flow", "save") for attention in ("softmax", "infini") for workers in (1, 2)]
-MARKED = [pytest.param(*cell, marks=[] if cell in SHORT else pytest.mark.slow, id="-".join(map(str, cell))) for cell in CELLS]
+CELLS = list(product(("worker", "torchrun", "flow", "save"), ("softmax", "infini"), (1, 2)))
+MARKED = [
+    pytest.param(*cell, marks=[] if cell in SHORT else pytest.mark.slow, id="-".join(map(str, cell))) for cell in CELLS
+]
 
 
 def pids(started, mark: str) -> list[int]:
@@ -43,7 +47,15 @@ def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
     elif victim == "torchrun":
         kill(next(pid for pid in pids(started, "torch.distributed.run")))
     else:
-        kill(rng.choice([pid for pid in pids(started, "tasks.train.worker") if pid not in pids(started, "torch.distributed.run")]))
+        kill(
+            rng.choice(
+                [
+                    pid
+                    for pid in pids(started, "tasks.train.worker")
+                    if pid not in pids(started, "torch.distributed.run")
+                ]
+            )
+        )
 
 
 @pytest.mark.parametrize(("victim", "attention", "workers"), MARKED)
@@ -67,9 +79,10 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention
 
 
 def test_preprocess_killed_in_the_middle_gives_the_same_bytes(lab, tmp_path):
-    def files(home):
-        (folder,) = (path for path in (home / "datasets").iterdir() if not path.is_symlink() and not path.name.startswith("."))
-        return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"}
+    def files(home: Path) -> dict[Path, bytes]:
+        (folder,) = (path for path in (home / "datasets").glob("python-stdlib-*"))
+        found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"]
+        return {path.relative_to(folder): path.read_bytes() for path in found}
 
     calm, struck = tmp_path / "calm", tmp_path / "struck"
     started = lab.start("calm-data", f"runtime.home={calm}", command="preprocess")
@@ -88,7 +101,9 @@ def test_preprocess_killed_in_the_middle_gives_the_same_bytes(lab, tmp_path):
     assert started.wait() == 0, started.log.read_text()
     assert kills >= 1
     assert files(calm) == files(struck)
-    assert not [path for path in (struck / "datasets").iterdir() if path.name.endswith(".tmp")], "leftovers of the killed builds"
+    assert not [path for path in (struck / "datasets").iterdir() if path.name.endswith(".tmp")], (
+        "leftovers of the killed builds"
+    )
 
 
 def test_sigterm_saves_and_the_same_command_carries_on(lab, uninterrupted):
@@ -100,5 +115,7 @@ def test_sigterm_saves_and_the_same_command_carries_on(lab, uninterrupted):
     assert started.wait() == 75, started.log.read_text()
     assert not started.processes()
     attempt = json.loads((lab.run_dir("sigterm") / "attempts.jsonl").read_text().splitlines()[-1])
-    assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] % 10, "it saved where it stood, not where it would have anyway"
+    assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] % 10, (
+        "it saved where it stood, not where it would have anyway"
+    )
     assert lab.finish("sigterm", *overrides)["weights_sha256"] == expected["weights_sha256"]

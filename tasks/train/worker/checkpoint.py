@@ -6,9 +6,11 @@ import pickle
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter, Metadata
-from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from configs.errors import DataError
 from tasks.artifacts import commit, staging
@@ -86,7 +88,7 @@ def save(folder: Path, step: int, state: dict[str, torch.Tensor], scalars: dict,
     """Commits `step-XXXXXXXX`: every rank writes its share into a staging folder, then the first one commits it whole."""
     target = checkpoint_path(folder, step)
     staged = Path(ranks.from_first(str(staging(target)) if ranks.is_first else ""))
-    dcp.save(state, storage_writer=FileSystemWriter(staged, sync_files=False))  # commit() syncs, once
+    dcp_save(state, storage_writer=FileSystemWriter(staged, sync_files=False))  # commit() syncs, once
     if ranks.is_first:
         (staged / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
         commit(staged, target, KIND, FORMAT_VERSION, meta={"torch": torch.__version__}, content={"step": step})
@@ -96,7 +98,7 @@ def save(folder: Path, step: int, state: dict[str, torch.Tensor], scalars: dict,
 
 def load(checkpoint: Path, state: dict[str, torch.Tensor]) -> None:
     """Fills the tensors of `state` in place. The folder's checksums were verified by whoever chose it."""
-    dcp.load(state, storage_reader=TensorReader(checkpoint), planner=DefaultLoadPlanner(flatten_state_dict=False))
+    dcp_load(state, storage_reader=TensorReader(checkpoint), planner=DefaultLoadPlanner(flatten_state_dict=False))
 
 
 def prime(optimizer: torch.optim.Optimizer) -> None:

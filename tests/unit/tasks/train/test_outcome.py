@@ -25,7 +25,9 @@ def test_the_first_rank_that_failed_by_itself_is_the_cause():
 
 
 def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():
-    outcome = classify(1, [word(0, "failed", 70, message="Connection closed by peer [127.0.0.1]:1"), word(1, "running", 70)], "logs")
+    outcome = classify(
+        1, [word(0, "failed", 70, message="Connection closed by peer [127.0.0.1]:1"), word(1, "running", 70)], "logs"
+    )
     assert outcome.kind == "failed" and outcome.code == 70
     assert "rank 1 ended without a word" in outcome.message
 
@@ -44,4 +46,6 @@ def test_one_preempted_and_one_silent_is_a_failure():
 
 
 def test_out_of_memory_keeps_its_code():
-    assert classify(1, [word(0, "failed", 71, message="CUDA out of memory", kind="OutOfMemoryError")], "logs").code == 71
+    assert (
+        classify(1, [word(0, "failed", 71, message="CUDA out of memory", kind="OutOfMemoryError")], "logs").code == 71
+    )

@@ -22,7 +22,12 @@ def test_images_stay_in_range_for_any_size(size, seed, positions):
     assert len(set(images.tolist())) == len(set(chosen.tolist()))
 
 
-@given(size=st.integers(1, 500), seed=seeds, first=st.integers(0, 5000), cuts=st.lists(st.integers(1, 40), min_size=1, max_size=8))
+@given(
+    size=st.integers(1, 500),
+    seed=seeds,
+    first=st.integers(0, 5000),
+    cuts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+)
 def test_any_split_into_batches_gives_the_same_rows(size, seed, first, cuts):
     whole = sample_rows(first, sum(cuts), size, seed)
     parts, at = [], first

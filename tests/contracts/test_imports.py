@@ -1,0 +1,112 @@
+"""Who may import whom (docs/architecture): seen in fresh interpreters, and read from every file's syntax tree."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("flows", "tasks", "model", "configs")
+
+
+def files_of(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of the modules that a file imports anywhere in it, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def packages(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules of a fresh interpreter after a statement."""
+    script = f"{statement}\nimport sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_the_tree_is_there():
+    assert all(len(files_of(package)) > 3 for package in OURS)
+
+
+def test_only_flows_and_task_files_import_prefect():
+    users = {path.relative_to(ROOT) for path in files_of(*OURS) if "prefect" in packages(imported(path))}
+    strangers = [path for path in users if path.parts[0] != "flows" and path.name != "task.py"]
+    assert users and not strangers
+
+
+def test_a_task_file_is_its_stage_folder_only_door_to_prefect():
+    folders = {path.parent for path in files_of("tasks") if path.name == "task.py"}
+    assert {folder.name for folder in folders} >= {"preprocess", "verify_data", "patch_environment", "train"}
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [("configs", {"flows", "tasks", "model"}), ("model", {"flows", "tasks", "configs"}), ("tasks", {"flows"})],
+)
+def test_imports_run_one_way(package, forbidden):
+    wrong = [path for path in files_of(package) if packages(imported(path)) & forbidden]
+    assert not wrong
+
+
+def test_stages_do_not_import_task_files():
+    for path in files_of("tasks"):
+        assert not {name for name in imported(path) if name.startswith("tasks.") and name.endswith(".task")}, path
+
+
+def test_the_model_imports_torch_and_the_standard_library_only():
+    allowed = set(sys.stdlib_module_names) | {"torch", "model"}
+    for path in files_of("model"):
+        assert packages(imported(path)) <= allowed, path
+
+
+def test_a_worker_is_free_of_the_pipeline():
+    loaded = loaded_by("import tasks.train.worker.__main__, tasks.train.worker.rank")
+    assert "torch" in loaded
+    assert not loaded & {"prefect", "datasets", "transformers", "flows"}
+
+
+def test_the_supervisor_needs_no_torch():
+    assert not loaded_by("import tasks.train.stage, flows.direct") & {"torch", "prefect", "datasets", "transformers"}
+
+
+def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"text {number} of the corpus\n" * 20)
+    data = {
+        "source": "files", "files": [f"{tmp_path}/*.txt"], "validation_fraction": 0.2, "sequence_length": 16, "strategy": "concat",
+        "tokenizer": {"vocab_size": 300, "min_frequency": 2}, "shard_size": 1 << 20, "device": "cpu",
+    }  # fmt: skip
+    loaded = loaded_by(
+        "from tasks.preprocess.stage import preprocess\nfrom tasks.verify_data.checks import verify\n"
+        f"reference = preprocess({data!r}, {str(tmp_path / 'home')!r})\n"
+        f"verify(reference, {str(tmp_path / 'home')!r}, 'deep', 0)"
+    )
+    assert "tokenizers" in loaded
+    assert not loaded & {"torch", "prefect", "datasets", "transformers"}
+
+
+def test_help_imports_nothing_heavy():
+    loaded = loaded_by("from flows.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass")
+    assert not loaded & {"torch", "prefect", "datasets", "transformers", "pydantic", "numpy"}
+
+
+def test_configs_come_cheap():
+    assert "pydantic" not in loaded_by("import configs")
+    assert not loaded_by("import configs.loading") & {"torch", "prefect", "datasets", "numpy"}
