@@ -24,9 +24,7 @@ from tasks.locks import Lock as Lock
 MANIFEST = "manifest.json"
 FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 1}
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
-USERS_CACHE = (
-    "cache-*.arrow"  # what `datasets` leaves beside the shards when a user maps over them; nothing reads it here
-)
+USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
 FIELDS = {"kind", "format_version", "files", "content", "digest", "created", "meta", "self_checksum"}
 
 

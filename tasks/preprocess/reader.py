@@ -9,11 +9,6 @@ from configs.errors import DataError
 from tasks.artifacts import file_checksum, read_manifest
 
 
-def map_values(shard: Path) -> np.ndarray:
-    """The tokens of one shard, as a read-only view of the file."""
-    return map_list(shard)[1]
-
-
 def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     """Offsets of documents [documents + 1] and tokens of one shard, as views of the file."""
     try:
@@ -25,32 +20,38 @@ def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 class TokenReader:
-    """Rows of one split: `len()` of them, each of `sequence_length` + 1 tokens.
+    """Rows of one split: `len()` of them, each of `sequence_length` + 1 tokens; a row may cross shards.
 
     Args:
         dataset: folder of the token level.
         chunks: name of a row table below `chunks/`.
         split: "train" or "validation".
-        verify_on_read: check each shard's checksum before its first use.
+        verify_on_read: check the row table's checksum now and each shard's before its first use.
+
+    Raises:
+        DataError: a file is not what its manifest says.
     """
 
     def __init__(self, dataset: Path, chunks: str, split: str, verify_on_read: bool = False) -> None:
-        manifest = read_manifest(dataset, "dataset")
-        content = manifest["content"]
-        self.sequence_length: int = read_manifest(dataset / "chunks" / chunks, "chunks")["content"]["sequence_length"]
-        self.starts = np.load(dataset / "chunks" / chunks / f"{split}.rows.npy", mmap_mode="r", allow_pickle=False)
-        shards = content[split]["shards"]
+        manifest, folder = read_manifest(dataset, "dataset"), dataset / "chunks" / chunks
+        table = read_manifest(folder, "chunks")
+        self.verify_on_read = verify_on_read
+        self.sequence_length: int = table["content"]["sequence_length"]
+        name = f"{split}.rows.npy"
+        self._verify(folder / name, table["files"][name]["checksum"])
+        self.starts = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        shards = manifest["content"][split]["shards"]
         self.paths = [dataset / shard["file"] for shard in shards]
         self.checksums = [manifest["files"][shard["file"]]["checksum"] for shard in shards]
-        self.ends = np.cumsum([shard["tokens"] for shard in shards])
-        self.verified = [not verify_on_read] * len(shards)
-        self.values = [map_values(path) for path in self.paths]
+        self.tokens = [shard["tokens"] for shard in shards]
+        self.ends = np.cumsum(self.tokens)
+        self.mapped: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens int64 [len(rows), sequence_length + 1] of the given rows; a row may cross shards.
+        """Tokens int64 [len(rows), sequence_length + 1] of the given rows, int64 [len(rows)].
 
         Raises:
             DataError: a shard does not have the bytes its manifest says.
@@ -63,18 +64,23 @@ class TokenReader:
     def _copy(self, start: int, target: np.ndarray) -> None:
         shard, filled = int(np.searchsorted(self.ends, start, side="right")), 0
         while filled < len(target):
-            self._verify(shard)
-            values = self.values[shard]
+            values = self._values(shard)
             at = start + filled - (int(self.ends[shard]) - len(values))
             piece = values[at : at + len(target) - filled]
             target[filled : filled + len(piece)] = piece
             filled += len(piece)
             shard += 1
 
-    def _verify(self, shard: int) -> None:
-        if not self.verified[shard]:
-            if file_checksum(self.paths[shard]) != self.checksums[shard]:
-                raise DataError(
-                    f"{self.paths[shard]} does not have the bytes its manifest says; training stops before using it."
-                )
-            self.verified[shard] = True
+    def _values(self, shard: int) -> np.ndarray:
+        if shard not in self.mapped:
+            path = self.paths[shard]
+            self._verify(path, self.checksums[shard])
+            values = map_list(path)[1]
+            if len(values) != self.tokens[shard]:
+                raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[shard]}.")
+            self.mapped[shard] = values
+        return self.mapped[shard]
+
+    def _verify(self, path: Path, checksum: str) -> None:
+        if self.verify_on_read and file_checksum(path) != checksum:
+            raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")

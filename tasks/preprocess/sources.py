@@ -12,7 +12,8 @@ from blake3 import blake3
 
 from configs.errors import DataError
 
-SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+# Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
+SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def _document(path: Path, name: str) -> Document:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); mend it, or leave it out of data.files.") from None
-    document = Document(path, name, len(data), blake3(data).hexdigest())
+    portable = os.fsencode(name).decode("utf-8", errors="backslashreplace")  # a file's name need not be text
+    document = Document(path, portable, len(data), blake3(data).hexdigest())
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
@@ -86,9 +88,10 @@ def _matching(patterns: list[str]) -> Iterator[tuple[Path, str]]:
     seen = set()
     for pattern in patterns:
         expanded = str(Path(pattern).expanduser())
-        root = _fixed_part(expanded)
-        paths = [Path(path) for path in sorted(glob.glob(expanded, recursive=True, include_hidden=True))]
-        files = [path for path in paths if path.is_file()]
+        literal = Path(expanded).is_file()  # also one whose name has brackets
+        root = Path(expanded).parent if literal else _fixed_part(expanded)
+        paths = [expanded] if literal else sorted(glob.glob(expanded, recursive=True))
+        files = [Path(path) for path in paths if Path(path).is_file()]
         if not files:
             where = "it is a folder; add /**/*.txt" if Path(expanded).is_dir() else f"looked from {Path.cwd()}"
             raise DataError(f"data.files: no file matches '{pattern}' ({where}).")

@@ -4,21 +4,21 @@ import errno
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers as tokenizers_library
 
 from configs.errors import DataError, PipelineError
-from tasks.artifacts import Lock, commit, is_complete, move_aside, read_manifest, set_pointer, staging
-from tasks.preprocess.chunking import resolve_device, write_rows
+from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer, staging
+from tasks.preprocess.arrays import save_array
+from tasks.preprocess.chunking import compute_rows, resolve_device
 from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, is_validation, tokens_key
 from tasks.preprocess.sources import Document, describe, documents
 from tasks.preprocess.tokenizers import EOS_ID, encoder_of, token_bytes, train_bpe
-from tasks.preprocess.tokens import dtype_for, write_split
+from tasks.preprocess.tokens import batches, dtype_for, write_split
 
 log = logging.getLogger("infini_llama.preprocess")
 FOREVER = 10.0**9
@@ -78,7 +78,9 @@ def preprocess(data: dict, home: str) -> dict[str, Any]:
     folder = Path(home) / "datasets" / planned["name"]
     chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []
-    with Lock(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock", wait=FOREVER), _space(folder):
+    with _space(folder), _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"):
+        if not is_complete(chunks, "chunks"):
+            resolve_device(data["device"])  # a device that is not there is refused before the work, not after it
         if not is_complete(folder, "dataset"):
             _clear(folder)
             _build_tokens(data, found, folder, planned["key"])
@@ -110,27 +112,36 @@ def _build_tokens(data: dict, found: list[Document], folder: Path, key: str) -> 
                 f"{len(found)} document(s) leave none for {split} at data.validation_fraction={data['validation_fraction']}; "
                 "add files, split them into smaller ones, or change the fraction."
             )
-    staged = staging(folder)
-    log.info("training a tokenizer of %d tokens on %d documents", data["tokenizer"]["vocab_size"], len(training))
-    tokenizer = train_bpe((document.text() for document in training), **data["tokenizer"])
-    tokenizer.save(str(staged / "tokenizer.json"))
-    np.save(staged / "token_bytes.npy", token_bytes(tokenizer), allow_pickle=False)
-    encoder = encoder_of(tokenizer)
-    content = {
-        "vocab_size": tokenizer.get_vocab_size(),
-        "dtype": dtype_for(tokenizer.get_vocab_size()).name,
-        "eos_id": EOS_ID,
-        "text_yields_special_tokens": False,
-        "train": write_split(staged / "train", training, encoder, data["shard_size"], "training text"),
-        "validation": write_split(staged / "validation", held_out, encoder, data["shard_size"], "validation text"),
-    }
-    meta = describe(data) | {
-        "key": key,
-        "data": data,
-        "infini_llama": version("infini-llama"),
-        "tokenizers": tokenizers_library.__version__,
-    }
-    commit(staged, folder, "dataset", TOKENS_VERSION, meta, content)
+    with _fresh(folder) as staged:
+        tokenizer = train_bpe(_read(training), **data["tokenizer"])
+        (staged / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        save_array(staged / "token_bytes.npy", token_bytes(tokenizer))
+        encoder, size = encoder_of(tokenizer), data["shard_size"]
+        content = {
+            "vocab_size": tokenizer.get_vocab_size(),
+            "dtype": dtype_for(tokenizer.get_vocab_size()).name,
+            "eos_id": EOS_ID,
+            "text_yields_special_tokens": False,
+            "train": write_split(staged / "train", training, encoder, size, "training text"),
+            "validation": write_split(staged / "validation", held_out, encoder, size, "validation text"),
+        }
+        meta = describe(data) | {
+            "key": key,
+            "data": data,
+            "infini_llama": version("infini-llama"),
+            "tokenizers": tokenizers_library.__version__,
+        }
+        commit(staged, folder, "dataset", TOKENS_VERSION, meta, content)
+
+
+def _read(training: list[Document]) -> Iterator[str]:
+    done, total = 0, sum(document.size for document in training)
+    for texts, size in batches(training):
+        yield from texts
+        done += size
+        progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
+        log.info("reading text for the tokenizer", extra={"progress": progress})
+    log.info("learning the tokenizer's merges")
 
 
 def _build_chunks(data: dict, folder: Path, chunks: Path, key: str) -> None:
@@ -142,17 +153,16 @@ def _build_chunks(data: dict, folder: Path, chunks: Path, key: str) -> None:
                 f"the {split} text has {content[split]['tokens']} tokens, fewer than one row of data.sequence_length={length} "
                 "and its last label; shorten the rows, add text, or change data.validation_fraction."
             )
-    staged = staging(chunks)
-    device = resolve_device(data["device"])
+    device, required = resolve_device(data["device"]), data["device"] != "auto"
     rows = {}
-    for split in ("train", "validation"):
-        write_rows(
-            staged / f"{split}.rows.npy", content[split]["tokens"], length, device, required=data["device"] != "auto"
-        )
-        rows[split] = (content[split]["tokens"] - 1) // length
-    meta = {"key": key, "device": device, "infini_llama": version("infini-llama")}
-    facts = {"strategy": data["strategy"], "sequence_length": length, "rows": rows}
-    commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
+    with _fresh(chunks) as staged:
+        for split in ("train", "validation"):
+            table = compute_rows(content[split]["tokens"], length, device, required)
+            save_array(staged / f"{split}.rows.npy", table)
+            rows[split] = len(table)
+        meta = {"key": key, "device": device, "infini_llama": version("infini-llama")}
+        facts = {"strategy": data["strategy"], "sequence_length": length, "rows": rows}
+        commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
 
 
 def _reference(home: Path, folder: Path, chunks: Path, built: list[str]) -> dict[str, Any]:
@@ -174,6 +184,29 @@ def _reference(home: Path, folder: Path, chunks: Path, built: list[str]) -> dict
         "train": facts("train"),
         "validation": facts("validation"),
     }
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds the lock of one key; a second builder waits, however long the first one takes, and then uses what it built."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(Lock(path))
+        except Busy as other:
+            log.info("another process builds this dataset; waiting for it (%s)", other)
+            held.enter_context(Lock(path, wait=FOREVER))
+        yield
+
+
+@contextmanager
+def _fresh(target: Path) -> Iterator[Path]:
+    """A staging folder for `target` that an error does not leave behind; what a kill leaves, `_clear` removes."""
+    staged = staging(target)
+    try:
+        yield staged
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
 
 
 @contextmanager

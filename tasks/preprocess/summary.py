@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tasks.artifacts import read_manifest
+from tasks.artifacts import is_complete, read_manifest
 from tasks.preprocess.reader import TokenReader, map_list
 
 SAMPLES = 3
@@ -20,7 +20,7 @@ def describe(path: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(path, "dataset")
     content, meta = manifest["content"], manifest["meta"]
-    tables = sorted((path / "chunks").glob("[!.]*")) if (path / "chunks").exists() else []
+    tables = [table for table in sorted((path / "chunks").glob("*")) if is_complete(table, "chunks")]
     return {
         "path": str(path),
         "digest": manifest["digest"],

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from blake3 import blake3
 from tokenizers import Tokenizer
 
 from tasks.preprocess.sources import Document
@@ -35,29 +36,40 @@ def batches(documents: Iterable[Document]) -> Iterator[tuple[list[str], int]]:
 
 
 class ShardWriter:
-    """Collects documents and writes a shard whenever the next one would pass `shard_size` bytes of tokens."""
+    """Collects documents and writes a shard whenever the next one would make it more than so many `tokens`.
 
-    def __init__(self, folder: Path, dtype: np.dtype, shard_size: int) -> None:
-        self.folder, self.dtype, self.shard_size = folder, dtype, shard_size
-        self.pending: list[np.ndarray] = []
-        self.pending_bytes = 0
+    A document is never cut: one that is larger is a shard of its own.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype, tokens: int) -> None:
+        self.folder = folder
+        self.values = np.empty(tokens, dtype=dtype)  # memory is taken as it is filled
+        self.lengths: list[int] = []
         self.shards: list[dict[str, Any]] = []
-        self.documents = self.tokens = 0
+        self.documents = self.tokens = self.filled = 0
+        self.stream_hash = blake3()
         folder.mkdir()
 
     def add(self, document: np.ndarray) -> None:
-        if self.pending and self.pending_bytes + document.nbytes > self.shard_size:
+        if self.filled + len(document) > len(self.values):
             self.flush()
-        self.pending.append(document)
-        self.pending_bytes += document.nbytes
+        if len(document) > len(self.values):
+            self._write(document, [len(document)])
+            return
+        self.values[self.filled : self.filled + len(document)] = document
+        self.filled += len(document)
+        self.lengths.append(len(document))
 
     def flush(self) -> None:
+        if self.lengths:
+            self._write(self.values[: self.filled], self.lengths)
+            self.filled, self.lengths = 0, []
+
+    def _write(self, values: np.ndarray, documents: list[int]) -> None:
         """One Arrow stream of one record batch; `datasets` reads streams, and one batch can be memory-mapped as one array."""
-        if not self.pending:
-            return
-        lengths = np.array([len(document) for document in self.pending], dtype=np.int64)
+        lengths = np.array(documents, dtype=np.int64)
         offsets = np.concatenate((np.zeros(1, dtype=np.int64), lengths.cumsum()))
-        column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(self.pending)))
+        column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
         batch = pa.record_batch({"input_ids": column})
         name = f"data-{len(self.shards):05d}.arrow"
         with (self.folder / name).open("wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
@@ -66,14 +78,14 @@ class ShardWriter:
             {
                 "file": f"{self.folder.name}/{name}",
                 "documents": len(lengths),
-                "tokens": int(lengths.sum()),
+                "tokens": len(values),
                 "first_document": self.documents,
                 "first_token": self.tokens,
             }
         )
+        self.stream_hash.update(values.view(np.uint8))
         self.documents += len(lengths)
-        self.tokens += int(lengths.sum())
-        self.pending, self.pending_bytes = [], 0
+        self.tokens += len(values)
 
 
 def write_split(
@@ -86,16 +98,19 @@ def write_split(
     """
     vocab_size = encoder.get_vocab_size()
     dtype = dtype_for(vocab_size)
-    writer = ShardWriter(folder, dtype, shard_size)
+    total = sum(document.size for document in documents)
+    most = total + len(documents)  # a token stands for at least one byte; and one ends each document
+    writer = ShardWriter(folder, dtype, min(shard_size // dtype.itemsize, most))
     counts = np.zeros(vocab_size, dtype=np.int64)
     shortest, longest, done = 2**62, 0, 0
-    total = sum(document.size for document in documents)
     for texts, size in batches(documents):
+        encoded: list[np.ndarray] = []
         for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
-            ids = np.array([*encoding.ids, EOS_ID], dtype=dtype)
-            counts += np.bincount(ids, minlength=vocab_size)
-            shortest, longest = min(shortest, len(ids)), max(longest, len(ids))
-            writer.add(ids)
+            encoded.append(np.array([*encoding.ids, EOS_ID], dtype=dtype))
+            writer.add(encoded[-1])
+        counts += np.bincount(np.concatenate(encoded), minlength=vocab_size)
+        shortest = min(shortest, *map(len, encoded))
+        longest = max(longest, *map(len, encoded))
         done += size
         progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
         log.info("tokenizing %s", label, extra={"progress": progress})
@@ -123,7 +138,7 @@ def _describe_for_datasets(folder: Path, writer: ShardWriter, dtype: np.dtype) -
     feature = {"feature": {"dtype": dtype.name, "_type": "Value"}, "_type": "LargeList"}
     state = {
         "_data_files": [{"filename": Path(shard["file"]).name} for shard in writer.shards],
-        "_fingerprint": "0" * 16,
+        "_fingerprint": writer.stream_hash.hexdigest()[:16],
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,
