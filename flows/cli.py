@@ -170,8 +170,11 @@ def explain(error: BaseException) -> tuple[int, str]:
             return preempted.exit_code, str(preempted)
         code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         return code, "stopped; what was complete is kept, and the same command carries on from there."
-    name = type(error).__name__
-    return UNEXPECTED, f"unexpected {name}: {error}. --verbose shows where; the same command may be tried again."
+    words = next(iter(str(error).splitlines()), "").rstrip(".")
+    return (
+        UNEXPECTED,
+        f"unexpected {type(error).__name__}: {words}. --verbose shows where; the same command may be tried again.",
+    )
 
 
 def _behind(error: BaseException) -> Preempted | None:

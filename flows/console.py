@@ -19,7 +19,7 @@ class PlainHandler(logging.Handler):
         progress = getattr(record, "progress", None)
         if progress is not None and progress["done"] < (progress["total"] or float("inf")):
             now = time.monotonic()
-            if now < self.next_at.get(record.name, 0.0):
+            if now < self.next_at.setdefault(record.name, now + LINES_APART):  # short work needs no line
                 return
             self.next_at[record.name] = now + LINES_APART
         try:
@@ -72,7 +72,7 @@ class BarHandler(logging.Handler):
             self.progress.start()
             self.bars[stage] = (self.progress.add_task("", total=reported["total"], stage=stage), kind)
         bar = self.bars[stage][0]
-        self.progress.update(bar, completed=reported["done"], description=record.getMessage())
+        self.progress.update(bar, completed=reported["done"], description=words(record))
 
     def close(self) -> None:
         self.progress.stop()
@@ -85,7 +85,16 @@ def stage_of(record: logging.LogRecord) -> str:
 
 def line(record: logging.LogRecord) -> str:
     severity = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-    return f"{stage_of(record):<11} {severity}{record.getMessage()}"
+    return f"{stage_of(record):<11} {severity}{words(record)}"
+
+
+def words(record: logging.LogRecord) -> str:
+    """The message, with how far it is where a progress record does not say so itself."""
+    message, progress = record.getMessage(), getattr(record, "progress", None)
+    if progress is None:
+        return message
+    far = f"{progress['done']:,.10g}" + (f"/{progress['total']:,.10g}" if progress["total"] else "")
+    return message if far in message else f"{message}  {far} {progress['unit']}"
 
 
 def attach(quiet: bool, verbose: bool) -> logging.Handler:

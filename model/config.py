@@ -1,6 +1,6 @@
 """The architecture of a model, in the field names of Hugging Face's LlamaConfig."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 
@@ -8,8 +8,10 @@ from typing import Any, Literal
 class LlamaConfig:
     """What decides the parameters and the function of a Llama or Infini-Llama.
 
+    `max_position_embeddings` is the length it is trained at, kept for Hugging Face's readers: nothing here depends on it.
+
     Raises:
-        ValueError: heads do not divide the width, or each other.
+        ValueError: heads do not divide the width or each other, or a field has a value outside its choices.
     """
 
     vocab_size: int
@@ -29,12 +31,16 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
             raise ValueError(
-                f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads is no whole, even head size"
+                f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is no whole, even head size"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} does not divide num_attention_heads={self.num_attention_heads}"
             )
+        if self.attention not in ("softmax", "infini"):
+            raise ValueError(f"attention={self.attention!r} is neither 'softmax' nor 'infini'")
+        if self.segment_length < 1:
+            raise ValueError(f"segment_length={self.segment_length} is below 1")
 
     @property
     def head_dim(self) -> int:
@@ -47,7 +53,3 @@ class LlamaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def names(cls) -> list[str]:
-        return [field.name for field in fields(cls)]

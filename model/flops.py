@@ -4,23 +4,39 @@ from model.config import LlamaConfig
 
 
 def matrix_parameters(config: LlamaConfig) -> int:
-    """Weights that every token is multiplied by: projections, feed-forward and head; not the embedding's look-up."""
-    width, head = config.hidden_size, config.head_dim
-    attention = width * head * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
-    return config.num_hidden_layers * (attention + 3 * width * config.intermediate_size) + width * config.vocab_size
+    """Weights that every token is multiplied by: projections, feed-forward and head; the embedding is only looked up."""
+    width = config.hidden_size
+    kv_width = config.num_key_value_heads * config.head_dim
+    layer = 2 * width * width + 2 * width * kv_width + 3 * width * config.intermediate_size
+    return config.num_hidden_layers * layer + config.vocab_size * width
+
+
+def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
+    """Multiplications and additions of one layer's attention, forward, over one row.
+
+    Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V a query head. The memory: 2 d (d + 1) a token and query
+    head to read (numerator and denominator), 2 d d a token and key-value head to write; the first segment does not read,
+    the last does not write.
+    """
+    size, window = config.head_dim, sequence_length
+    if config.attention == "infini":
+        window = min(window, config.segment_length)
+    full, tail = divmod(sequence_length, window)
+    pairs = full * window * (window + 1) / 2 + tail * (tail + 1) / 2
+    reading = sequence_length - window
+    writing = (full if tail else full - 1) * window
+    local = 4.0 * size * config.num_attention_heads * pairs
+    memory = (
+        2.0 * size * (config.num_attention_heads * (size + 1) * reading + config.num_key_value_heads * size * writing)
+    )
+    return local + memory
 
 
 def flops_per_token(config: LlamaConfig, sequence_length: int) -> float:
-    """Floating-point operations a token, forward and backward (twice the forward).
+    """Floating-point operations a token, forward and backward, in rows of `sequence_length` tokens.
 
-    Weights: 6 each (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). Softmax attention: QK^T and AV over the T/2 tokens that
-    a causal query sees on average. Infini: the same inside a segment of N, and 2 d^2 each for reading (a query head) and writing
-    (a key-value head) the memory; a row of at most N tokens uses no memory.
+    6 for each weight of a matrix (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 4 backward), and three times
+    the attention's forward.
     """
-    size, window = config.head_dim, sequence_length
-    memory = 0.0
-    if config.attention == "infini" and sequence_length > config.segment_length:
-        window = config.segment_length
-        memory = 2.0 * size * size * (config.num_attention_heads + config.num_key_value_heads)
-    local = 2.0 * 2.0 * (window / 2) * size * config.num_attention_heads
-    return 6.0 * matrix_parameters(config) + 3.0 * config.num_hidden_layers * (local + memory)
+    attention = config.num_hidden_layers * attention_flops(config, sequence_length) / sequence_length
+    return 6.0 * matrix_parameters(config) + 3.0 * attention

@@ -6,7 +6,7 @@ from torch import nn
 
 
 class RMSNorm(nn.Module):
-    """y = weight * x / sqrt(mean(x^2) + eps), the mean in at least fp32; x is [..., size]."""
+    """weight * x / sqrt(mean(x^2) + eps) for x [..., size]; the mean and the root in fp32 at least."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -14,5 +14,5 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        return F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype) * self.weight
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return F.rms_norm(wide, x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight

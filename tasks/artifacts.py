@@ -93,13 +93,12 @@ def staging(target: Path) -> Path:
 def _files_below(folder: Path) -> list[Path]:
     """Every file and link of an artifact, relative to it, without those of the artifacts nested in it."""
     found = []
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            if path.name != NESTED or path.parent != folder:
-                found += [path / below for below in _files_below(path)]
-        else:
-            found.append(path)
-    return [path.relative_to(folder) for path in found]
+    for root, folders, files in os.walk(folder):
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        found += [Path(root, name).relative_to(folder) for name in [*files, *links]]
+        if Path(root) == folder and NESTED in folders and NESTED not in links:
+            folders.remove(NESTED)
+    return sorted(found)
 
 
 def commit(

@@ -14,7 +14,7 @@ def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:
-        raise DataError(f"{shard} is no readable token shard: {error}") from None
+        raise DataError(f"{shard} is no readable token shard ({error}).") from None
     column = batch.column("input_ids")
     return column.offsets.to_numpy(), column.values.to_numpy()
 
@@ -39,7 +39,10 @@ class TokenReader:
         self.sequence_length: int = table["content"]["sequence_length"]
         name = f"{split}.rows.npy"
         self._verify(folder / name, table["files"][name]["checksum"])
-        self.starts = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        try:
+            self.starts = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder / name} is no readable row table ({error}).") from None
         shards = manifest["content"][split]["shards"]
         self.paths = [dataset / shard["file"] for shard in shards]
         self.checksums = [manifest["files"][shard["file"]]["checksum"] for shard in shards]
@@ -82,5 +85,5 @@ class TokenReader:
         return self.mapped[shard]
 
     def _verify(self, path: Path, checksum: str) -> None:
-        if self.verify_on_read and file_checksum(path) != checksum:
+        if self.verify_on_read and (not path.is_file() or file_checksum(path) != checksum):
             raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")

@@ -20,7 +20,7 @@ def describe(path: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(path, "dataset")
     content, meta = manifest["content"], manifest["meta"]
-    tables = [table for table in sorted((path / "chunks").glob("*")) if is_complete(table, "chunks")]
+    tables = [table for table in sorted((path / "chunks").glob("[!.]*")) if is_complete(table, "chunks")]
     return {
         "path": str(path),
         "digest": manifest["digest"],

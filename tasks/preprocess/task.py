@@ -1,12 +1,14 @@
 """preprocess as a Prefect task: cached by the key of the rows it would build."""
 
+import logging
 from typing import Any
 
 from prefect import task
 from prefect.context import TaskRunContext
 
-from configs.errors import PipelineError
 from tasks.preprocess import stage
+
+log = logging.getLogger("infini_llama.preprocess")
 
 
 def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
@@ -14,8 +16,10 @@ def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
 
 
 def _may_pass(task: Any, run: Any, state: Any) -> bool:
-    """A passing fault of disk or machine is worth another try; what a person must change is not."""
-    return not isinstance(state.data, PipelineError)
+    """A fault of disk or network may pass; bad text stays bad, and a fault of the program too."""
+    if isinstance(state.data, OSError):
+        log.warning("preprocess failed: %r; what is complete is kept", state.data)
+    return isinstance(state.data, OSError)
 
 
 @task(
@@ -25,7 +29,7 @@ def _may_pass(task: Any, run: Any, state: Any) -> bool:
     persist_result=True,
     result_serializer="json",
     retries=2,
-    retry_delay_seconds=[10, 60],
+    retry_delay_seconds=[5, 30],
     retry_condition_fn=_may_pass,
 )
 def preprocess(key: str, data: dict, home: str) -> dict:

@@ -83,7 +83,7 @@ class ShardWriter:
                 "first_token": self.tokens,
             }
         )
-        self.stream_hash.update(values.view(np.uint8))
+        self.stream_hash.update(values.data.cast("B"))
         self.documents += len(lengths)
         self.tokens += len(values)
 

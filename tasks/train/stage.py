@@ -81,9 +81,9 @@ def attempt(
     first_step = refuse_other_model(chosen, model, plan) if chosen else 0
     cut_metrics(run, first_step)
 
-    number = len(run.attempts.read_text().splitlines()) + 1 if run.attempts.exists() else 1
+    number = account_for_killed(run) + 1
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
-    attempt_dir.mkdir(parents=True, exist_ok=True)
+    attempt_dir.mkdir(parents=True)
     home = Path(config["runtime"]["home"]).resolve()
     order = {
         "run_dir": str(run.path),
@@ -153,6 +153,18 @@ def refuse_other_model(chosen: Path, model: dict, plan: dict) -> int:
             plan["nproc_per_node"],
         )
     return state["step"]
+
+
+def account_for_killed(run: RunFolder) -> int:
+    """Number of attempts so far. One that left a folder but no record was killed together with the command that watched it."""
+    number = sum(1 for _ in (run.path / "logs").glob("attempt-*"))
+    recorded = {record["attempt"] for record in attempts(run)}
+    for missing in sorted(set(range(1, number + 1)) - recorded):
+        append_attempt(
+            run,
+            {"attempt": missing, "invocation": None, "kind": "failed", "code": 70, "message": "the command was killed"},
+        )
+    return number
 
 
 def tried_in_this_process(run: RunFolder) -> bool:

@@ -1,22 +1,26 @@
 """The checks of a dataset: quick ones always, checksums where they are affordable, every token when asked."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from tokenizers import Tokenizer
 
 from configs.errors import DataError
 from tasks.artifacts import Damaged, check, file_checksum, read_manifest
-from tasks.preprocess.reader import TokenReader, map_list
-from tasks.preprocess.tokenizers import EOS_ID, encoder_of, token_bytes
+from tasks.preprocess.chunking import row_starts
+from tasks.preprocess.reader import map_list
+from tasks.preprocess.tokenizers import encoder_of, token_bytes
 
 VERIFIER_VERSION = 1
 SPLITS = ("train", "validation")
 DECODED = 16  # documents a split that are decoded and encoded again
+log = logging.getLogger("infini_llama.verify")
 
 
 def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str, Any]:
@@ -27,8 +31,8 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
         full_below: bytes up to which "quick" also checks every checksum.
 
     Returns:
-        a report: {"level", "ok", "checks": [{"name", "detail"}], "checked_bytes", "seconds", "verify_on_read"}; the last says
-        whether shards are still to be checked at their first read.
+        a report: {"level", "ok", "checks": [{"name", "ok", "detail"}], "files", "checked_bytes", "seconds", "verify_on_read"};
+        the last says whether shards are still to be checked at their first read.
 
     Raises:
         DataError: names the damaged file and what to do.
@@ -36,59 +40,56 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
     started = time.perf_counter()
     dataset = Path(home) / reference["path"]
     chunks = dataset / "chunks" / reference["chunks"]
-    done: list[dict[str, str]] = []
+    done: list[dict[str, Any]] = []
+    planned = 9 if level == "deep" else 5
 
-    def run(name: str, action: Callable[[], str]) -> None:
+    def run(name: str, action: Callable[[], str], suspect: Path = dataset) -> None:
+        log.info("checking %s", name, extra={"progress": {"done": len(done), "total": planned, "unit": "checks"}})
         try:
-            done.append({"name": name, "detail": action()})
+            done.append({"name": name, "ok": True, "detail": action()})
         except DataError as fault:
             raise DataError(
-                f"{fault} Training does not start on it: remove the folder {dataset} and run the same command again, which builds it anew."
+                f"{fault} Training does not start on it: move {suspect} aside (mv {suspect} {suspect}.damaged) "
+                "and run the same command again, which builds it anew."
             ) from None
 
-    total = sum(file["size"] for file in _manifest(dataset, run)["files"].values())
+    run("manifest of the tokens", lambda: f"{len(read_manifest(dataset, 'dataset')['files'])} files")
+    run("manifest of the rows", lambda: f"{len(read_manifest(chunks, 'chunks')['files'])} files", chunks)
+    tokens_files, rows_files = read_manifest(dataset, "dataset")["files"], read_manifest(chunks, "chunks")["files"]
+    total = sum(file["size"] for files in (tokens_files, rows_files) for file in files.values())
     checksums = level == "deep" or total <= full_below
-    run("files", lambda: _files(dataset, chunks, checksums))
-    run("digests", lambda: _digests(dataset, chunks, reference))
+    run("token files", lambda: _files(dataset, "dataset", checksums, reference["digest"]))
+    run("row files", lambda: _files(chunks, "chunks", checksums, reference["chunks_digest"]), chunks)
     run("tokenizer", lambda: _tokenizer(dataset))
     if level == "deep":
         run("tokens", lambda: _tokens(dataset))
-        run("rows", lambda: _rows(dataset, reference["chunks"]))
+        run("rows", lambda: _rows(dataset, chunks), chunks)
         run("text", lambda: _text(dataset))
         run("leakage", lambda: _leakage(dataset))
+    log.info("checked the dataset", extra={"progress": {"done": planned, "total": planned, "unit": "checks"}})
     return {
         "level": level,
         "ok": True,
         "checks": done,
+        "files": len(tokens_files) + len(rows_files),
         "checked_bytes": total if checksums else 0,
         "seconds": round(time.perf_counter() - started, 3),
         "verify_on_read": not checksums,
     }
 
 
-def _manifest(dataset: Path, run: Callable[[str, Callable[[], str]], None]) -> dict[str, Any]:
-    run("manifest", lambda: f"{len(read_manifest(dataset, 'dataset')['files'])} files")
-    return read_manifest(dataset, "dataset")
-
-
-def _files(dataset: Path, chunks: Path, checksums: bool) -> str:
-    check(dataset, "dataset", checksums)
-    check(chunks, "chunks", checksums)
-    return "every checksum" if checksums else "every size"
-
-
-def _digests(dataset: Path, chunks: Path, reference: dict) -> str:
-    found = read_manifest(dataset, "dataset")["digest"], read_manifest(chunks, "chunks")["digest"]
-    if found != (reference["digest"], reference["chunks_digest"]):
-        raise Damaged(f"{dataset} is not the dataset that preprocess returned (its digest differs).")
-    return found[0]
+def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
+    if (found := check(folder, kind, checksums)["digest"]) != digest:
+        raise Damaged(f"{folder} is not what preprocess returned: its digest is {found}, and {digest} was expected.")
+    return f"every {'checksum' if checksums else 'size'}; {digest}"
 
 
 def _tokenizer(dataset: Path) -> str:
     manifest = read_manifest(dataset, "dataset")
     path = dataset / "tokenizer.json"
-    if file_checksum(path) != manifest["files"]["tokenizer.json"]["checksum"]:
-        raise Damaged(f"{path} is not the tokenizer this dataset was made with (checksum differs).")
+    for file in (path, dataset / "token_bytes.npy"):
+        if file_checksum(file) != manifest["files"][file.name]["checksum"]:
+            raise Damaged(f"{file} is not the one this dataset was made with (checksum differs).")
     tokenizer = Tokenizer.from_file(str(path))
     if tokenizer.get_vocab_size() != manifest["content"]["vocab_size"]:
         raise Damaged(
@@ -102,56 +103,69 @@ def _tokenizer(dataset: Path) -> str:
 def _tokens(dataset: Path) -> str:
     content = read_manifest(dataset, "dataset")["content"]
     for split in SPLITS:
+        documents = tokens = 0
         for shard in content[split]["shards"]:
             path = dataset / shard["file"]
             offsets, values = map_list(path)
-            if len(values) != shard["tokens"] or len(offsets) != shard["documents"] + 1:
-                raise Damaged(
-                    f"{path} has {len(values)} tokens in {len(offsets) - 1} documents; the manifest says otherwise."
-                )
+            stated = {name: shard[name] for name in ("documents", "tokens", "first_document", "first_token")}
+            found = (len(offsets) - 1, len(values), documents, tokens)
+            if found != tuple(stated.values()):
+                raise Damaged(f"{path} has {dict(zip(stated, found, strict=True))}; the manifest says {stated}.")
+            if values.dtype != content["dtype"]:
+                raise Damaged(f"{path} holds {values.dtype}; the manifest says {content['dtype']}.")
             if values.max() >= content["vocab_size"]:
                 raise Damaged(f"{path} has token {values.max()}, beyond the vocabulary of {content['vocab_size']}.")
-            ends = offsets[1:] - 1
             if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) <= 0).any():
                 raise Damaged(f"{path} has document offsets that do not ascend from 0 to its end.")
-            if (values[ends] != EOS_ID).any() or int((values == EOS_ID).sum()) != len(ends):
+            ends = np.flatnonzero(values == content["eos_id"])
+            if not np.array_equal(ends, offsets[1:] - 1):
                 raise Damaged(f"{path} has documents that do not end with the one end-of-text token they should have.")
+            documents, tokens = documents + len(ends), tokens + len(values)
+        if (documents, tokens) != (content[split]["documents"], content[split]["tokens"]):
+            raise Damaged(f"the shards of {dataset / split} do not add up to what the manifest says.")
     return f"{content['train']['tokens'] + content['validation']['tokens']:,} tokens below {content['vocab_size']}"
 
 
-def _rows(dataset: Path, chunks: str) -> str:
-    content = read_manifest(dataset, "dataset")["content"]
-    counts = []
+def _rows(dataset: Path, chunks: Path) -> str:
+    content, table = read_manifest(dataset, "dataset")["content"], read_manifest(chunks, "chunks")["content"]
     for split in SPLITS:
-        reader = TokenReader(dataset, chunks, split)
-        if len(reader) and (
-            reader.starts[0] < 0 or reader.starts.max() + reader.sequence_length >= content[split]["tokens"]
-        ):
-            raise Damaged(f"{dataset}/chunks/{chunks}/{split}.rows.npy points outside the tokens of {split}.")
-        counts.append(len(reader))
-    return f"{counts[0]:,} training and {counts[1]:,} validation rows"
+        starts = np.load(chunks / f"{split}.rows.npy", mmap_mode="r", allow_pickle=False)
+        expected = row_starts(content[split]["tokens"], table["sequence_length"])
+        if starts.dtype != expected.dtype or not np.array_equal(starts, expected):
+            raise Damaged(f"{chunks / f'{split}.rows.npy'} is not the row table of the tokens of {split}.")
+        if len(starts) != table["rows"][split]:
+            raise Damaged(f"{chunks} has {len(starts)} rows of {split}; its manifest says {table['rows'][split]}.")
+    return f"{table['rows']['train']:,} training and {table['rows']['validation']:,} validation rows"
 
 
-def _documents(dataset: Path, split: str) -> list[np.ndarray]:
-    shards = read_manifest(dataset, "dataset")["content"][split]["shards"]
-    mapped = [map_list(dataset / shard["file"]) for shard in shards]
-    return [values[start:end] for offsets, values in mapped for start, end in pairwise(offsets)]
+def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
+    for shard in read_manifest(dataset, "dataset")["content"][split]["shards"]:
+        offsets, values = map_list(dataset / shard["file"])
+        for start, end in pairwise(offsets):
+            yield values[start:end]
 
 
 def _text(dataset: Path) -> str:
     encoder = encoder_of(Tokenizer.from_file(str(dataset / "tokenizer.json")))
+    content = read_manifest(dataset, "dataset")["content"]
     for split in SPLITS:
-        documents = _documents(dataset, split)
-        for number in np.unique(np.linspace(0, len(documents) - 1, DECODED).astype(int)):
-            ids = documents[number][:-1].tolist()
+        sampled = set(np.linspace(0, content[split]["documents"] - 1, DECODED).astype(int).tolist())
+        for number, document in enumerate(_documents(dataset, split)):
+            if number not in sampled:
+                continue
+            ids = document[:-1].tolist()
             if encoder.encode(encoder.decode(ids, skip_special_tokens=False), add_special_tokens=False).ids != ids:
                 raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
-    return f"{DECODED} documents a split decoded and encoded again"
+    return f"up to {DECODED} documents a split decoded and encoded again"
 
 
 def _leakage(dataset: Path) -> str:
-    training = {document.tobytes() for document in _documents(dataset, "train")}
-    leaked = sum(document.tobytes() in training for document in _documents(dataset, "validation"))
+    held_out = {_hash(document) for document in _documents(dataset, "validation")}
+    leaked = sum(_hash(document) in held_out for document in _documents(dataset, "train"))
     if leaked:
-        raise Damaged(f"{leaked} validation document(s) of {dataset} are also in the training text.")
-    return "no validation document is in the training text"
+        raise Damaged(f"{leaked} training document(s) of {dataset} are also in its validation text.")
+    return "no training document is in the validation text"
+
+
+def _hash(document: np.ndarray) -> bytes:
+    return blake3(document.tobytes()).digest(16)

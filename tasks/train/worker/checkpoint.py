@@ -64,6 +64,16 @@ class TensorReader(FileSystemReader):
         return metadata
 
 
+class TensorWriter(FileSystemWriter):
+    """DCP's writer, without this machine's paths in what it writes. Nothing is synced here: commit() does that, once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=False)
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(save_id=self.save_id)
+
+
 def tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
     """Every tensor that a run's state consists of, by name: parameters, and the optimizer's moments of each."""
     state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
@@ -88,7 +98,7 @@ def save(folder: Path, step: int, state: dict[str, torch.Tensor], scalars: dict,
     """Commits `step-XXXXXXXX`: every rank writes its share into a staging folder, then the first one commits it whole."""
     target = checkpoint_path(folder, step)
     staged = Path(ranks.from_first(str(staging(target)) if ranks.is_first else ""))
-    dcp_save(state, storage_writer=FileSystemWriter(staged, sync_files=False))  # commit() syncs, once
+    dcp_save(state, storage_writer=TensorWriter(staged))
     if ranks.is_first:
         (staged / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
         commit(staged, target, KIND, FORMAT_VERSION, meta={"torch": torch.__version__}, content={"step": step})

@@ -1,0 +1,80 @@
+"""What people see: plain lines without a terminal, throttled; the closing summary."""
+
+import logging
+
+import pytest
+
+from flows import console
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """The train stage's logger with a plain console whose clock the test moves."""
+    clock = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    handler = console.attach(quiet=False, verbose=False)
+    logger = logging.getLogger("infini_llama.train")
+    yield logger, clock
+    console.detach(handler)
+
+
+def progress(done, total=10):
+    return {"progress": {"done": done, "total": total, "unit": "MB"}}
+
+
+def test_plain_lines(log, capsys):
+    logger, _ = log
+    logger.info("attempt 1 [starts]")
+    logger.warning("checkpoint is damaged")
+    logger.debug("not shown")
+    out, err = capsys.readouterr()
+    assert err.splitlines() == ["train       attempt 1 [starts]", "train       warning: checkpoint is damaged"]
+    assert out == ""
+
+
+def test_progress_is_throttled_but_its_end_is_shown(log, capsys):
+    logger, clock = log
+    for done in range(11):
+        logger.info("tokenizing", extra=progress(done))
+        clock[0] += 0.5
+    assert capsys.readouterr().err.splitlines() == [
+        "train       tokenizing  4/10 MB",
+        "train       tokenizing  8/10 MB",
+        "train       tokenizing  10/10 MB",
+    ]
+
+
+def test_a_message_that_says_how_far_it_is_stays_as_it_is(log, capsys):
+    log[0].info("step 10/10  loss 1.0", extra=progress(10))
+    assert capsys.readouterr().err == "train       step 10/10  loss 1.0\n"
+
+
+def test_quiet_shows_warnings_only(capsys):
+    handler = console.attach(quiet=True, verbose=False)
+    logger = logging.getLogger("infini_llama.train")
+    logger.info("step 10/10", extra=progress(10))
+    logger.warning("so")
+    console.detach(handler)
+    assert capsys.readouterr().err == "train       warning: so\n"
+
+
+def test_summary():
+    summary = {
+        "run": "tiny", "steps": 300, "tokens": 1_228_800, "tokens_per_second": 12_345.6, "validation_loss": 3.0,
+        "validation_bits_per_token": 4.328, "unigram_entropy_bits": 9.2, "bits_per_byte": 1.2, "checkpoint": "/c",
+        "paths": {"report": "/r", "loss_curve": "/l"}, "sample": "def f():\n    [pass]",
+    }  # fmt: skip
+    text = console.summary_text(summary)
+    for words in (
+        "1,228,800 tokens",
+        "12,346 tokens/s",
+        "4.328 bits",
+        "9.200 bits (4.87 below it)",
+        "1.200 bits a byte",
+        "/c",
+        "/r",
+        "/l",
+    ):
+        assert words in text
+    assert text.endswith("sample\ndef f():\n    [pass]")
+    assert "4.33 ABOVE it" in console.summary_text(summary | {"unigram_entropy_bits": 0.0})

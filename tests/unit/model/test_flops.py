@@ -1,0 +1,48 @@
+"""The formula against a hand count and against what PyTorch executes."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from model.flops import attention_flops, flops_per_token, matrix_parameters
+from model.llama import Llama
+
+# width 32, 4 query heads and 2 key-value heads of 8, inner 48, vocabulary 97, 2 layers
+MATRICES = 2 * (32 * 32 + 32 * 16 + 32 * 16 + 32 * 32 + 3 * 32 * 48) + 97 * 32
+
+
+def test_softmax_by_hand(config):
+    pairs = 1 + 2 + 3 + 4 + 5
+    attention = 4 * 2 * 2 * 8 * pairs  # four heads; Q K^T and A V; two operations for each of 8 elements
+    assert matrix_parameters(config()) == MATRICES
+    assert attention_flops(config(), 5) == attention
+    assert flops_per_token(config(), 5) == 6 * MATRICES + 3 * 2 * attention / 5
+
+
+@pytest.mark.parametrize(
+    ("length", "pairs", "readers", "writers"), [(6, 9, 3, 3), (7, 13, 4, 6), (3, 6, 0, 0), (2, 3, 0, 0)]
+)
+def test_infini_by_hand(config, length, pairs, readers, writers):
+    """Segments of 3: the first reads nothing, the last writes nothing."""
+    expected = 4 * 4 * 8 * pairs + 4 * readers * 2 * (8 * 8 + 8) + 2 * writers * 2 * 8 * 8
+    settings = config(attention="infini", segment_length=3)
+    if length == 7:
+        pairs_of_tail = 1
+        expected = 4 * 4 * 8 * (6 + 6 + pairs_of_tail) + 4 * readers * 2 * 72 + 2 * writers * 2 * 64
+    if length == 6:
+        expected = 4 * 4 * 8 * (6 + 6) + 4 * readers * 2 * 72 + 2 * writers * 2 * 64
+    assert attention_flops(settings, length) == expected
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_equals_what_is_executed(config, attention):
+    """All products but those inside SDPA, which PyTorch counts as if they were not causal."""
+    settings = config(attention=attention, segment_length=8)
+    model, length = Llama(settings), 32
+    ids = torch.randint(0, 97, (1, length))
+    with FlopCounterMode(display=False) as counter:
+        model.loss(ids, ids)[0].backward()
+    executed = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op))
+    window = 8 if attention == "infini" else length
+    causal = 2 * 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)
+    assert flops_per_token(settings, length) * length - 3 * causal == executed

@@ -1,0 +1,156 @@
+"""Infini-attention against a literal loop of the paper's equations, and what must hold of it whatever the weights."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from differences import largest, relative
+from literal_infini import literal_infini
+
+from model.infini_attention import InfiniAttention
+from model.llama import Llama
+from model.memory import read, written
+from model.rope import rotary
+
+N = 8
+
+
+def attention(config, **changes):
+    """One layer's attention in fp64 with random weights and distinct gates."""
+    layer = InfiniAttention(config(attention="infini", segment_length=N, **changes)).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.3)
+        layer.gate.normal_(0, 2)
+    return layer
+
+
+def positions(layer, length, dtype=torch.float64):
+    return rotary(torch.arange(min(length, N)), layer.head_dim, 10_000.0, dtype)
+
+
+def test_heads_that_share_a_memory_are_those_that_share_keys():
+    """The order of SDPA's groups: query head h belongs to key-value head h // (H / Hkv)."""
+    q, k, v = torch.randn(1, 6, 5, 4), torch.randn(1, 3, 5, 4), torch.randn(1, 3, 5, 4)
+    M, z = written(k, v)
+    expected = read(q, M.repeat_interleave(2, dim=1), z.repeat_interleave(2, dim=1))
+    assert largest(read(q, M, z), expected) < 1e-6
+    assert largest(read(q, M, z), read(q, M.repeat(1, 2, 1, 1), z.repeat(1, 2, 1))) > 0.1
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("length", [N - 1, N, N + 1, 2 * N, 4 * N + 3])
+def test_equals_the_paper_literally(config, kv_heads, length):
+    layer = attention(config, num_key_value_heads=kv_heads)
+    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, length, 32, dtype=torch.float64)
+    inputs = [x, *layer.parameters()]
+
+    output = layer(x, positions(layer, length))
+    gradients = torch.autograd.grad((output * weights).sum(), inputs, allow_unused=True)
+    q, k, v = layer.project(x)
+    literal = layer.merge(literal_infini(q, k, v, layer.gate, N, 10_000.0))
+    expected = torch.autograd.grad((literal * weights).sum(), inputs, allow_unused=True)
+
+    assert largest(output, literal) < 1e-9
+    for gradient, other in zip(gradients, expected, strict=True):
+        assert (gradient is None) == (other is None)
+        if gradient is not None:
+            assert largest(gradient, other) < 1e-9
+
+
+@pytest.mark.parametrize("length", [1, N - 1, N])
+def test_one_segment_is_plain_causal_attention_bit_for_bit(config, length):
+    infini = Llama(config(attention="infini", segment_length=N))
+    plain = Llama(config(attention="softmax"))
+    infini.load_state_dict(plain.state_dict(), strict=False)
+    for name, parameter in infini.named_parameters():
+        if name.endswith(".gate"):
+            torch.nn.init.constant_(parameter, 3.0)
+    ids, labels = torch.randint(0, 97, (3, length)), torch.randint(0, 97, (3, length))
+    assert torch.equal(infini(ids), plain(ids))
+    infini.loss(ids, labels)[0].backward()
+    plain.loss(ids, labels)[0].backward()
+    for name, parameter in plain.named_parameters():
+        gradient, expected = infini.get_parameter(name).grad, parameter.grad
+        assert gradient is not None and expected is not None and torch.equal(gradient, expected), name
+
+
+@pytest.mark.parametrize("length", [4 * N, 4 * N + 3])
+def test_the_first_segment_of_a_long_row_is_plain_causal_attention(config, length):
+    infini = Llama(config(attention="infini", segment_length=N, num_hidden_layers=1)).double()
+    plain = Llama(config(attention="softmax", num_hidden_layers=1)).double()
+    infini.load_state_dict(plain.state_dict(), strict=False)
+    torch.nn.init.constant_(infini.get_parameter("model.layers.0.self_attn.gate"), 3.0)
+    ids = torch.randint(0, 97, (1, length))
+    assert largest(infini(ids)[:, :N], plain(ids[:, :N])) < 1e-12
+
+
+@pytest.mark.parametrize("edited", [0, 5, N - 1, N, 2 * N + 3])
+def test_an_edit_shows_later_and_never_earlier(config, edited):
+    """One layer, so that what reaches the segment after next can only have come through the memory."""
+    model = Llama(config(attention="infini", segment_length=N, num_hidden_layers=1)).double()
+    before = torch.randint(0, 97, (1, 5 * N + 3))
+    after = before.clone()
+    after[0, edited] = (before[0, edited] + 1) % 97
+    changed = (model(before) - model(after)).abs().amax(dim=(0, 2))
+    assert (changed[:edited] == 0).all()
+    two_segments_later = (edited // N + 2) * N
+    assert (changed[two_segments_later:] > 1e-9).all()
+
+
+def test_a_ragged_tail_is_the_beginning_of_a_full_segment(config):
+    """What pads the last segment reaches neither outputs nor gradients."""
+    model = Llama(config(attention="infini", segment_length=N)).double()
+    ids = torch.randint(0, 97, (2, 4 * N))
+    for length in range(2 * N + 1, 4 * N):
+        assert largest(model(ids[:, :length]), model(ids)[:, :length]) < 1e-12
+
+
+def test_rotating_by_position_plays_no_part_in_the_memory(config):
+    """With gates at one, what a later segment finds does not depend on where inside its segment a token was."""
+    layer = attention(config, num_key_value_heads=4)
+    torch.nn.init.constant_(layer.gate, 100.0)
+    x = torch.randn(1, 2 * N, 32, dtype=torch.float64)
+    shuffled = torch.cat((x[:, torch.randperm(N)], x[:, N:]), dim=1)
+    tables = positions(layer, 2 * N)
+    assert largest(layer(x, tables)[:, N:], layer(shuffled, tables)[:, N:]) < 1e-12
+
+
+@pytest.mark.parametrize("projection", ["k_proj", "v_proj"])
+def test_memory_is_not_detached(config, projection):
+    """The loss of the last segment alone teaches earlier segments what to write, through the memory and nothing else."""
+    layer = attention(config)
+    torch.nn.init.constant_(layer.gate, 100.0)  # memory alone
+    x = torch.randn(1, 4 * N, 32, dtype=torch.float64, requires_grad=True)
+    layer(x, positions(layer, 4 * N))[:, -N:].square().sum().backward()
+    gradient = layer.get_parameter(f"{projection}.weight").grad
+    assert gradient is not None and gradient.abs().max() > 1e-6
+    assert x.grad is not None and (x.grad[0, : 3 * N].abs().amax(dim=1) > 1e-9).all()
+
+
+@pytest.mark.parametrize("segments", [16, 256])
+def test_the_memory_survives_bf16_autocast(config, segments):
+    """Sums over many segments stay in fp32: only the rounding of the layer's bf16 inputs and outputs remains."""
+    layer = attention(config)
+    torch.nn.init.constant_(layer.gate, 100.0)
+    length = segments * N
+    x = torch.randn(1, length, 32).bfloat16()
+    exact = layer(x.double(), positions(layer, length))[:, -N:]
+    layer.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(x, positions(layer, length, torch.float32))[:, -N:]
+        q, k, v = layer.project(x)
+        _, M, z = layer.attend(q, k, v, positions(layer, length, torch.float32))
+    assert output.dtype == torch.bfloat16 and M.dtype == z.dtype == torch.float32
+    assert relative(output, exact) < 1e-2
+    features = F.elu(k[:, :, :-N].double()) + 1
+    exact_M = features.transpose(-1, -2) @ v[:, :, :-N].double()
+    assert relative(M, exact_M) < 1e-5
+    assert relative(z, features.sum(dim=2)) < 1e-5
+
+
+def test_a_memory_that_nothing_was_written_to_reads_as_zero():
+    q, nothing = torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)
+    assert torch.equal(read(q, nothing, nothing[..., 0]), torch.zeros(1, 2, 3, 4))
+    hardly = torch.full((1, 2, 3, 4), -200.0)  # sigma is exactly zero there
+    assert read(hardly, nothing + 1, nothing[..., 0] + 1).isfinite().all()

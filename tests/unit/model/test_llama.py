@@ -1,0 +1,159 @@
+"""Construction, initial weights, loss, optimizer groups, determinism."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import model as package
+from model.config import LlamaConfig
+from model.llama import Llama, parameter_groups
+from model.loss import cross_entropy_sum
+
+
+def test_imports_torch_and_the_standard_library_alone():
+    allowed = sys.stdlib_module_names | {"torch", "model"}
+    assert package.__file__
+    for file in Path(package.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.split(".")[0] for name in names} <= allowed, file
+
+
+def test_config_goes_to_a_dict_and_back(config):
+    assert LlamaConfig.from_dict(config().to_dict()) == config()
+    with pytest.raises(TypeError, match="hidden_sizes"):
+        LlamaConfig.from_dict(config().to_dict() | {"hidden_sizes": 3})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 30},
+        {"hidden_size": 12, "num_attention_heads": 4},  # heads of 3: no pairs to rotate
+        {"num_key_value_heads": 3},
+        {"attention": "linear"},
+        {"segment_length": 0},
+    ],
+)
+def test_impossible_configs_are_refused(config, changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        config(**changes)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_built_on_meta_it_is_the_same_model(config, attention, tied):
+    settings = config(attention=attention, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        model = Llama(settings)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    torch.manual_seed(7)
+    model.init_weights()
+    torch.manual_seed(7)
+    direct = Llama(settings)
+    assert model.state_dict().keys() == direct.state_dict().keys()
+    assert all(torch.equal(value, direct.state_dict()[name]) for name, value in model.state_dict().items())
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert not list(model.buffers())
+    assert torch.equal(model(torch.tensor([[1, 2, 3]])), direct(torch.tensor([[1, 2, 3]])))
+
+
+def test_a_parameter_without_a_rule_is_not_left_uninitialised(config):
+    model = Llama(config())
+    model.register_parameter("scale", torch.nn.Parameter(torch.empty(3)))
+    with pytest.raises(RuntimeError, match="scale"):
+        model.init_weights()
+
+
+def test_initial_weights(config):
+    model = Llama(config(attention="infini", hidden_size=256, initializer_range=0.02))
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert (parameter == 1).all()
+        elif name.endswith(".gate"):
+            assert (parameter == 0).all() and parameter.dtype == torch.float32 and parameter.shape == (4,)
+        else:
+            assert abs(parameter.std().item() - 0.02) < 0.001 and abs(parameter.mean().item()) < 0.001
+    generator = torch.Generator().manual_seed(3)
+    model.init_weights(generator)
+    drawn = model.lm_head.weight.clone()
+    model.init_weights(generator.manual_seed(3))
+    assert torch.equal(model.lm_head.weight, drawn)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameter_groups(config, tied):
+    model = Llama(config(attention="infini", tie_word_embeddings=tied))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = {group["name"]: group for group in parameter_groups(model, 0.1)}
+    of = {key: {names[parameter] for parameter in group["params"]} for key, group in groups.items()}
+    assert [len(group["params"]) for group in groups.values()] == [len(of[key]) for key in groups]
+    assert of["decay"] | of["no_decay"] | of["gates"] == set(names.values())
+    assert of["gates"] == {f"model.layers.{i}.self_attn.gate" for i in range(2)}
+    assert of["no_decay"] == {name for name in names.values() if "norm" in name} | {"model.embed_tokens.weight"}
+    assert ("lm_head.weight" in of["decay"]) == (not tied)
+    assert {key: group["weight_decay"] for key, group in groups.items()} == {"decay": 0.1, "no_decay": 0, "gates": 0}
+
+
+def test_loss_is_a_sum_over_targets_in_fp32(config):
+    logits = torch.randn(2, 5, 97)
+    labels = torch.randint(0, 97, (2, 5))
+    labels[0, 3:] = -100
+    total, count = cross_entropy_sum(logits, labels)
+    expected = -sum(
+        logits[b, t].double().log_softmax(0)[labels[b, t]] for b in range(2) for t in range(5) if labels[b, t] >= 0
+    )
+    assert count == 8 and abs(total - expected) < 1e-4
+    assert cross_entropy_sum(logits.bfloat16(), labels)[0].dtype == torch.float32
+    nothing, none = cross_entropy_sum(logits, torch.full((2, 5), -100))
+    assert nothing == 0 and none == 0
+    model = Llama(config())
+    ids = torch.randint(0, 97, (2, 5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.loss(ids, labels)[0].dtype == torch.float32
+    assert torch.equal(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_two_runs_are_equal_bit_for_bit(config, attention):
+    ids = torch.randint(0, 97, (3, 29))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        model = Llama(config(attention=attention))
+        loss, _ = model.loss(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        results.append([loss, *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_a_few_steps_learn_a_row_by_heart(config, attention):
+    model = Llama(config(attention=attention, initializer_range=0.02))
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=3e-3)
+    ids = torch.randint(0, 97, (2, 30))
+    losses = []
+    for _ in range(60):
+        loss, count = model.loss(ids[:, :-1], ids[:, 1:])
+        (loss / count).backward()
+        losses.append((loss / count).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[0] > 4 and losses[-1] < 1
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_the_graph_does_not_break(config, attention):
+    """torch.compile could take the loss whole: traced by Dynamo alone, as its back end is not what is tested."""
+    model = Llama(config(attention=attention))
+    ids = torch.randint(0, 97, (2, 30))
+    compiled = torch.compile(model.loss, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(ids[:, :-1], ids[:, 1:])[0], model.loss(ids[:, :-1], ids[:, 1:])[0])

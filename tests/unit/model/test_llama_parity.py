@@ -1,0 +1,90 @@
+"""Logits and gradients against transformers' LlamaForCausalLM, weights copied by state_dict."""
+
+import pytest
+import torch
+from differences import relative
+from transformers import LlamaConfig as TheirConfig
+from transformers import LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+from model.llama import Llama
+
+SHARED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "initializer_range",
+)
+
+
+def theirs_of(config):
+    fields = {name: getattr(config, name) for name in SHARED}
+    theirs = LlamaForCausalLM(
+        TheirConfig(**fields, rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta})
+    )
+    theirs.set_attn_implementation("sdpa")
+    return theirs
+
+
+def pair(config, dtype):
+    """Our model and theirs with the same weights; norms are not all ones, so that a missing one shows."""
+    ours, theirs = Llama(config).to(dtype), theirs_of(config).to(dtype)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def assert_equal(ours, theirs, length, tolerance):
+    ids, labels = torch.randint(0, 97, (2, length)), torch.randint(0, 97, (2, length))
+    a, b = ours(ids), theirs(input_ids=ids, use_cache=False).logits
+    assert relative(a, b) < tolerance
+    for logits in (a, b):
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    named = dict(theirs.named_parameters())
+    assert named.keys() == dict(ours.named_parameters()).keys()
+    for name, parameter in ours.named_parameters():
+        assert relative(parameter.grad, named[name].grad) < tolerance, name
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_equals_transformers(config, kv_heads, tied, dtype, tolerance):
+    settings = config(num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_theta=500.0, initializer_range=0.1)
+    assert_equal(*pair(settings, dtype), length=33, tolerance=tolerance)
+
+
+def test_equals_transformers_to_the_last_digits_of_fp64(config, monkeypatch):
+    """Their norms and rotary tables are rounded to fp32; without that the two agree to fp64's precision."""
+
+    def norm(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    def tables(self, x, position_ids):
+        base, size = self.config.rope_parameters["rope_theta"], self.config.hidden_size // 4
+        frequencies = base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = (position_ids[..., None].double() * frequencies).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", tables)
+    assert_equal(*pair(config(), torch.float64), length=33, tolerance=1e-11)
+
+
+def test_their_weights_load_here(config):
+    theirs = theirs_of(config(tie_word_embeddings=True))
+    ours = Llama(config(tie_word_embeddings=True))
+    ours.load_state_dict(theirs.state_dict())
+    ids = torch.randint(0, 97, (1, 12))
+    with torch.no_grad():
+        assert relative(ours(ids), theirs(ids).logits) < 1e-5
