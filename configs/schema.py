@@ -328,6 +328,11 @@ class PipelineConfig(Section):
         problems = []
         if self.data.source == "files" and not self.data.files:
             problems.append("data.files is empty; name text files or globs, or set data.source=python-stdlib")
+        if self.model.attention == "infini" and self.data.sequence_length <= self.model.segment_length:
+            problems.append(
+                f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="
+                f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
+            )
         processes = self.environment.nproc_per_node
         batch = self.train.micro_batch_size * (processes if isinstance(processes, int) else 1)
         if self.train.global_batch_size % batch:

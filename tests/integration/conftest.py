@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -88,7 +89,13 @@ class Laboratory:
         return self.home / "runs" / name
 
     def start(
-        self, name: str, *overrides: str, command: str = "run", direct: bool = True, env: dict | None = None
+        self,
+        name: str,
+        *overrides: str,
+        command: str = "run",
+        direct: bool = True,
+        env: dict | None = None,
+        largest_file: int | None = None,
     ) -> Started:
         marker = f"INFINI_TEST_RUN={name}-{time.time_ns()}"
         variable, value = marker.split("=")
@@ -110,6 +117,7 @@ class Laboratory:
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=(lambda: limit_files(largest_file)) if largest_file else None,
             )
         return Started(process, marker, log)
 
@@ -138,6 +146,11 @@ def exact_metrics(run_dir: Path) -> list[dict]:
     timing = ("step_time", "data_time", "save_time", "tokens_per_second", "flops_per_second")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in timing} for line in lines]
+
+
+def limit_files(size: int) -> None:
+    """As if the disk were full for every file beyond `size` bytes, for this process and its children."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def kill(pid: int) -> None:

@@ -61,6 +61,13 @@ def test_an_unknown_key_gets_the_nearest_name(mapping, hint):
         ({"model": {"hidden_size": 100, "num_attention_heads": 3}}, ["num_attention_heads=3", "hidden_size=100"]),
         ({"model": {"num_attention_heads": 4, "num_key_value_heads": 3}}, ["num_key_value_heads=3"]),
         ({"train": {"global_batch_size": 10, "micro_batch_size": 4}}, ["global_batch_size=10", "micro_batch_size=4"]),
+        (
+            {
+                "model": {"attention": "infini", "segment_length": 64},
+                "data": {"source": "python-stdlib", "sequence_length": 64},
+            },
+            ["sequence_length=64", "segment_length=64"],
+        ),
         ({"train": {"max_steps": 10, "warmup_steps": 10}}, ["warmup_steps=10", "max_steps=10"]),
         ({"data": {"source": "python-stdlib", "tokenizer": {"vocab_size": 256}}}, ["vocab_size", "at least 257"]),
         ({"environment": {"env": {"A B": "x"}}}, ["environment.env"]),

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -69,9 +70,9 @@ def test_a_child_that_inherits_the_descriptor_holds_the_lock_after_its_parent(tm
 def test_a_failure_under_the_lock_frees_it_and_a_refusal_leaks_no_descriptor(tmp_path):
     with pytest.raises(ZeroDivisionError), Lock(tmp_path / "lock"):
         raise ZeroDivisionError
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with Lock(tmp_path / "lock"):
         for _ in range(5):
             with pytest.raises(Busy), Lock(tmp_path / "lock"):
                 pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,115 @@
+"""Damaged, missing and foreign files: found before anything is trained on them, told in a sentence, and nothing is lost."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from conftest import CONFIG, Laboratory
+
+SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
+
+
+def flip_a_bit(path, at=0.5):
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 1
+    path.write_bytes(data)
+
+
+def refused(started, code: int, *words: str) -> str:
+    assert started.wait() == code, started.log.read_text()
+    text = started.log.read_text()
+    assert all(word in text for word in words), text
+    assert "Traceback" not in text
+    assert not started.processes()
+    return text
+
+
+@pytest.fixture
+def finished(lab, uninterrupted):
+    """A copy of a finished run that a test may break; its last checkpoint is of step 60, and 50, 40 are kept."""
+    summary, _ = uninterrupted("softmax", 2)
+
+    def copy(name: str):
+        target = lab.run_dir(name)
+        shutil.copytree(lab.run_dir("calm-softmax-2"), target, symlinks=True)
+        return target, summary
+
+    return copy
+
+
+def test_a_damaged_newest_checkpoint_makes_the_next_older_one_serve(lab, finished):
+    run_dir, expected = finished("damaged-checkpoint")
+    (run_dir / "summary.json").unlink()
+    shard = max((run_dir / "checkpoints/step-00000060").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    flip_a_bit(shard)
+    started = lab.start("damaged-checkpoint", *SOFTMAX_2)
+    assert started.wait() == 0, started.log.read_text()
+    text = started.log.read_text()
+    assert "step-00000060 is damaged and not used" in text and "starts from step-00000050" in text
+    assert (run_dir / "checkpoints/step-00000060.damaged-1").is_dir()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_training_never_starts_on_a_flipped_bit_of_the_dataset(lab, tmp_path):
+    own = Laboratory(tmp_path, tmp_path / "config.yaml")
+    own.config.write_text(yaml.safe_dump(CONFIG))
+    shutil.copytree(lab.home / "datasets", tmp_path / "datasets", symlinks=True)
+    (dataset,) = (tmp_path / "datasets").glob("python-stdlib-*")
+    shard = dataset / "train/data-00000.arrow"
+    flip_a_bit(shard)
+    refused(own.start("flipped"), 65, str(shard), "checksum", "run the same command again")
+    assert not (own.run_dir("flipped") / "attempts.jsonl").exists()
+    shutil.rmtree(dataset)  # what the sentence says to do
+    assert own.start("flipped", "train.max_steps=6").wait() == 0
+
+
+def test_a_run_folder_of_another_dataset_or_model_is_refused_with_the_differences(lab, finished):
+    finished("foreign")
+    refused(
+        lab.start("foreign", *SOFTMAX_2, "data.sequence_length=32"),
+        64,
+        "belongs to another run",
+        "dataset.sequence_length: 64 before, 32 now",
+    )
+    refused(lab.start("foreign", *SOFTMAX_2, "model.hidden_size=32"), 64, "model.hidden_size: 64 before, 32 now")
+    refused(lab.start("foreign", *SOFTMAX_2, "train.seed=5"), 64, "train.seed: 1234 before, 5 now")
+
+
+def test_no_space_for_a_checkpoint_is_a_sentence_and_the_same_command_carries_on(lab, uninterrupted):
+    expected, _ = uninterrupted("softmax", 2)
+    (shard,) = lab.home.glob("datasets/python-stdlib-*/train/data-00000.arrow")
+    assert shard.stat().st_size > 400_000  # the dataset is there already, so only the checkpoints meet the limit
+    started = lab.start("full", *SOFTMAX_2, "runtime.retries=0", largest_file=400_000)
+    refused(started, 70, "no space", "run the same command again")
+    assert not list((lab.run_dir("full") / "checkpoints").glob("step-*"))
+    assert lab.finish("full", *SOFTMAX_2)["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_two_commands_of_one_run(lab, uninterrupted):
+    """The second waits out the grace period, then is refused with the first one's process; the first is not disturbed."""
+    expected, _ = uninterrupted("softmax", 2)
+    first = lab.start("twice", *SOFTMAX_2)
+    lab.wait_for_step("twice", 1, first)
+    first.process.send_signal(19)  # SIGSTOP: it holds the lock for as long as we like
+    second = lab.start("twice", *SOFTMAX_2, "runtime.grace_period=1")
+    refused(second, 70, "held by another process", str(first.process.pid))
+    first.process.send_signal(18)
+    assert first.wait() == 0
+    assert (
+        json.loads((lab.run_dir("twice") / "summary.json").read_text())["weights_sha256"] == expected["weights_sha256"]
+    )
+
+
+def test_resume_rules(lab, finished):
+    run_dir, expected = finished("rules")
+    (run_dir / "summary.json").unlink()
+    refused(lab.start("rules", *SOFTMAX_2, "runtime.resume=never"), 64, "runtime.resume=never", "has checkpoints")
+    refused(lab.start("rules-new", *SOFTMAX_2, "runtime.resume=must"), 64, "runtime.resume=must", "no good checkpoint")
+    back = f"runtime.resume={run_dir}/checkpoints/step-00000040"
+    started = lab.start("rules", *SOFTMAX_2, back)
+    assert started.wait() == 0, started.log.read_text()
+    assert "starts from step-00000040" in started.log.read_text()
+    assert (run_dir / "checkpoints/abandoned/step-00000060").is_dir()
+    assert json.loads((run_dir / "summary.json").read_text())["weights_sha256"] == expected["weights_sha256"]

@@ -1,0 +1,82 @@
+"""The same through Prefect: retries inside one flow run, a killed flow, and a second run that does nothing again."""
+
+import json
+import random
+import sqlite3
+import textwrap
+
+from conftest import exact_metrics, kill
+
+OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
+
+# Put on the workers' path by the configuration's own environment.env: one rank raises once, in the middle of training.
+FAULT = """
+import importlib.abc, importlib.util, os, sys
+
+class Fault(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "tasks.train.worker.step":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            step, calls = module.train_step, []
+            def failing(*arguments):
+                calls.append(1)
+                if len(calls) == 25 and os.environ["RANK"] == "1" and not os.path.exists(FLAG):
+                    open(FLAG, "w").close()
+                    raise RuntimeError("the injected fault")
+                return step(*arguments)
+            module.train_step = failing
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Fault())
+"""
+
+
+def task_states(home) -> list[tuple[str, str]]:
+    """(task, state) of every task run that Prefect's own database knows, oldest first."""
+    with sqlite3.connect(f"file:{home}/prefect/prefect.db?mode=ro", uri=True) as database:
+        query = "select task_run.name, task_run_state.name from task_run join task_run_state on task_run.state_id = task_run_state.id"
+        return [(name, state) for name, state in database.execute(query + " order by task_run.created")]
+
+
+def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
+    expected, expected_metrics = uninterrupted("softmax", 2)
+    (tmp_path / "sitecustomize.py").write_text(f"FLAG = {str(tmp_path / 'raised')!r}\n" + textwrap.dedent(FAULT))
+    started = lab.start("raises", *OVERRIDES, f"environment.env={{PYTHONPATH: '{tmp_path}'}}", direct=False)
+    assert started.wait() == 0, started.log.read_text()
+    assert not started.processes(), "processes were left behind"
+    attempts = [json.loads(line) for line in (lab.run_dir("raises") / "attempts.jsonl").read_text().splitlines()]
+    assert [attempt["kind"] for attempt in attempts] == ["failed", "done"]
+    assert "the injected fault" in attempts[0]["message"]
+    assert attempts[1]["from_step"] == 20
+    assert attempts[0]["invocation"] == attempts[1]["invocation"], "one process, one flow run"
+    assert started.log.read_text().count("nothing to do") == 1, "preprocess ran once"
+    summary = json.loads((lab.run_dir("raises") / "summary.json").read_text())
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert exact_metrics(lab.run_dir("raises")) == expected_metrics
+
+
+def test_a_killed_flow_run_again_and_once_more(lab, uninterrupted):
+    expected, expected_metrics = uninterrupted("softmax", 2)
+    started = lab.start("flow", *OVERRIDES, direct=False)
+    lab.wait_for_step("flow", random.Random(5).randint(5, 40), started)
+    kill(started.process.pid)
+    started.wait()
+    summary = lab.finish("flow", *OVERRIDES, direct=False)  # asserts that nothing is left behind
+    assert not started.processes(), "the killed flow's server or workers are left"
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert summary["optimizer_sha256"] == expected["optimizer_sha256"]
+    assert exact_metrics(lab.run_dir("flow")) == expected_metrics
+
+    before = len(task_states(lab.home))
+    again = lab.start("flow", *OVERRIDES, direct=False)
+    assert again.wait() == 0, again.log.read_text()
+    assert "finished" in again.log.read_text()
+    states = task_states(lab.home)[before:]
+    assert [state for name, state in states if name.startswith("preprocess")] == ["Cached"], states
+    assert summary["attempts"] == len(list((lab.run_dir("flow") / "logs").glob("attempt-*"))), "training started again"

@@ -1,0 +1,85 @@
+"""A small corpus of made-up text, and a dataset built from it once."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from configs.schema import PipelineConfig
+from tasks.preprocess.stage import preprocess
+
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "self.value",
+    "=",
+    "{x:",
+    "1}",
+    "«größer»",
+    "日本語",
+    "🙂",
+    "\n",
+    "",
+    "\t",
+    "None:\n    return",
+]
+
+
+def write_corpus(folder: Path, documents: int = 40, words: int = 120) -> Path:
+    choose = random.Random(7)
+    folder.mkdir(parents=True)
+    for number in range(documents):
+        text = " ".join(choose.choices(WORDS, k=choose.randint(1, words)))
+        (folder / f"text-{number:03d}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def data_section(corpus: Path, **changes: object) -> dict:
+    given = {
+        "files": [f"{corpus}/**/*.txt"],
+        "validation_fraction": 0.2,
+        "sequence_length": 16,
+        "shard_size": 1024,
+        "device": "cpu",
+        "tokenizer": {"vocab_size": 300},
+    }
+    return PipelineConfig.model_validate({"data": given | changes}).model_dump(mode="json")["data"]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "text")
+
+
+@pytest.fixture(scope="session")
+def data(corpus: Path) -> Callable[..., dict]:
+    """The `data` section for the corpus, with changes."""
+    return lambda **changes: data_section(corpus, **changes)
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path, dict]:
+    home = tmp_path_factory.mktemp("built")
+    return home, preprocess(data_section(corpus), str(home))
+
+
+@pytest.fixture
+def built(_built: tuple[Path, dict], tmp_path: Path) -> tuple[Path, dict]:
+    """A home of one's own with the built dataset, and its reference."""
+    home, reference = _built
+    return shutil.copytree(home, tmp_path / "home", symlinks=True), reference
+
+
+@pytest.fixture
+def digests() -> Callable[[Path], dict[str, str]]:
+    """The bytes of everything below a folder, but for what says when it was made."""
+    from tasks.artifacts import file_checksum
+
+    def below(folder: Path) -> dict[str, str]:
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"]
+        return {path.relative_to(folder).as_posix(): file_checksum(path) for path in files}
+
+    return below

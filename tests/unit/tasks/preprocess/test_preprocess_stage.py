@@ -1,0 +1,299 @@
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.errors import DataError, PipelineError
+from tasks.artifacts import check, is_complete
+from tasks.preprocess.reader import TokenReader, map_list
+from tasks.preprocess.stage import lookup, plan, preprocess
+from tasks.preprocess.tokenizers import EOS
+
+
+def temporaries(home: Path) -> list[str]:
+    return [str(path) for path in home.rglob(".*.tmp")]
+
+
+def test_the_reference_says_where_the_dataset_is_and_what_it_holds(data, corpus, tmp_path):
+    planned = plan(data(), str(tmp_path))
+    assert lookup(data(), str(tmp_path)) is None
+    reference = preprocess(data(), str(tmp_path))
+    assert reference["path"] == f"datasets/files-{planned['key'][:12]}" == f"datasets/{planned['name']}"
+    assert reference["chunks"] == planned["chunks_key"][:12] and reference["built"] == ["tokens", "chunks"]
+    assert json.loads(json.dumps(reference)) == reference
+    assert lookup(data(), str(tmp_path)) == reference | {"built": []}
+    texts = [path.read_text(encoding="utf-8") for path in corpus.glob("*.txt")]
+    splits = [reference["train"], reference["validation"]]
+    assert sum(split["documents"] for split in splits) == planned["documents"] == len(texts)
+    assert sum(split["bytes"] for split in splits) == planned["bytes"] == sum(len(text.encode()) for text in texts)
+    assert all(split["rows"] == (split["tokens"] - 1) // 16 for split in splits)
+    assert reference["vocab_size"] == 300 and 2 < reference["validation"]["unigram_entropy_bits"] < np.log2(300)
+    assert (tmp_path / "datasets" / "latest").resolve() == tmp_path / reference["path"]
+
+
+def test_decoded_documents_are_the_files_each_in_one_split(data, corpus, tmp_path):
+    from tokenizers import Tokenizer
+
+    reference = preprocess(data(), str(tmp_path))
+    folder = tmp_path / reference["path"]
+    tokenizer, lengths = Tokenizer.from_file(str(folder / "tokenizer.json")), np.load(folder / "token_bytes.npy")
+    read = []
+    for split in ("train", "validation"):
+        found = []
+        for shard in sorted((folder / split).glob("*.arrow")):
+            offsets, values = map_list(shard)
+            for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+                assert values[end - 1] == 0 and lengths[values[start:end]].sum() > 0
+                found.append(tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False))
+                assert lengths[values[start:end]].sum() == len(found[-1].encode())
+        read += [found]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt"))]
+    assert [text for text in texts if text in read[0]] == read[0]  # in the order of their names
+    assert [text for text in texts if text in read[1]] == read[1]
+    assert sorted(read[0] + read[1]) == sorted(texts)
+
+
+def test_a_rebuild_elsewhere_gives_the_same_bytes(data, corpus, tmp_path, digests):
+    shutil.copytree(corpus, tmp_path / "moved")
+    first = preprocess(data(), str(tmp_path / "one"))
+    second = preprocess(data(files=[str(tmp_path / "moved" / "*.txt")]), str(tmp_path / "two"))
+    assert first == second
+    assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
+
+
+BUILD = """
+import json, sys
+from tasks.preprocess.stage import preprocess
+reference = preprocess(json.loads(sys.argv[1]), sys.argv[2])
+loaded = [name for name in ("torch", "datasets", "transformers", "prefect") if name in sys.modules]
+print(json.dumps([reference, loaded]))
+"""
+
+
+def build(data: dict, home: Path, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", BUILD, json.dumps(data), str(home)]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_bytes_are_the_same_with_any_number_of_threads_and_no_torch_is_imported(data, tmp_path, digests):
+    references = []
+    for threads in ("1", "3"):
+        child = build(data(), tmp_path / threads, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=threads)
+        reference, loaded = json.loads(child.stdout)
+        assert loaded == []
+        references.append(reference)
+    assert references[0] == references[1]
+    assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "3" / "datasets")
+
+
+def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_path):
+    first = preprocess(data(), str(tmp_path))
+    folder = tmp_path / first["path"]
+
+    def touched() -> dict:
+        return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*.*") if "chunks" not in path.parts}
+
+    before = touched()
+    assert preprocess(data(), str(tmp_path)) == first | {"built": []}
+    other = preprocess(data(sequence_length=33), str(tmp_path))
+    assert other["built"] == ["chunks"] and other["digest"] == first["digest"] and touched() == before
+    assert other["sequence_length"] == 33 and other["train"]["rows"] == (first["train"]["tokens"] - 1) // 33
+    assert len(list((folder / "chunks").iterdir())) == 2
+    assert lookup(data(), str(tmp_path)) == first | {"built": []}
+    assert preprocess(data(tokenizer={"vocab_size": 290}), str(tmp_path))["built"] == ["tokens", "chunks"]
+
+
+def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
+    (tmp_path / "text").mkdir()
+    for number in range(30):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"{EOS} number {number} {EOS}{EOS} ends {EOS}")
+    reference = preprocess(data(files=[str(tmp_path / "text/*.txt")]), str(tmp_path))
+    for shard in (tmp_path / reference["path"]).rglob("*.arrow"):
+        offsets, values = map_list(shard)
+        assert np.flatnonzero(values == 0).tolist() == (offsets[1:] - 1).tolist()
+
+
+def test_a_damaged_level_is_moved_aside_with_a_line_and_built_anew(data, tmp_path, caplog, digests):
+    reference = preprocess(data(), str(tmp_path))
+    folder, before = tmp_path / reference["path"], digests(tmp_path / reference["path"])
+    (folder / "chunks" / reference["chunks"] / "train.rows.npy").unlink()
+    assert lookup(data(), str(tmp_path)) is None
+    with caplog.at_level(logging.WARNING):
+        assert preprocess(data(), str(tmp_path)) == reference | {"built": ["chunks"]}
+    assert f"{reference['chunks']} is not complete; it was moved to" in caplog.text
+    os.truncate(next((folder / "train").glob("*.arrow")), 100)
+    assert preprocess(data(), str(tmp_path)) == reference | {"built": ["tokens", "chunks"]}
+    assert digests(folder) == before
+    assert (tmp_path / "datasets" / f"{folder.name}.damaged-1" / "manifest.json").exists()
+
+
+# The parent forks one child for each step and kills it there, for real; another finishes the build. Nothing is threaded before.
+KILLED = """
+import json, os, signal, sys
+from tasks.preprocess.stage import preprocess
+data, home, stride = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+BEGUN = ("open", "os.", "shutil.")
+
+def child(folder, step):
+    count = 0
+    def kill(event, arguments):
+        nonlocal count
+        if event.startswith(BEGUN) and not str(arguments[0]).endswith(".txt"):
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(kill)
+    preprocess(data, folder)
+
+for step in range(1, 100_000, stride):
+    codes = []
+    for last in (step, 0):
+        pid = os.fork()
+        if pid == 0:
+            child(f"{home}/{step}", last)
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    print(step, *codes, flush=True)
+    if codes[0] == 0:
+        break
+"""
+
+
+def test_killed_anywhere_the_same_call_gives_the_same_bytes_and_leaves_nothing(data, tmp_path, digests):
+    settings = data(shard_size=4096)
+    expected = preprocess(settings, str(tmp_path / "whole"))
+    command = [sys.executable, "-c", KILLED, json.dumps(settings), str(tmp_path / "killed"), "7"]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    steps = [line.split() for line in child.stdout.splitlines()]
+    assert len(steps) > 10, child.stderr
+    assert [ended for _, ended, _ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
+    assert {again for _, _, again in steps} == {"0"}
+    whole = digests(tmp_path / "whole" / "datasets")
+    for step, _, _ in steps:
+        home = tmp_path / "killed" / step
+        assert digests(home / "datasets") == whole
+        assert temporaries(home) == [] and not list(home.rglob("*.damaged-*"))
+        check(home / expected["path"], "dataset", checksums=True)
+        assert lookup(settings, str(home)) == expected | {"built": []}
+
+
+def test_killed_at_a_random_moment_of_real_work_the_same_call_gives_the_same_bytes(data, tmp_path, digests):
+    standard_library = Path(json.__file__).parent.parent
+    settings = data(files=[f"{standard_library}/[a-h]*/*.py"], tokenizer={"vocab_size": 600}, shard_size=100_000)
+    started = time.monotonic()
+    whole = build(settings, tmp_path / "whole")
+    seconds = time.monotonic() - started
+    for share in (0.4, 0.6, 0.8, 0.9):
+        command = [sys.executable, "-c", BUILD, json.dumps(settings), str(tmp_path / "killed")]
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        time.sleep(seconds * share)
+        child.kill()
+        child.wait()
+    assert json.loads(build(settings, tmp_path / "killed").stdout)[0] | {"built": []} == json.loads(whole.stdout)[0] | {
+        "built": []
+    }
+    assert digests(tmp_path / "killed" / "datasets") == digests(tmp_path / "whole" / "datasets")
+    assert temporaries(tmp_path / "killed") == []
+
+
+def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_path):
+    command = [sys.executable, "-c", BUILD, json.dumps(data()), str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    references = [json.loads(process.communicate(timeout=120)[0])[0] for process in both]
+    assert sorted(len(reference["built"]) for reference in references) == [0, 2]
+    assert references[0] | {"built": []} == references[1] | {"built": []}
+
+
+FULL_DISK = """
+import json, resource, sys
+from configs.errors import PipelineError
+from tasks.preprocess.stage import preprocess
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    preprocess(json.loads(sys.argv[1]), sys.argv[2])
+except PipelineError as error:
+    print(error.exit_code, error)
+"""
+
+
+@pytest.mark.parametrize("limit", [10, 500, 3_000, 20_000])
+def test_no_space_is_a_sentence_and_nothing_half_written_stays(data, tmp_path, limit):
+    """At 10 bytes the lock fails, at 500 the tokenizer, at 3,000 and at 20,000 later files."""
+    settings = data(shard_size=10**6, tokenizer={"vocab_size": 257})
+    command = [sys.executable, "-c", FULL_DISK, json.dumps(settings), str(tmp_path), str(limit)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(
+        rf"70 no space to write the dataset in {tmp_path}/datasets \(File too large\); free space and run the same command again\.\n",
+        child.stdout,
+    ), child.stdout + child.stderr
+    assert temporaries(tmp_path) == [] and lookup(settings, str(tmp_path)) is None
+    assert preprocess(settings, str(tmp_path))["built"] == ["tokens", "chunks"]
+
+
+def test_each_unusable_text_has_its_sentence(data, tmp_path, corpus):
+    (tmp_path / "text").mkdir()
+    pattern = {"files": [str(tmp_path / "text" / "*.txt")]}
+    (tmp_path / "text" / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"every file that data\.files matches is empty"):
+        preprocess(data(**pattern), str(tmp_path))
+    (tmp_path / "text" / "only.txt").write_text("one document " * 50)
+    with pytest.raises(
+        DataError,
+        match=r"1 document\(s\) leave none for (training|validation) at data\.validation_fraction=0\.2; add files",
+    ):
+        preprocess(data(**pattern), str(tmp_path))
+    with pytest.raises(
+        DataError,
+        match=r"the validation text has \d+ tokens, fewer than one row of data\.sequence_length=5000 .* shorten the rows",
+    ) as caught:
+        preprocess(data(sequence_length=5000, validation_fraction=0.05), str(tmp_path))
+    assert caught.value.exit_code == 65
+    with pytest.raises(DataError, match=r"the train text has \d+ tokens, fewer than one row"):
+        preprocess(data(sequence_length=100_000), str(tmp_path))
+    assert temporaries(tmp_path) == []
+
+
+def test_a_row_as_long_as_the_text_fits_and_one_token_longer_does_not(data, tmp_path):
+    tokens = preprocess(data(), str(tmp_path))["validation"]["tokens"]
+    longest = preprocess(data(sequence_length=tokens - 1), str(tmp_path))
+    assert longest["validation"]["rows"] == 1
+    folder = tmp_path / longest["path"]
+    row = TokenReader(folder, longest["chunks"], "validation").gather(np.array([0]))
+    assert row.shape == (1, tokens) and row[0, -1] == 0
+    with pytest.raises(DataError, match="fewer than one row"):
+        preprocess(data(sequence_length=tokens), str(tmp_path))
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="here the GPU works")
+def test_a_device_that_is_not_there_is_refused_before_the_work(data, tmp_path):
+    with pytest.raises(PipelineError, match=r"data\.device=cuda") as caught:
+        preprocess(data(device="cuda"), str(tmp_path))
+    assert caught.value.exit_code == 64 and not list((tmp_path / "datasets").glob("*"))
+
+
+def test_progress_is_told_in_megabytes_and_ends_at_the_total(data, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
+        preprocess(data(), str(tmp_path))
+    told = [record for record in caplog.records if hasattr(record, "progress")]
+    assert {record.getMessage() for record in told} == {
+        "reading text for the tokenizer",
+        "tokenizing training text",
+        "tokenizing validation text",
+    }
+    last = {record.getMessage(): record.__dict__["progress"] for record in told}
+    assert all(progress["unit"] == "MB" and progress["done"] == progress["total"] for progress in last.values())
+    assert "built tokens and chunks" in caplog.text
+
+
+def test_what_is_not_committed_is_not_believed(data, tmp_path):
+    reference = preprocess(data(), str(tmp_path))
+    (tmp_path / reference["path"] / "manifest.json").unlink()
+    assert not is_complete(tmp_path / reference["path"], "dataset") and lookup(data(), str(tmp_path)) is None

@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.errors import DataError
+from tasks.artifacts import commit, staging
+from tasks.preprocess.arrays import save_array
+from tasks.preprocess.chunking import row_starts
+from tasks.preprocess.reader import TokenReader
+from tasks.preprocess.tokens import ShardWriter
+
+
+def write_dataset(dataset, documents, capacity, length) -> None:
+    staged = staging(dataset)
+    writer = ShardWriter(staged / "train", np.dtype(np.uint16), capacity)
+    for document in documents:
+        writer.add(document)
+    writer.flush()
+    commit(staged, dataset, "dataset", 1, {}, {"train": {"shards": writer.shards, "tokens": writer.tokens}})
+    staged = staging(dataset / "chunks" / "k")
+    save_array(staged / "train.rows.npy", row_starts(writer.tokens, length))
+    commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, {"sequence_length": length})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    capacity=st.integers(1, 40),
+    length=st.integers(2, 70),
+    verify_on_read=st.booleans(),
+    data=st.data(),
+)
+def test_rows_are_those_of_the_documents_literally_joined(
+    tmp_path_factory, lengths, capacity, length, verify_on_read, data
+):
+    dataset = tmp_path_factory.mktemp("reader") / "data"
+    stream = np.arange(1, sum(lengths) + 1, dtype=np.uint16) * np.uint16(13)
+    write_dataset(dataset, np.split(stream, np.cumsum(lengths)[:-1]), capacity, length)
+    reader = TokenReader(dataset, "k", "train", verify_on_read)
+    assert len(reader) == (len(stream) - 1) // length
+    rows = data.draw(st.lists(st.integers(0, len(reader) - 1))) if len(reader) else []
+    gathered = reader.gather(np.array(rows, dtype=np.int64))
+    assert gathered.dtype == np.int64 and gathered.shape == (len(rows), length + 1)
+    assert gathered.tolist() == [stream[row * length : row * length + length + 1].tolist() for row in rows]
+
+
+def test_a_row_that_is_not_there_is_an_error_not_another_row(tmp_path):
+    write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint16)], 10, 9)
+    reader = TokenReader(tmp_path / "data", "k", "train")
+    with pytest.raises(IndexError):
+        reader.gather(np.array([len(reader)]))
+
+
+def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_and_not_in_others(built):
+    home, reference = built
+    dataset = home / reference["path"]
+    reader = TokenReader(dataset, reference["chunks"], "train", verify_on_read=True)
+    assert len(reader.paths) > 2
+    damaged = bytearray(reader.paths[-1].read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    reader.paths[-1].write_bytes(damaged)
+    reader.gather(np.array([0]))
+    with pytest.raises(
+        DataError, match=f"{reader.paths[-1]} does not have the bytes its manifest says; training stops"
+    ):
+        reader.gather(np.array([len(reader) - 1]))
+
+
+def test_verify_on_read_finds_a_changed_row_table_at_once(built):
+    home, reference = built
+    table = home / reference["path"] / "chunks" / reference["chunks"] / "validation.rows.npy"
+    damaged = bytearray(table.read_bytes())
+    damaged[-8] ^= 1
+    table.write_bytes(damaged)
+    TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    with pytest.raises(DataError, match=r"validation\.rows\.npy does not have the bytes"):
+        TokenReader(home / reference["path"], reference["chunks"], "validation", verify_on_read=True)
+
+
+@pytest.mark.parametrize("left", [0, 10, 200, -1, -700])
+@pytest.mark.parametrize("verify_on_read", [False, True])
+def test_a_shard_cut_short_is_refused(built, left, verify_on_read):
+    home, reference = built
+    shard = TokenReader(home / reference["path"], reference["chunks"], "train").paths[0]
+    data = shard.read_bytes()
+    shard.write_bytes(data[:left])
+    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read)
+    if left == -1 and not verify_on_read:
+        reader.gather(np.array([0]))  # the end-of-stream mark holds no token
+        return
+    with pytest.raises(DataError, match=str(shard)):
+        reader.gather(np.array([0]))
+
+
+def test_a_missing_file_is_a_sentence(built):
+    home, reference = built
+    dataset = home / reference["path"]
+    reader = TokenReader(dataset, reference["chunks"], "train")
+    reader.paths[0].unlink()
+    with pytest.raises(DataError, match=str(reader.paths[0])):
+        reader.gather(np.array([0]))
+    (dataset / "chunks" / reference["chunks"] / "train.rows.npy").unlink()
+    with pytest.raises(DataError, match=r"train\.rows\.npy"):
+        TokenReader(dataset, reference["chunks"], "train")
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
+        TokenReader(dataset, "other", "train")

@@ -1,0 +1,261 @@
+import json
+import logging
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import Tokenizer
+
+from configs.errors import DataError
+from tasks.artifacts import MANIFEST, checksum_of, file_checksum
+from tasks.preprocess.arrays import save_array
+from tasks.preprocess.reader import map_list
+from tasks.preprocess.stage import preprocess
+from tasks.verify_data.checks import verify
+
+
+def files_of(home: Path, reference: dict) -> list[Path]:
+    return [path for path in sorted((home / reference["path"]).rglob("*")) if path.is_file()]
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def reseal(folder: Path, reference: dict, field: str = "digest", **content: object) -> dict:
+    """Makes manifest and reference agree with the files as they are now, as a faulty builder would have written them."""
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    for name in manifest["files"]:
+        manifest["files"][name] = {"size": (folder / name).stat().st_size, "checksum": file_checksum(folder / name)}
+    manifest["content"] |= content
+    manifest["digest"] = checksum_of({key: manifest[key] for key in ("kind", "format_version", "files", "content")})
+    manifest["self_checksum"] = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    return reference | {field: manifest["digest"]}
+
+
+def rewrite(shard: Path, change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
+    offsets, values = (array.copy() for array in map_list(shard))
+    offsets, values = change(offsets, values)
+    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+    batch = pa.record_batch({"input_ids": column})
+    with shard.open("wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+
+
+@pytest.mark.parametrize("level", ["quick", "deep"])
+def test_a_good_dataset_passes_with_a_report(built, level, caplog):
+    home, reference = built
+    with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
+        report = verify(reference, str(home), level, full_below=10**9)
+    assert json.loads(json.dumps(report)) == report
+    assert (report["ok"], report["level"], report["verify_on_read"]) == (True, level, False)
+    names = [check["name"] for check in report["checks"]]
+    assert names[:5] == ["manifest of the tokens", "manifest of the rows", "token files", "row files", "tokenizer"]
+    assert names[5:] == (["tokens", "rows", "text", "leakage"] if level == "deep" else [])
+    assert all(check["ok"] and check["detail"] for check in report["checks"])
+    files = [path for path in files_of(home, reference) if path.name != MANIFEST]
+    assert report["files"] == len(files) and report["checked_bytes"] == sum(path.stat().st_size for path in files)
+    progress = [record.__dict__["progress"] for record in caplog.records if hasattr(record, "progress")]
+    assert progress[-1]["done"] == progress[-1]["total"] == len(names)
+
+
+def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(built):
+    home, reference = built
+    choose = random.Random(3)
+    for level, full_below in (("quick", 10**9), ("deep", 0)):
+        for path in files_of(home, reference):
+            whole = path.read_bytes()
+            for bit in (0, 8 * len(whole) - 1, *(choose.randrange(8 * len(whole)) for _ in range(8))):
+                flip(path, bit)
+                with pytest.raises(DataError, match=str(path)) as caught:
+                    verify(reference, str(home), level, full_below)
+                assert caught.value.exit_code == 65
+                path.write_bytes(whole)
+    assert verify(reference, str(home), "deep", 0)["ok"]
+
+
+def test_above_the_bound_quick_leaves_shards_to_their_first_read_but_not_manifests_sizes_and_tokenizer(built):
+    home, reference = built
+    report = verify(reference, str(home), "quick", full_below=10)
+    assert report["verify_on_read"] and report["checked_bytes"] == 0
+    folder = home / reference["path"]
+    shard = next((folder / "train").glob("*.arrow"))
+    flip(shard, 8 * 900)
+    assert verify(reference, str(home), "quick", full_below=10)["verify_on_read"]
+    for path in (folder / "tokenizer.json", folder / "token_bytes.npy", folder / MANIFEST):
+        whole = path.read_bytes()
+        flip(path, 8 * (len(whole) - 2))
+        with pytest.raises(DataError, match=str(path)):
+            verify(reference, str(home), "quick", full_below=10)
+        path.write_bytes(whole)
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(DataError, match=f"{shard} has .* bytes; its manifest says"):
+        verify(reference, str(home), "quick", full_below=10)
+
+
+def test_every_refusal_says_what_to_do_and_doing_it_helps(built, data):
+    home, reference = built
+    table = home / reference["path"] / "chunks" / reference["chunks"]
+    for suspect, path in (
+        (table, table / "train.rows.npy"),
+        (home / reference["path"], home / reference["path"] / "tokenizer.json"),
+    ):
+        flip(path, 8 * 200)
+        with pytest.raises(
+            DataError, match=f"{path} does not have the bytes .* Training does not start on it: move"
+        ) as caught:
+            verify(reference, str(home), "quick", 10**9)
+        assert f"(mv {suspect} {suspect}.damaged) and run the same command again" in str(caught.value)
+        shutil.move(suspect, f"{suspect}.damaged")
+        assert preprocess(data(), str(home)) | {"built": []} == reference | {"built": []}
+        assert verify(reference, str(home), "deep", 0)["ok"]
+
+
+def test_missing_extra_and_swapped_files_are_found_by_quick(built, data):
+    home, reference = built
+    folder = home / reference["path"]
+
+    def fault() -> str:
+        with pytest.raises(DataError) as caught:
+            verify(reference, str(home), "quick", full_below=0)
+        return str(caught.value)
+
+    shards = sorted((folder / "train").glob("*.arrow"))
+    (folder / "train" / "data-00099.arrow").write_bytes(shards[0].read_bytes())
+    assert "data-00099.arrow is not in the manifest" in fault()
+    (folder / "train" / "data-00099.arrow").unlink()
+    shards[0].rename(folder / "kept")
+    assert "data-00000.arrow is missing" in fault()
+    (folder / "kept").rename(shards[0])
+    other = preprocess(data(tokenizer={"vocab_size": 299}), str(home))
+    kept = (folder / "tokenizer.json").read_bytes()
+    shutil.copy(home / other["path"] / "tokenizer.json", folder / "tokenizer.json")
+    assert "tokenizer.json" in fault()
+    (folder / "tokenizer.json").write_bytes(kept)
+    assert verify(reference, str(home), "quick", 0)["ok"]
+    shutil.rmtree(folder)
+    shutil.copytree(home / other["path"], folder)
+    assert "has no manifest.json" in fault()  # rows of another key
+    assert "digest" in str(
+        pytest.raises(DataError, verify, other | {"digest": "blake3:0"}, str(home), "quick", 0).value
+    )
+
+
+def test_a_dataset_that_is_not_there_is_a_sentence(built, tmp_path):
+    with pytest.raises(DataError, match="was never finished"):
+        verify(built[1], str(tmp_path / "nowhere"), "quick", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda offsets, values: (offsets, np.where(np.arange(len(values)) == 1, 300, values).astype(np.uint16)), "has token 300, beyond the vocabulary of 300"),
+        (lambda offsets, values: (offsets, values.astype(np.uint32)), "holds uint32; the manifest says uint16"),
+        (lambda offsets, values: (offsets, np.where(np.arange(len(values)) == 1, 0, values).astype(np.uint16)), "do not end with the one end-of-text token"),
+        (lambda offsets, values: (offsets, np.where(np.arange(len(values)) == len(values) - 1, 5, values).astype(np.uint16)), "do not end with the one end-of-text token"),
+        (lambda offsets, values: (offsets, values[:-1]), "document offsets that do not ascend"),
+        (lambda offsets, values: (np.delete(offsets, 1), values), "the manifest says"),
+        (lambda offsets, values: (offsets - (np.arange(len(offsets)) == 1) * (offsets[1] + 5), values), "document offsets that do not ascend"),
+        (lambda offsets, values: (np.append(offsets[:-1] - 1, offsets[-1] - 1).clip(0), values[1:]), "has {'documents'"),
+    ],
+)  # fmt: skip
+def test_a_shard_that_is_whole_but_wrong_is_found_by_deep(built, change, sentence):
+    home, reference = built
+    folder = home / reference["path"]
+    shard = folder / "train" / "data-00001.arrow"
+    try:
+        rewrite(shard, change)
+    except pa.ArrowInvalid:
+        pytest.skip("Arrow itself refuses to write it")
+    reference = reseal(folder, reference)
+    verify(reference, str(home), "quick", 10**9)
+    with pytest.raises(DataError, match=sentence) as caught:
+        verify(reference, str(home), "deep", 0)
+    assert str(shard) in str(caught.value)
+
+
+def test_a_row_table_of_other_tokens_is_found_by_deep(built):
+    home, reference = built
+    table = home / reference["path"] / "chunks" / reference["chunks"]
+    starts = np.load(table / "train.rows.npy")
+    for wrong in (starts + 1, starts[::-1], starts[:-1], starts.astype(np.int32), np.append(starts, starts[-1] + 16)):
+        save_array(table / "train.rows.npy", wrong)
+        changed = reseal(table, reference, "chunks_digest")
+        verify(changed, str(home), "quick", 10**9)
+        with pytest.raises(DataError, match=r"train\.rows\.npy is not the row table of the tokens of train"):
+            verify(changed, str(home), "deep", 0)
+    save_array(table / "train.rows.npy", starts)
+    changed = reseal(table, reference, "chunks_digest", rows={"train": len(starts) + 1, "validation": 3})
+    with pytest.raises(DataError, match="its manifest says"):
+        verify(changed, str(home), "deep", 0)
+
+
+def test_token_counts_that_do_not_add_up_are_found_by_deep(built):
+    home, reference = built
+    folder = home / reference["path"]
+    content = json.loads((folder / MANIFEST).read_bytes())["content"]
+    reference = reseal(folder, reference, train=content["train"] | {"tokens": content["train"]["tokens"] + 1})
+    with pytest.raises(DataError, match="do not add up"):
+        verify(reference, str(home), "deep", 0)
+
+
+def test_a_tokenizer_that_is_another_one_is_found(built):
+    home, reference = built
+    folder = home / reference["path"]
+    description = json.loads((folder / "tokenizer.json").read_bytes())
+    vocabulary = description["model"]["vocab"]
+    first, second = "c", "cat" if "cat" in vocabulary else max(vocabulary, key=len)
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == 300
+    with pytest.raises(DataError, match=r"token_bytes\.npy does not belong to the tokenizer"):
+        verify(reseal(folder, reference), str(home), "quick", 10**9)
+
+
+def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built):
+    home, reference = built
+    folder = home / reference["path"]
+
+    def unmerge(offsets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        alphabet = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+        return offsets, np.where(values == 0, 0, alphabet["A"] + values % 2).astype(np.uint16)
+
+    for shard in (folder / "train").glob("*.arrow"):
+        rewrite(shard, lambda offsets, values: (offsets, np.where(values == 0, 0, 200).astype(np.uint16)))
+    with pytest.raises(DataError, match=r"document \d+ of train .* does not survive decoding and encoding"):
+        verify(reseal(folder, reference), str(home), "deep", 0)
+
+
+def test_a_document_in_both_splits_is_found_by_deep(built):
+    home, reference = built
+    folder = home / reference["path"]
+    offsets, values = map_list(folder / "train" / "data-00000.arrow")
+    leaked = values[: offsets[1]]
+    content = json.loads((folder / MANIFEST).read_bytes())["content"]
+    shard = folder / "validation" / "data-00000.arrow"
+    extra = len(leaked)
+
+    def prepend(offsets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.concatenate(([0], offsets + extra)), np.concatenate((leaked, values))
+
+    rewrite(shard, prepend)
+    facts = content["validation"]
+    for number, entry in enumerate(facts["shards"]):
+        added = {"documents": 1, "tokens": extra} if number == 0 else {"first_document": 1, "first_token": extra}
+        entry |= {name: entry[name] + by for name, by in added.items()}
+    facts |= {"documents": facts["documents"] + 1, "tokens": facts["tokens"] + extra}
+    table = folder / "chunks" / reference["chunks"]
+    rows = np.arange((facts["tokens"] - 1) // 16, dtype=np.int64) * 16
+    save_array(table / "validation.rows.npy", rows)
+    reference = reseal(folder, reference, validation=facts)
+    counts = {"train": reference["train"]["rows"], "validation": len(rows)}
+    reference = reseal(table, reference, "chunks_digest", rows=counts)
+    with pytest.raises(DataError, match=r"1 training document\(s\) of .* are also in its validation text"):
+        verify(reference, str(home), "deep", 0)
