@@ -94,7 +94,7 @@ def test_two_commands_of_one_run(lab, uninterrupted):
     lab.wait_for_step("twice", 1, first)
     first.process.send_signal(19)  # SIGSTOP: it holds the lock for as long as we like
     second = lab.start("twice", *SOFTMAX_2, "runtime.grace_period=1")
-    refused(second, 70, "held by another process", str(first.process.pid))
+    refused(second, 70, f"is held by process {first.process.pid} on")
     first.process.send_signal(18)
     assert first.wait() == 0
     assert (

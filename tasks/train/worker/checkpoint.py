@@ -6,11 +6,16 @@ import pickle
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from configs.errors import DataError
 from tasks.artifacts import commit, staging
@@ -73,6 +78,15 @@ class TensorWriter(FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(save_id=self.save_id)
 
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # torch's archive writer hides a full disk behind a complaint about its own position
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
 
 def tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
     """Every tensor that a run's state consists of, by name: parameters, and the optimizer's moments of each."""
@@ -107,8 +121,16 @@ def save(folder: Path, step: int, state: dict[str, torch.Tensor], scalars: dict,
 
 
 def load(checkpoint: Path, state: dict[str, torch.Tensor]) -> None:
-    """Fills the tensors of `state` in place. The folder's checksums were verified by whoever chose it."""
-    dcp_load(state, storage_reader=TensorReader(checkpoint), planner=DefaultLoadPlanner(flatten_state_dict=False))
+    """Fills the tensors of `state` in place. The folder's checksums were verified by whoever chose it.
+
+    Raises:
+        DataError: the checkpoint holds something other than these tensors.
+    """
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    try:
+        dcp_load(state, storage_reader=TensorReader(checkpoint), planner=planner, no_dist=not dist.is_initialized())
+    except CheckpointException as error:  # not an Exception, and it hides the sentence that says what is wrong
+        raise DataError(f"{checkpoint} cannot be loaded: {next(iter(error.failures.values()))[0]}") from error
 
 
 def prime(optimizer: torch.optim.Optimizer) -> None:

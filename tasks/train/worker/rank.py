@@ -1,5 +1,6 @@
 """One rank from start to last word: whatever happens in the loop becomes an exit code and a status file."""
 
+import contextlib
 import errno
 import faulthandler
 import logging
@@ -55,5 +56,6 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
     except BaseException as raised:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
-        write_status(attempt_dir, rank, "failed", exit_code(error), error=error)
+        with contextlib.suppress(OSError):  # on a full disk the log above is the last word
+            write_status(attempt_dir, rank, "failed", exit_code(error), error=error)
         return exit_code(error)

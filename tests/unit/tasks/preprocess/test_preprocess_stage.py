@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_decoded_documents_are_the_files_each_in_one_split(data, corpus, tmp_pat
         found = []
         for shard in sorted((folder / split).glob("*.arrow")):
             offsets, values = map_list(shard)
-            for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+            for start, end in pairwise(offsets):
                 assert values[end - 1] == 0 and lengths[values[start:end]].sum() > 0
                 found.append(tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False))
                 assert lengths[values[start:end]].sum() == len(found[-1].encode())
@@ -170,7 +171,7 @@ for step in range(1, 100_000, stride):
 def test_killed_anywhere_the_same_call_gives_the_same_bytes_and_leaves_nothing(data, tmp_path, digests):
     settings = data(shard_size=4096)
     expected = preprocess(settings, str(tmp_path / "whole"))
-    command = [sys.executable, "-c", KILLED, json.dumps(settings), str(tmp_path / "killed"), "7"]
+    command = [sys.executable, "-c", KILLED, json.dumps(settings), str(tmp_path / "killed"), "11"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=240)
     steps = [line.split() for line in child.stdout.splitlines()]
     assert len(steps) > 10, child.stderr
@@ -224,18 +225,25 @@ except PipelineError as error:
 """
 
 
-@pytest.mark.parametrize("limit", [10, 500, 3_000, 20_000])
-def test_no_space_is_a_sentence_and_nothing_half_written_stays(data, tmp_path, limit):
-    """At 10 bytes the lock fails, at 500 the tokenizer, at 3,000 and at 20,000 later files."""
-    settings = data(shard_size=10**6, tokenizer={"vocab_size": 257})
-    command = [sys.executable, "-c", FULL_DISK, json.dumps(settings), str(tmp_path), str(limit)]
+@pytest.mark.parametrize(
+    "file", ["lock", "tokenizer.json", "token_bytes.npy", "train/data-00000.arrow", "manifest.json"]
+)
+def test_no_space_is_a_sentence_and_nothing_half_written_stays(data, tmp_path, file):
+    (tmp_path / "text").mkdir()
+    for number in range(20):
+        (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(500)))
+    settings = data(files=[str(tmp_path / "text" / "*")], shard_size=10**6, tokenizer={"vocab_size": 257})
+    whole = tmp_path / "whole" / preprocess(settings, str(tmp_path / "whole"))["path"]
+    limit = 10 if file == "lock" else (whole / file).stat().st_size - 1
+    home = tmp_path / "home"
+    command = [sys.executable, "-c", FULL_DISK, json.dumps(settings), str(home), str(limit)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert re.fullmatch(
-        rf"70 no space to write the dataset in {tmp_path}/datasets \(File too large\); free space and run the same command again\.\n",
+        rf"70 no space to write the dataset in {home}/datasets \(File too large\); free space and run the same command again\.\n",
         child.stdout,
     ), child.stdout + child.stderr
-    assert temporaries(tmp_path) == [] and lookup(settings, str(tmp_path)) is None
-    assert preprocess(settings, str(tmp_path))["built"] == ["tokens", "chunks"]
+    assert temporaries(home) == [] and lookup(settings, str(home)) is None
+    assert preprocess(settings, str(home))["built"] == ["tokens", "chunks"]
 
 
 def test_each_unusable_text_has_its_sentence(data, tmp_path, corpus):

@@ -58,12 +58,13 @@ def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built
     fingerprints = set()
     for split in ("train", "validation"):
         opened = datasets.load_from_disk(str(folder / split))
+        assert isinstance(opened, datasets.Dataset)
         assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
         assert len(opened) == reference[split]["documents"]
         assert sum(map(len, opened["input_ids"])) == reference[split]["tokens"]
         assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])
         mapped = opened.map(lambda row: {"length": len(row["input_ids"])})
-        assert sum(mapped["length"]) == reference[split]["tokens"]
+        assert sum(list(mapped["length"])) == reference[split]["tokens"]
         fingerprints.add(opened._fingerprint)
     assert len(fingerprints) == 2  # `datasets` names its caches by them
     assert list(folder.rglob("cache-*.arrow"))
