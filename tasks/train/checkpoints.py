@@ -21,12 +21,17 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
+def _named(folder: Path) -> list[Path]:
+    """Folders with a checkpoint's name, newest first."""
+    found = [
+        path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and not path.is_symlink()
+    ]
+    return sorted(found, key=step_of, reverse=True)
+
+
 def committed(folder: Path) -> list[Path]:
     """Folders with a valid manifest and every file at its size, newest first; contents are not read."""
-    names = (
-        path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and not path.is_symlink()
-    )
-    return sorted((path for path in names if is_complete(path, KIND)), key=step_of, reverse=True)
+    return [path for path in _named(folder) if is_complete(path, KIND)]
 
 
 def latest_step(folder: Path) -> int:
@@ -41,9 +46,7 @@ def read_state(checkpoint: Path) -> dict:
 
 def newest_good(folder: Path) -> Path | None:
     """The newest checkpoint whose every checksum holds; damaged ones are moved aside, with a line that says so."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        if not re.fullmatch(r"step-\d{8,}", path.name):
-            continue
+    for path in _named(folder):
         try:
             check(path, KIND, checksums=True)
         except Damaged as fault:
@@ -125,9 +128,9 @@ def _explicit(folder: Path, path: Path) -> Path:
 def _abandon_newer(folder: Path, step: int) -> None:
     for path in committed(folder):
         if step_of(path) > step:
-            target = folder / "abandoned" / path.name
-            target.parent.mkdir(exist_ok=True)
-            if target.exists():
-                target = move_aside(target).with_name(path.name)
+            abandoned = folder / "abandoned"
+            abandoned.mkdir(exist_ok=True)
+            before = sum(1 for _ in abandoned.glob(f"{path.name}*"))
+            target = abandoned / (f"{path.name}-{before + 1}" if before else path.name)
             path.rename(target)
             log.warning("checkpoint %s was moved to %s: the run goes back to step %d.", path.name, target, step)

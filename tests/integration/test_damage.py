@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import yaml
-from conftest import CONFIG, Laboratory
+from laboratory import CONFIG, Laboratory
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 

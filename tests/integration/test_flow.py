@@ -5,7 +5,7 @@ import random
 import sqlite3
 import textwrap
 
-from conftest import exact_metrics, kill
+from laboratory import exact_metrics, kill
 
 OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
 

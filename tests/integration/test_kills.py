@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from conftest import exact_metrics, kill
+from laboratory import exact_metrics, kill
 
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
 SHORT = {

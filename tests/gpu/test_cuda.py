@@ -1,0 +1,74 @@
+"""What the CPU tests prove, on CUDA: the same numbers, the same bytes, the same resume."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from laboratory import CONFIG, Laboratory, exact_metrics, kill
+
+from model.config import LlamaConfig
+from model.generate import generate
+from model.llama import Llama
+from tasks.preprocess.chunking import row_starts
+
+pytestmark = pytest.mark.gpu
+
+
+def model_of(attention: str) -> Llama:
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(512, 128, 256, 2, 4, 2, 256, attention=attention, segment_length=32))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".gate"):
+                parameter.normal_()
+    return model
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_loss_and_gradients_equal_the_cpus(attention):
+    torch.set_float32_matmul_precision("highest")
+    tokens = torch.randint(0, 512, (4, 201), generator=torch.Generator().manual_seed(1))
+    results = []
+    for device in ("cpu", "cuda"):
+        model = model_of(attention).to(device)
+        total, count = model.loss(tokens[:, :-1].to(device), tokens[:, 1:].to(device))
+        (total / count).backward()
+        results.append(
+            (total.item() / 800, {name: parameter.grad.cpu() for name, parameter in model.named_parameters()})
+        )
+    (cpu_loss, cpu), (gpu_loss, gpu) = results
+    assert abs(cpu_loss - gpu_loss) < 1e-5
+    for name, expected in cpu.items():
+        assert torch.allclose(expected, gpu[name], rtol=1e-3, atol=1e-5), name
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_greedy_text_equals_the_cpus(attention):
+    model, prompt = model_of(attention), list(range(70))
+    assert list(generate(model, prompt, 40)) == list(generate(model.to("cuda"), prompt, 40))
+
+
+def test_the_row_table_has_the_same_bytes():
+    command = [sys.executable, "-m", "tasks.preprocess.chunking_torch", "cuda:0", "1000003", "257"]
+    made = subprocess.run(command, check=True, capture_output=True)
+    assert made.stdout == row_starts(1_000_003, 257).tobytes()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(attention, precision, tmp_path):
+    lab = Laboratory(tmp_path, tmp_path / "config.yaml")
+    lab.config.write_text(yaml.safe_dump(CONFIG))
+    overrides = (f"model.attention={attention}", "environment.device=cuda", f"environment.precision={precision}")
+    expected = lab.finish("calm", *overrides)
+    started = lab.start("killed", *overrides)
+    lab.wait_for_step("killed", 25, started)
+    kill(started.process.pid)
+    started.wait()
+    summary = lab.finish("killed", *overrides)
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert exact_metrics(lab.run_dir("killed")) == exact_metrics(lab.run_dir("calm"))
+    assert json.loads((lab.run_dir("killed") / "environment.json").read_text())["plan"]["device"] == "cuda"

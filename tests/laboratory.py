@@ -1,0 +1,154 @@
+"""A small run on real text, as real processes: started, watched, killed, and looked at afterwards."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMAND = str(Path(sys.executable).with_name("infini-llama"))
+CONFIG = {
+    "data": {
+        "source": "python-stdlib",
+        "validation_fraction": 0.05,
+        "sequence_length": 64,
+        "tokenizer": {"vocab_size": 512},
+    },
+    "model": {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "segment_length": 16,
+    },
+    "train": {
+        "max_steps": 60,
+        "global_batch_size": 32,
+        "micro_batch_size": 8,
+        "warmup_steps": 5,
+        "eval_every": 20,
+        "eval_sequences": 8,
+        "save_every": 10,
+        "log_every": 10,
+        "sample_tokens": 8,
+    },
+    "environment": {"device": "cpu", "threads": 1, "precision": "fp32"},
+    "runtime": {"retries": 2, "retry_delay": 0.1, "grace_period": 20},
+}
+
+
+@dataclass
+class Started:
+    """A running `infini-llama` command; its output is in `log`."""
+
+    process: subprocess.Popen
+    marker: str
+    log: Path
+
+    def wait(self, timeout: float = 240) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"the command did not end; its output:\n{self.log.read_text()}") from None
+
+    def processes(self) -> dict[int, str]:
+        """Every live process that descends from this command, by pid: its command line."""
+        return processes_of(self.marker)
+
+
+def processes_of(marker: str) -> dict[int, str]:
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (folder / "environ").read_bytes():
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if command and int(folder.name) != os.getpid():
+                    found[int(folder.name)] = command
+        except OSError:
+            continue
+    return found
+
+
+@dataclass
+class Laboratory:
+    """One home folder with one dataset, in which runs are started by name."""
+
+    home: Path
+    config: Path
+
+    def run_dir(self, name: str) -> Path:
+        return self.home / "runs" / name
+
+    def start(
+        self,
+        name: str,
+        *overrides: str,
+        command: str = "run",
+        direct: bool = True,
+        env: dict | None = None,
+        largest_file: int | None = None,
+    ) -> Started:
+        marker = f"INFINI_TEST_RUN={name}-{time.time_ns()}"
+        variable, value = marker.split("=")
+        log = self.home / f"{name}-{time.time_ns()}.log"
+        arguments = [
+            COMMAND,
+            command,
+            str(self.config),
+            f"runtime.name={name}",
+            f"runtime.home={self.home}",
+            *overrides,
+        ]
+        arguments += ["--direct"] if direct and command == "run" else []
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                arguments,
+                env=os.environ | {variable: value} | (env or {}),
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=(lambda: limit_files(largest_file)) if largest_file else None,
+            )
+        return Started(process, marker, log)
+
+    def finish(self, name: str, *overrides: str, direct: bool = True, env: dict | None = None) -> dict:
+        """Runs the command to its end, which must be a good one with nothing left behind; returns the run's summary."""
+        started = self.start(name, *overrides, direct=direct, env=env)
+        code = started.wait()
+        assert code == 0, started.log.read_text()
+        assert not started.processes(), "processes were left behind"
+        return json.loads((self.run_dir(name) / "summary.json").read_text())
+
+    def step(self, name: str) -> int:
+        """The last step in metrics.jsonl, 0 before the first."""
+        metrics = self.run_dir(name) / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+    def wait_for_step(self, name: str, step: int, started: Started) -> None:
+        while self.step(name) < step:
+            assert started.process.poll() is None, f"ended before step {step}:\n{started.log.read_text()}"
+            time.sleep(0.005)
+
+
+def exact_metrics(run_dir: Path) -> list[dict]:
+    """metrics.jsonl without its timing fields: what a resumed run must repeat to the bit."""
+    timing = ("step_time", "data_time", "save_time", "tokens_per_second", "flops_per_second")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in timing} for line in lines]
+
+
+def limit_files(size: int) -> None:
+    """As if the disk were full for every file beyond `size` bytes, for this process and its children."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,123 @@
+"""Which checkpoint serves: the newest whole one, the best one, the one that was asked for; nothing is deleted silently."""
+
+import json
+
+import pytest
+
+from configs.errors import ConfigError
+from tasks.artifacts import commit, staging
+from tasks.train.checkpoints import (
+    FORMAT_VERSION,
+    KIND,
+    best,
+    checkpoint_path,
+    choose,
+    committed,
+    latest_step,
+    newest_good,
+    point_and_prune,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Checkpoints of steps 10, 20, 30; the validation loss is lowest at 20 and was not measured at 30."""
+    for step, loss in ((10, 3.0), (20, 1.0), (30, None)):
+        make(tmp_path, step, loss)
+    return tmp_path
+
+
+def make(folder, step: int, loss: float | None = None):
+    target = checkpoint_path(folder, step)
+    staged = staging(target)
+    (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
+    (staged / "weights").write_bytes(bytes(100))
+    commit(staged, target, KIND, FORMAT_VERSION, meta={})
+    return target
+
+
+def damage(checkpoint):
+    (checkpoint / "weights").write_bytes(bytes(50) + b"\1" + bytes(49))
+
+
+def steps(folder) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in committed(folder)]
+
+
+def test_the_newest_whole_one_serves_and_damaged_ones_are_kept_aside(folder, caplog):
+    damage(checkpoint_path(folder, 30))
+    (checkpoint_path(folder, 20) / "weights").unlink()
+    assert newest_good(folder) == checkpoint_path(folder, 10)
+    assert {path.name for path in folder.iterdir()} >= {"step-00000030.damaged-1", "step-00000020.damaged-1"}
+    assert "step-00000030 is damaged" in caplog.text and "step-00000020 is damaged" in caplog.text
+
+
+def test_what_a_killed_save_left_is_not_a_checkpoint(folder):
+    staging(checkpoint_path(folder, 40))
+    (folder / "step-00000050").mkdir()  # no manifest
+    assert steps(folder) == [30, 20, 10] and latest_step(folder) == 30
+
+
+def test_the_lowest_validation_loss_is_the_best(folder):
+    assert best(folder) == checkpoint_path(folder, 20)
+    make(folder, 40, 1.0)
+    assert best(folder) == checkpoint_path(folder, 20), "the earlier of two equals"
+
+
+def test_pruning_keeps_the_newest_and_the_best(folder):
+    for step in (40, 50):
+        make(folder, step, 2.0)
+    point_and_prune(folder, keep=2)
+    assert steps(folder) == [50, 40, 20]
+    assert (folder / "latest").readlink().name == "step-00000050" and (
+        folder / "best"
+    ).readlink().name == "step-00000020"
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_steps_beyond_eight_digits_still_order(folder):
+    make(folder, 99_999_999)
+    make(folder, 100_000_000)
+    assert latest_step(folder) == 100_000_000
+    assert newest_good(folder) == checkpoint_path(folder, 100_000_000)
+
+
+def test_rules(folder, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert choose(empty, "auto", None) is None and choose(empty, "never", None) is None
+    assert choose(folder, "auto", None) == checkpoint_path(folder, 30)
+    with pytest.raises(ConfigError, match="has checkpoints"):
+        choose(folder, "never", None)
+    with pytest.raises(ConfigError, match="no good checkpoint"):
+        choose(empty, "must", None)
+    with pytest.raises(ConfigError, match="no folder"):
+        choose(folder, str(tmp_path / "nowhere"), None)
+
+
+def test_going_back_moves_newer_ones_to_abandoned_once(folder):
+    wanted = checkpoint_path(folder, 10)
+    assert choose(folder, str(wanted), None) == wanted
+    assert steps(folder) == [10]
+    assert sorted(path.name for path in (folder / "abandoned").iterdir()) == ["step-00000020", "step-00000030"]
+    make(folder, 20)
+    assert choose(folder, str(wanted), str(wanted)) == checkpoint_path(folder, 20), (
+        "the second time the same command carries on"
+    )
+
+
+def test_best_goes_back_and_a_second_abandoning_keeps_both(folder):
+    assert choose(folder, "best", None) == checkpoint_path(folder, 20)
+    make(folder, 30, 5.0)
+    assert choose(folder, "best", None) == checkpoint_path(folder, 20)
+    assert sorted(path.name for path in (folder / "abandoned").iterdir()) == ["step-00000030", "step-00000030-2"]
+
+
+def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    theirs = checkpoint_path(folder, 20)
+    assert choose(mine, str(theirs), None) == theirs
+    make(mine, 25)
+    with pytest.raises(ConfigError, match="another run"):
+        choose(mine, str(theirs), None)
