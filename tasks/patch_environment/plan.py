@@ -3,8 +3,20 @@
 from typing import Any
 
 from configs.errors import ConfigError
+from tasks.patch_environment.findings import finding
 
-GIB = 1024**3
+# torchrun gives these to each worker; a value for all of them would make every worker the same one.
+OF_TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 def resolve(config: dict, facts: dict) -> dict[str, Any]:
@@ -16,7 +28,7 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
 
     Returns:
         {"device", "nproc_per_node", "precision", "attention_backend", "threads", "distributed_backend", "accumulation_steps",
-        "env": variables of the workers, "reasons": a sentence a setting}.
+        "env": variables of the workers, "reasons": a sentence a setting, "findings": what is allowed but unwise}.
 
     Raises:
         ConfigError: every wish that this machine cannot meet, a line each.
@@ -25,130 +37,143 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
     problems: list[str] = []
     reasons: dict[str, str] = {}
 
-    device = wishes["device"]
-    if device == "cuda" and not facts["gpus"]:
-        fault = facts.get("gpu_fault", "no GPU answers on this machine")
-        problems.append(f"environment.device=cuda, but {fault}; use device=auto or cpu, or mend the driver.")
-    if device == "auto":
-        device = "cuda" if facts["gpus"] else "cpu"
-        reasons["device"] = f"{len(facts['gpus'])} GPU(s) found" if facts["gpus"] else "no GPU found"
-    on_gpu = device == "cuda" and bool(facts["gpus"])
-
-    processes = wishes["nproc_per_node"]
-    if processes == "auto":
-        processes = len(facts["gpus"]) if on_gpu else 1
-        reasons["nproc_per_node"] = "one worker a GPU" if on_gpu else "one worker with all the threads"
-    if on_gpu and processes > len(facts["gpus"]):
-        problems.append(f"environment.nproc_per_node={processes}, but there are {len(facts['gpus'])} GPU(s).")
-    batch = train["micro_batch_size"] * processes
-    if train["global_batch_size"] % batch:
-        problems.append(
-            f"train.global_batch_size={train['global_batch_size']} is not a multiple of train.micro_batch_size="
-            f"{train['micro_batch_size']} x {processes} worker(s); change one of them."
-        )
-
-    precision = wishes["precision"]
-    has_bf16 = on_gpu and all(gpu["bf16"] for gpu in facts["gpus"])
-    if precision == "auto":
-        precision = "bf16" if has_bf16 else "fp32"
-        reasons["precision"] = "every GPU has bf16" if has_bf16 else "exact and available everywhere"
-    elif precision == "bf16" and on_gpu and not has_bf16:
-        problems.append("environment.precision=bf16, but not every GPU has it; use fp32 or auto.")
-
-    backend = wishes["distributed_backend"]
-    if backend == "nccl" and not (on_gpu and facts["nccl"]):
-        problems.append(
-            "environment.distributed_backend=nccl, but it needs GPUs and a torch built with NCCL; use auto or gloo."
-        )
-    if backend == "auto":
-        backend = "nccl" if on_gpu and facts["nccl"] else "gloo"
-        reasons["distributed_backend"] = "GPUs" if backend == "nccl" else "CPU"
-
+    device = _device(wishes["device"], facts, problems, reasons)
+    processes = _processes(wishes["nproc_per_node"], device, facts, train, problems, reasons)
+    precision = _precision(wishes["precision"], device, facts["gpus"][:processes], problems, reasons)
+    backend = _backend(wishes["distributed_backend"], device, facts["nccl"], problems, reasons)
     threads = wishes["threads"]
     if threads == "auto":
         threads = max(1, facts["cores"] // processes)
         reasons["threads"] = f"{facts['cores']} usable core(s) over {processes} worker(s)"
-
-    attention = "sdpa" if wishes["attention_backend"] == "auto" else wishes["attention_backend"]
     reasons["attention_backend"] = "torch's scaled_dot_product_attention chooses the kernel"
+    problems += [
+        f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it."
+        for name, value in wishes["env"].items()
+        if name in OF_TORCHRUN
+    ]
     if problems:
         raise ConfigError(
             "this machine cannot run the configuration:\n" + "\n".join(f"  {problem}" for problem in problems)
         )
-    return {
+    plan = {
         "device": device,
         "nproc_per_node": processes,
         "precision": precision,
-        "attention_backend": attention,
+        "attention_backend": "sdpa" if wishes["attention_backend"] == "auto" else wishes["attention_backend"],
         "threads": threads,
         "distributed_backend": backend,
-        "accumulation_steps": train["global_batch_size"] // batch,
-        "env": worker_environment(threads, on_gpu) | wishes["env"],
-        "reasons": reasons,
+        "accumulation_steps": train["global_batch_size"] // (train["micro_batch_size"] * processes),
     }
+    own = worker_environment(plan, facts["loopback"])
+    findings = [*_unwise(plan, facts), *_replaced(own, wishes["env"])]
+    return plan | {"env": own | wishes["env"], "reasons": reasons, "findings": findings}
 
 
-def worker_environment(threads: int, on_gpu: bool) -> dict[str, str]:
+def _device(wish: str, facts: dict, problems: list[str], reasons: dict[str, str]) -> str:
+    fault = facts.get("gpu_fault")
+    if wish == "auto":
+        reasons["device"] = f"{len(facts['gpus'])} GPU(s) found" if facts["gpus"] else fault or "no GPU found"
+        return "cuda" if facts["gpus"] else "cpu"
+    if wish == "cuda" and not facts["gpus"]:
+        why = f"torch cannot use the GPU here ({fault})" if fault else "no GPU answers on this machine"
+        problems.append(f"environment.device=cuda, but {why}; use auto or cpu, or mend the driver.")
+    return wish
+
+
+def _processes(
+    wish: int | str, device: str, facts: dict, train: dict, problems: list[str], reasons: dict[str, str]
+) -> int:
+    count, sequences, micro = len(facts["gpus"]), train["global_batch_size"], train["micro_batch_size"]
+    if wish == "auto" and device == "cuda" and count:
+        shared = next((n for n in range(count, 0, -1) if sequences % (micro * n) == 0), 1)
+        reasons["nproc_per_node"] = "one worker a GPU"
+        if shared < count:
+            reasons["nproc_per_node"] = (
+                f"of {count} GPUs, as many as share train.global_batch_size={sequences} "
+                f"in parts of train.micro_batch_size={micro}"
+            )
+    elif wish == "auto":
+        shared = 1
+        reasons["nproc_per_node"] = "one worker with all the threads"
+    else:
+        shared = int(wish)
+        if device == "cuda" and count and shared > count:
+            problems.append(
+                f"environment.nproc_per_node={shared}, but there are {count} GPU(s) and each takes one worker; "
+                f"use auto or at most {count}."
+            )
+    if sequences % (micro * shared):
+        problems.append(
+            f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size={micro} "
+            f"x {shared} worker(s); change one of them."
+        )
+    return shared
+
+
+def _precision(wish: str, device: str, used: list[dict], problems: list[str], reasons: dict[str, str]) -> str:
+    without = [gpu["name"] for gpu in used if not gpu["bf16"]] if device == "cuda" else []
+    if wish == "auto":
+        bf16 = device == "cuda" and bool(used) and not without
+        reasons["precision"] = "every GPU used has bf16" if bf16 else "exact and available everywhere"
+        return "bf16" if bf16 else "fp32"
+    if wish == "bf16" and without:
+        problems.append(f"environment.precision=bf16, but {', '.join(without)} has no bf16; use fp32 or auto.")
+    return wish
+
+
+def _backend(wish: str, device: str, nccl: bool, problems: list[str], reasons: dict[str, str]) -> str:
+    if wish == "auto":
+        chosen = "nccl" if device == "cuda" and nccl else "gloo"
+        reasons["distributed_backend"] = (
+            "GPUs" if chosen == "nccl" else "CPU" if device == "cpu" else "torch has no NCCL"
+        )
+        return chosen
+    if wish == "nccl" and not (device == "cuda" and nccl):
+        problems.append(
+            "environment.distributed_backend=nccl, but it needs GPUs and a torch built with NCCL; use auto or gloo."
+        )
+    return wish
+
+
+def worker_environment(plan: dict, loopback: str | None) -> dict[str, str]:
     """Environment variables of the workers, before the user's own."""
-    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    if on_gpu:
-        variables |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    threads, several = str(plan["threads"]), plan["nproc_per_node"] > 1
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+    if plan["device"] == "cuda":
+        variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    if plan["device"] == "cuda" and several:
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # keeps the order of communication and computation kernels
+    if plan["distributed_backend"] == "gloo" and several and loopback:
+        # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's.
+        variables["GLOO_SOCKET_IFNAME"] = loopback
     return variables
 
 
-def judge(facts: dict) -> list[dict[str, Any]]:
-    """Findings for people: {"name", "value", "severity": ok | note | warning | error, "sentence"}."""
-    findings = []
+def _unwise(plan: dict, facts: dict) -> list[dict[str, Any]]:
+    found = []
+    busy, cores = plan["nproc_per_node"] * plan["threads"], facts["cores"]
+    if busy > cores:
+        sentence = f"More threads than the {cores} usable core(s) wait for each other; use fewer workers or threads."
+        value = f"{plan['nproc_per_node']} worker(s) x {plan['threads']} thread(s)"
+        found.append(finding("threads", value, "warning", sentence))
+    if plan["device"] == "cpu" and plan["precision"] == "bf16" and not facts["cpu"]["bf16"]:
+        sentence = "This processor has no bf16 arithmetic and emulates it slowly; use environment.precision=fp32."
+        found.append(finding("precision", "bf16", "warning", sentence))
+    if plan["device"] == "cpu" and facts["gpus"]:
+        sentence = f"{len(facts['gpus'])} GPU(s) stay unused; set environment.device=cuda to use them."
+        found.append(finding("device", "cpu", "note", sentence))
+    if plan["device"] == "cuda" and plan["nproc_per_node"] < len(facts["gpus"]):
+        sentence = f"{len(facts['gpus']) - plan['nproc_per_node']} GPU(s) stay unused."
+        found.append(finding("workers", plan["nproc_per_node"], "note", sentence))
+    if plan["device"] == "cuda" and plan["distributed_backend"] == "gloo" and plan["nproc_per_node"] > 1:
+        sentence = "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
+        found.append(finding("distributed_backend", "gloo", "warning", sentence))
+    return found
 
-    def found(name: str, value: Any, severity: str = "ok", sentence: str = "") -> None:
-        findings.append({"name": name, "value": value, "severity": severity, "sentence": sentence})
 
-    found("python", facts["python"])
-    found("cores", facts["cores"])
-    available = facts["memory"]["available"]
-    scarce = available < 2 * GIB
-    found(
-        "memory available",
-        f"{available / GIB:.1f} GiB",
-        "warning" if scarce else "ok",
-        "Less than 2 GiB: small models only." if scarce else "",
-    )
-    names = ", ".join(gpu["name"] for gpu in facts["gpus"]) or "none"
-    if fault := facts.get("gpu_fault"):
-        found("GPUs", names, "error", f"A driver is there, but torch cannot use it: {fault}")
-    else:
-        found("GPUs", names, "ok" if facts["gpus"] else "note", "" if facts["gpus"] else "Training runs on the CPU.")
-    if facts["gpus"]:
-        error = facts.get("flash_attn_error", "")
-        found(
-            "flash-attn",
-            facts["flash_attn"],
-            "ok" if facts["flash_attn"] else "note",
-            error and f"Not usable ({error}); torch's own attention is used.",
-        )
-    disk = facts["disk"]
-    if not disk["works"]:
-        found(
-            "disk",
-            disk["path"],
-            "error",
-            f"Writing, syncing or renaming fails there ({disk['fault']}); choose another runtime.home.",
-        )
-    else:
-        low = disk["free"] is not None and disk["free"] < 2 * GIB
-        free = f"{disk['free'] / GIB:.0f} GiB free at {disk['path']}"
-        found("disk", free, "warning" if low else "ok", "Less than 2 GiB: checkpoints may not fit." if low else "")
-    shared = facts["shared_memory"]
-    tiny = shared is not None and shared < 64 * 1024**2 and bool(facts["gpus"])
-    value = "not there" if shared is None else f"{shared / GIB:.2f} GiB"
-    found(
-        "/dev/shm",
-        value,
-        "warning" if tiny else "ok",
-        "NCCL needs more; in a container use --shm-size=8g." if tiny else "",
-    )
-    ports = "" if facts["port"] else "No port of 127.0.0.1 can be had, and torchrun needs one."
-    found("local ports", "free" if facts["port"] else "none", "ok" if facts["port"] else "error", ports)
-    for name, installed in facts["versions"].items():
-        found(name, installed)
-    return findings
+def _replaced(own: dict[str, str], users: dict[str, str]) -> list[dict[str, Any]]:
+    return [
+        finding(f"environment.env.{name}", users[name], "note", f"It replaces the plan's {value}.")
+        for name, value in own.items()
+        if users.get(name, value) != value
+    ]

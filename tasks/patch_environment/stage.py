@@ -1,19 +1,24 @@
 """The patch-environment stage: probe, resolve, pin. Nothing but the workers' own environment is ever changed."""
 
+import errno
 import json
 import logging
-import time
+import os
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, PipelineError
 from tasks.artifacts import write_atomic
-from tasks.patch_environment.plan import judge, resolve
+from tasks.patch_environment.findings import finding, judge
+from tasks.patch_environment.pin import EXACT, follow, say_what_changed, to_pin
+from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
 
 log = logging.getLogger("infini_llama.environment")
-# What decides the bits of a result, beside the seed and the data.
-EXACT = ("device", "nproc_per_node", "precision", "attention_backend", "threads")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+SEVERITIES = ("error", "warning", "note", "ok")
 
 
 def patch_environment(config: dict, home: str, run: str) -> dict[str, Any]:
@@ -23,29 +28,27 @@ def patch_environment(config: dict, home: str, run: str) -> dict[str, Any]:
     said aloud, since the run is then no longer bitwise the one that began.
 
     Raises:
-        ConfigError: the configuration asks for what this machine has not.
+        ConfigError: the configuration asks for what this machine has not, or `home` cannot be written.
+        PipelineError: the disk is full.
     """
     facts = probe(Path(home))
     path = Path(home) / "runs" / run / "environment.json"
-    pinned = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if pinned is None:
-        plan = resolve(config, facts)
-    else:
-        plan = _follow_pin(config, facts, pinned["plan"])
-        for name, before in pinned["facts"]["versions"].items():
-            if (now := facts["versions"].get(name)) != before and name in ("torch", "numpy"):
-                log.warning(
-                    "%s was %s when the run began and is %s now: the result may no longer be bitwise the same.",
-                    name,
-                    before,
-                    now,
-                )
-    for finding in judge(facts):
-        if finding["severity"] in ("warning", "error"):
-            log.warning("%s: %s %s", finding["name"], finding["value"], finding["sentence"])
+    _refuse_bad_disk(facts["disk"], home)
+    pinned = _read(path)
+    plan = follow(config, facts, pinned["pinned"]) if pinned else resolve(config, facts)
+    if pinned:
+        say_what_changed(pinned["pinned"], pinned["facts"], plan, facts)
+    for found in [*judge(facts), *plan["findings"]]:
+        if found["severity"] in ("warning", "error"):
+            log.warning("%s: %s. %s", found["name"], found["value"], found["sentence"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    pinned_at = pinned["pinned_at"] if pinned else time.time()
-    write_atomic(path, json.dumps({"plan": plan, "facts": facts, "pinned_at": pinned_at}, indent=1))
+    record = {
+        "pinned": to_pin(config, plan, pinned["pinned"] if pinned else {}),
+        "pinned_at": pinned["pinned_at"] if pinned else datetime.now(UTC).isoformat(timespec="seconds"),
+        "plan": plan | {"env": _without_secrets(plan["env"])},
+        "facts": facts,
+    }
+    write_atomic(path, json.dumps(record, indent=1))
     log.info(
         "%s, %d worker(s) x %d thread(s), %s, %s, %s",
         *(
@@ -56,31 +59,64 @@ def patch_environment(config: dict, home: str, run: str) -> dict[str, Any]:
     return plan
 
 
-def _follow_pin(config: dict, facts: dict, pin: dict) -> dict[str, Any]:
-    """A plan with the pinned settings wherever the configuration leaves them open."""
-    wishes = config["environment"]
-    kept = {name: pin[name] for name in EXACT if wishes[name] == "auto"}
+def _refuse_bad_disk(disk: dict, home: str) -> None:
+    if disk["works"]:
+        return
+    if disk["fault"] in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)):
+        raise PipelineError(f"no space at {disk['path']} ({disk['fault']}); free space and run the same command again.")
+    raise ConfigError(
+        f"runtime.home={home}: writing, syncing or renaming fails at {disk['path']} ({disk['fault']}); choose another folder."
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What an earlier attempt pinned, None where there was none."""
+    if not path.exists():
+        return None
     try:
-        plan = resolve(config | {"environment": wishes | kept}, facts)
-    except ConfigError as fault:
-        plan = resolve(config, facts)
-        log.warning("this machine cannot follow the plan that the run began with (%s)", fault)
-    for name in EXACT:
-        if plan[name] != pin[name]:
-            log.warning(
-                "%s was %s when the run began and is %s now: the result is no longer bitwise the same.",
-                name,
-                pin[name],
-                plan[name],
-            )
-    return plan
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not set(EXACT) <= set(record["pinned"]) or not {"python", "cpu", "gpus", "versions"} <= set(record["facts"]):
+            raise KeyError("settings or facts")
+        return record
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning(
+            "%s cannot be used (%s: %s) and is written anew: nothing proves that this attempt runs like the earlier ones.",
+            path,
+            type(error).__name__,
+            error,
+        )
+        return None
+
+
+def _without_secrets(variables: dict[str, str]) -> dict[str, str]:
+    # The record is for people and stays in the run folder; the workers get the real values from the configuration.
+    return {name: "***" if SECRET.search(name) else value for name, value in variables.items()}
 
 
 def doctor(config: dict | None = None, home: str = "workspace") -> dict[str, Any]:
-    """The report of `infini-llama doctor`: {"findings", "facts", "plan"}; the plan only where a configuration is given.
+    """The report of `infini-llama doctor`, worst first: {"findings", "facts", "plan", "exit_code"}.
 
-    Raises:
-        ConfigError: the configuration asks for what this machine has not.
+    The plan is None without a configuration, and where this machine cannot meet it; then each wish that it cannot meet is a
+    finding of severity error. `exit_code` is 64 where there is any error, else 0.
     """
     facts = probe(Path(home))
-    return {"findings": judge(facts), "facts": facts, "plan": resolve(config, facts) if config else None}
+    findings, plan = judge(facts), None
+    if config is not None:
+        try:
+            plan = resolve(config, facts)
+            findings += plan["findings"]
+            plan["env"] = _without_secrets(plan["env"])
+        except ConfigError as refused:
+            findings += [finding("configuration", "refused", "error", line.strip()) for line in _lines(refused)]
+    findings.sort(key=lambda found: SEVERITIES.index(found["severity"]))
+    failed = any(found["severity"] == "error" for found in findings)
+    return {
+        "findings": findings,
+        "facts": facts,
+        "plan": plan,
+        "exit_code": ConfigError.exit_code if failed else 0,
+    }
+
+
+def _lines(refused: ConfigError) -> list[str]:
+    return str(refused).splitlines()[1:]

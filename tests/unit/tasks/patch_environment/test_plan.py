@@ -1,14 +1,11 @@
 """Machines are plain facts, so plans for machines that are not here are tested like any other."""
 
-import json
-
 import pytest
 
 from configs.errors import ConfigError
 from configs.schema import PipelineConfig
-from tasks.patch_environment.plan import judge, resolve
+from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
-from tasks.patch_environment.stage import patch_environment
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
@@ -17,7 +14,7 @@ OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return facts | {"cores": 8, "gpus": [], "nccl": False}
+    return facts | {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo"}
 
 
 def config(environment=None, train=None) -> dict:
@@ -64,6 +61,8 @@ def test_the_users_variables_win_over_the_plans(laptop):
         ({"distributed_backend": "nccl"}, [], "environment.distributed_backend=nccl"),
         ({"precision": "bf16"}, [OLD_GPU], "environment.precision=bf16"),
         ({"nproc_per_node": 4, "device": "cuda"}, [GPU], "there are 1 GPU"),
+        ({"nproc_per_node": 4}, [GPU], "there are 1 GPU"),
+        ({"env": {"WORLD_SIZE": "2"}}, [], "environment.env.WORLD_SIZE=2"),
     ],
 )
 def test_forced_and_impossible_is_an_error(laptop, environment, gpus, words):
@@ -79,54 +78,64 @@ def test_every_impossible_wish_is_named_at_once(laptop):
 
 
 def test_a_batch_that_the_workers_cannot_share_is_named(laptop):
+    wish = config(train={"global_batch_size": 8, "micro_batch_size": 8})
+    wish["environment"]["nproc_per_node"] = 2  # as a pin asks for it; the schema refuses it in a configuration
     with pytest.raises(ConfigError, match="global_batch_size=8 is not a multiple"):
-        resolve(
-            config(train={"global_batch_size": 8, "micro_batch_size": 8}), laptop | {"gpus": [GPU] * 2, "nccl": True}
-        )
+        resolve(wish, laptop)
 
 
-@pytest.mark.parametrize(
-    ("change", "name", "severity"),
-    [
-        ({"gpu_fault": "CUDA driver version is insufficient"}, "GPUs", "error"),
-        ({"disk": {"path": "/x", "free": 1, "works": False, "fault": "Read-only file system"}}, "disk", "error"),
-        ({"disk": {"path": "/x", "free": 10**9, "works": True}}, "disk", "warning"),
-        ({"memory": {"total": 10**9, "available": 10**9}}, "memory available", "warning"),
-        ({"shared_memory": 2**20, "gpus": [GPU], "flash_attn": True}, "/dev/shm", "warning"),
-        ({"port": False}, "local ports", "error"),
-    ],
-)
-def test_faults_are_found_and_explained(laptop, change, name, severity):
-    (finding,) = [finding for finding in judge(laptop | change) if finding["name"] == name]
-    assert finding["severity"] == severity and finding["sentence"].endswith((".", "insufficient"))
+def findings(plan):
+    return {found["name"]: found for found in plan["findings"]}
 
 
-def test_flash_attention_that_cannot_be_imported_is_told_in_words(laptop):
-    facts = laptop | {"gpus": [GPU], "flash_attn": False, "flash_attn_error": "ImportError: GLIBC_2.32 not found"}
-    (finding,) = [finding for finding in judge(facts) if finding["name"] == "flash-attn"]
-    assert "GLIBC_2.32" in finding["sentence"] and finding["severity"] == "note"
+def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
+    plan = resolve(
+        config(train={"global_batch_size": 16, "micro_batch_size": 8}), laptop | {"gpus": [GPU] * 3, "nccl": True}
+    )
+    assert (plan["nproc_per_node"], plan["accumulation_steps"]) == (2, 1)
+    assert "global_batch_size=16" in plan["reasons"]["nproc_per_node"]
+    assert findings(plan)["workers"]["sentence"] == "1 GPU(s) stay unused."
 
 
-def test_the_plan_is_pinned_and_followed(tmp_path):
-    first = patch_environment(config({"threads": 3}), str(tmp_path), "run")
-    again = patch_environment(config(), str(tmp_path), "run")  # "auto" now, so the pin decides
-    assert again["threads"] == first["threads"] == 3
-    stored = json.loads((tmp_path / "runs/run/environment.json").read_text())
-    assert stored["plan"]["threads"] == 3 and stored["facts"]["versions"]["torch"]
+def test_only_the_gpus_in_use_decide_the_precision(laptop):
+    facts = laptop | {"gpus": [GPU, OLD_GPU], "nccl": True}
+    assert resolve(config({"nproc_per_node": 1}), facts)["precision"] == "bf16"
 
 
-def test_leaving_the_pin_is_said_aloud(tmp_path, caplog):
-    patch_environment(config({"threads": 1}), str(tmp_path), "run")
-    caplog.clear()
-    assert patch_environment(config({"threads": 2}), str(tmp_path), "run")["threads"] == 2
-    assert "threads was 1 when the run began and is 2 now: the result is no longer bitwise the same" in caplog.text
+def test_two_workers_on_two_cores_are_fine_and_on_one_core_unwise(laptop):
+    fine = resolve(config({"nproc_per_node": 2}), laptop | {"cores": 2})
+    assert fine["threads"] == 1 and not fine["findings"]
+    unwise = findings(resolve(config({"nproc_per_node": 2}), laptop | {"cores": 1}))["threads"]
+    assert unwise["severity"] == "warning" and "1 usable core" in unwise["sentence"]
 
 
-def test_a_machine_that_cannot_follow_the_pin_says_so(tmp_path, caplog):
-    patch_environment(config(), str(tmp_path), "run")
-    path = tmp_path / "runs/run/environment.json"
-    stored = json.loads(path.read_text())
-    stored["plan"] |= {"device": "cuda"}
-    path.write_text(json.dumps(stored))
-    assert patch_environment(config(), str(tmp_path), "run")["device"] == "cpu"
-    assert "cannot follow the plan" in caplog.text and "device was cuda" in caplog.text
+def test_bf16_on_a_processor_without_it_is_unwise(laptop):
+    wish = config({"precision": "bf16"})
+    assert not resolve(wish, laptop | {"cpu": {"model": "new", "bf16": True}})["findings"]
+    assert "precision" in findings(resolve(wish, laptop | {"cpu": {"model": "old", "bf16": False}}))
+
+
+def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
+    one = resolve(config(), laptop)["env"]
+    assert one == {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
+    assert resolve(config({"nproc_per_node": 2}), laptop)["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+    two_gpus = resolve(config(), laptop | {"gpus": [GPU] * 2, "nccl": True})["env"]
+    assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True" and "CUDA_DEVICE_MAX_CONNECTIONS" in two_gpus
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in resolve(config(), laptop | {"gpus": [GPU], "nccl": True})["env"]
+
+
+def test_replacing_a_variable_of_the_plan_is_noted(laptop):
+    plan = resolve(config({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
+    assert findings(plan).keys() == {"environment.env.OMP_NUM_THREADS"}
+
+
+def test_a_driver_that_torch_cannot_use_is_named(laptop):
+    facts = laptop | {"gpu_fault": "driver too old"}
+    assert resolve(config(), facts)["device"] == "cpu"
+    with pytest.raises(ConfigError, match="driver too old"):
+        resolve(config({"device": "cuda"}), facts)
+
+
+def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
+    plan = resolve(config(), laptop | {"gpus": [GPU] * 2, "nccl": False})
+    assert plan["distributed_backend"] == "gloo" and "distributed_backend" in findings(plan)

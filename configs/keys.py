@@ -1,0 +1,156 @@
+"""What each key of the configuration may hold, in words, and which known key a wrong name resembles; all read off the schema."""
+
+import difflib
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+
+from configs.schema import RUN_NAME, PipelineConfig
+
+# Patterns of the schema in words.
+PATTERNS = {
+    RUN_NAME: "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit",
+    r"^(auto|cpu|cuda(:\d+)?)$": "auto, cpu, cuda or cuda:K",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name (letters, digits and '_', no digit first)",
+}
+# Names that other training programs use for these keys.
+OTHER_NAMES = {
+    "lr": "train.learning_rate",
+    "max_lr": "train.learning_rate",
+    "steps": "train.max_steps",
+    "max_iters": "train.max_steps",
+    "epochs": "train.max_steps",
+    "num_train_epochs": "train.max_steps",
+    "batch_size": "train.global_batch_size",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "gradient_accumulation_steps": "train.global_batch_size",
+    "grad_clip": "train.max_grad_norm",
+    "eval_steps": "train.eval_every",
+    "save_steps": "train.save_every",
+    "logging_steps": "train.log_every",
+    "seq_len": "data.sequence_length",
+    "block_size": "data.sequence_length",
+    "context_length": "data.sequence_length",
+    "max_length": "data.sequence_length",
+    "max_position_embeddings": "data.sequence_length",
+    "n_layer": "model.num_hidden_layers",
+    "n_layers": "model.num_hidden_layers",
+    "num_layers": "model.num_hidden_layers",
+    "n_head": "model.num_attention_heads",
+    "n_heads": "model.num_attention_heads",
+    "num_heads": "model.num_attention_heads",
+    "n_kv_heads": "model.num_key_value_heads",
+    "n_embd": "model.hidden_size",
+    "d_model": "model.hidden_size",
+    "dim": "model.hidden_size",
+    "hidden_dim": "model.hidden_size",
+    "gpus": "environment.nproc_per_node",
+    "num_processes": "environment.nproc_per_node",
+    "world_size": "environment.nproc_per_node",
+    "dtype": "environment.precision",
+    "mixed_precision": "environment.precision",
+    "run_name": "runtime.name",
+    "output_dir": "runtime.home",
+}
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key holds, None for a key with a value."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def all_keys(section: type[BaseModel] = PipelineConfig, prefix: str = "") -> dict[str, bool]:
+    """Every dotted key; True for a section."""
+    keys: dict[str, bool] = {}
+    for name, field in section.model_fields.items():
+        below = section_of(field.annotation)
+        keys[prefix + name] = below is not None
+        if below:
+            keys |= all_keys(below, f"{prefix}{name}.")
+    return keys
+
+
+def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], Any]:
+    """Where an error's location leads: the steps that are the user's own, those that are fields, and what is allowed there."""
+    steps: list[Any] = []
+    fields: list[str] = []
+    allowed: Any = PipelineConfig
+    for step in location:
+        below, arguments = section_of(allowed), get_args(allowed)
+        if below is not None:
+            if step not in below.model_fields:
+                return (*steps, step), tuple(fields), None
+            field = below.model_fields[step]
+            allowed = Annotated[field.annotation, field] if field.metadata else field.annotation  # type: ignore[valid-type]
+            fields.append(step)
+        elif get_origin(allowed) is list:
+            allowed = arguments[0]
+        elif get_origin(allowed) is dict:
+            allowed = arguments[0 if location[-1] == "[key]" else 1]
+        else:
+            break  # pydantic's name for one branch of a union, or its mark "[key]"
+        steps.append(step)
+    return tuple(steps), tuple(fields), allowed
+
+
+def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
+    """'a whole number of at least 1 or auto' for such a type."""
+    origin, arguments = get_origin(allowed), get_args(allowed)
+    if origin is Annotated:
+        given = [rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]]
+        return words(arguments[0], tuple(rule for several in given for rule in several))
+    if origin in (Union, types.UnionType):
+        return " or ".join(words(argument) for argument in arguments)
+    if origin is Literal:
+        return str(arguments[0]) if len(arguments) == 1 else "one of " + ", ".join(map(str, arguments))
+    if origin is list:
+        return "a list such as [a, b]"
+    if origin is dict or section_of(allowed):
+        return "a section of 'key: value' lines"
+    if allowed is str:
+        pattern = _rule(rules, "pattern")
+        return PATTERNS[pattern] if pattern else "text of at least one letter" if _rule(rules, "min_length") else "text"
+    return PLAIN[allowed] + _range(rules) + (" bytes" if allowed is ByteSize and rules else "")
+
+
+PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    ByteSize: "a size such as 256MiB",
+    Path: "a path",
+    type(None): "null",
+}
+
+
+def _rule(rules: tuple[Any, ...], name: str) -> Any:
+    return next((value for rule in rules if (value := getattr(rule, name, None)) is not None), None)
+
+
+def _range(rules: tuple[Any, ...]) -> str:
+    low, above, high, below = (_rule(rules, name) for name in ("ge", "gt", "le", "lt"))
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    bounds = {"of at least": low, "above": above, "of at most": high, "below": below}
+    return "".join(
+        f"{' and' if i else ''} {text} {bound}"
+        for i, (text, bound) in enumerate((t, b) for t, b in bounds.items() if b is not None)
+    )
+
+
+def nearest(steps: tuple[str, ...], is_section: bool) -> str | None:
+    """The known key that a wrong one most likely means: another program's name for it, or the most similar name."""
+    word = steps[-1].lower().replace("-", "_")
+    if word in OTHER_NAMES and not is_section:
+        return OTHER_NAMES[word]
+    parent = ".".join(steps[:-1])
+    scored = [
+        (difflib.SequenceMatcher(None, word, key.rpartition(".")[2]).ratio(), key.rpartition(".")[0] == parent, key)
+        for key, holds_section in all_keys().items()
+        if holds_section == is_section
+    ]
+    likely = [(ratio + 0.2 * same, key) for ratio, same, key in scored if ratio >= 0.7]
+    return max(likely)[1] if likely else None

@@ -1,0 +1,183 @@
+"""Every problem of a configuration at once, a sentence each that names the key, its value and what is allowed."""
+
+import re
+import reprlib
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ByteSize, ValidationError
+
+from configs.keys import all_keys, nearest, place, section_of, words
+from configs.schema import PipelineConfig
+
+NUMBERS = (int, float, ByteSize)
+
+
+def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]:
+    """The configuration (None unless all is right) and the list of problems.
+
+    A rule between keys is only tried by pydantic once each of them is right by itself. So that no problem hides another, what is
+    wrong is taken out and the rest is validated again; a rule about a key that was taken out is not reported.
+    """
+    lines: list[str] = []
+    wrong: set[str] = set()
+    doubtful: set[str] = set()  # what an unknown key probably meant to set
+    rest = _with_empty_sections(mapping, PipelineConfig)
+    for steps, fields, line, meant in [*_unknown_keys(rest), *_lax_values(rest, PipelineConfig, ())]:
+        lines.append(line)
+        wrong |= {".".join(fields)} if fields else set()
+        doubtful |= meant
+        rest = _without(rest, steps)
+    while True:
+        try:
+            config = PipelineConfig.model_validate(rest)
+        except ValidationError as errors:
+            named: set[str] = set()
+            told: set[tuple[Any, ...]] = set()  # a union fails once a branch
+            for error in errors.errors(include_url=False):
+                if error["type"] == "value_error":
+                    for keys, rule in _rules(error):
+                        lines += [] if _any_within(keys, wrong | doubtful) else [rule]
+                        named |= keys
+                    continue
+                steps, fields, _ = place(error["loc"])
+                if steps not in told and not _any_within({".".join(fields)}, wrong):
+                    lines.append(_sentence(error))
+                told.add(steps)
+                named.add(".".join(fields))
+            if named <= wrong:
+                return None, lines
+            wrong |= named
+            for name in named:
+                rest = _without(rest, tuple(name.split(".")))
+        else:
+            return config, lines
+
+
+def _with_empty_sections(mapping: dict[Any, Any], section: type[BaseModel]) -> dict[Any, Any]:
+    """`train:` with nothing below it is a section without keys."""
+    result = dict(mapping)
+    for name, field in section.model_fields.items():
+        below = section_of(field.annotation)
+        if below and name in result:
+            value = {} if result[name] is None else result[name]
+            result[name] = _with_empty_sections(value, below) if isinstance(value, dict) else value
+    return result
+
+
+Problem = tuple[tuple[Any, ...], tuple[str, ...], str, set[str]]
+
+
+def _unknown_keys(
+    mapping: dict[Any, Any], section: type[BaseModel] = PipelineConfig, above: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    for key, value in mapping.items():
+        steps = (*above, key)
+        field = section.model_fields.get(key) if isinstance(key, str) else None
+        if field is None:
+            hint, meant = _hint(steps, value, section)
+            yield steps, (), f"{_dotted(steps)}: unknown key; {hint}", meant
+        elif (below := section_of(field.annotation)) and isinstance(value, dict):
+            yield from _unknown_keys(value, below, steps)
+
+
+def _hint(steps: tuple[Any, ...], value: Any, section: type[BaseModel]) -> tuple[str, set[str]]:
+    key = steps[-1]
+    if isinstance(key, str) and ".".join(steps) in all_keys():
+        *parents, last = ".".join(steps).split(".")
+        return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {".".join(steps)}
+    meant = nearest(steps, isinstance(value, dict)) if isinstance(key, str) else None
+    if meant:
+        return f"did you mean {meant}?", {meant}
+    return f"known here are {', '.join(section.model_fields)}", set()
+
+
+def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[str, ...]) -> Iterator[Problem]:
+    """What pydantic would let pass: true as the number 1, and NUL characters, which no path or variable can hold."""
+    for name, value in mapping.items():
+        field = section.model_fields.get(name) if isinstance(name, str) else None
+        if field is None:
+            continue
+        steps = (*above, name)
+        below = section_of(field.annotation)
+        if below and isinstance(value, dict):
+            yield from _lax_values(value, below, steps)
+        elif isinstance(value, bool) and _is_number(field.annotation):
+            yield steps, steps, f"{_dotted(steps)}: {shown(value)} is not {words(place(steps)[2])}", set()
+        else:
+            inner = value.items() if isinstance(value, dict) else [(name, value)]
+            texts = [text for pair in inner for text in (pair[1] if isinstance(pair[1], list) else pair)]
+            if any(isinstance(text, str) and "\0" in text for text in texts):
+                yield steps, steps, f"{_dotted(steps)}: {shown(value)} holds a NUL character; remove it", set()
+
+
+def _is_number(allowed: Any) -> bool:
+    if get_origin(allowed) is Annotated:
+        return _is_number(get_args(allowed)[0])
+    return allowed in NUMBERS or any(_is_number(argument) for argument in get_args(allowed))
+
+
+def _sentence(error: Any) -> str:
+    steps, _, allowed = place(error["loc"])
+    value, key = error["input"], _dotted(steps)
+    if value is None:
+        return f"{key}: it has no value; give {words(allowed)}"
+    expected = words(allowed)
+    if isinstance(value, float) and not isfinite(value):
+        expected = expected.replace("a ", "a finite ", 1)
+    line = f"{key}: {shown(value)} is not {expected}"
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        line += "; put it in quotes"
+    return line
+
+
+def _rules(error: Any) -> Iterator[tuple[set[str], str]]:
+    """Each failed rule between keys: the keys that it names, and its sentence with their dotted names."""
+    section = ".".join(error["loc"])
+    text = str(error["ctx"]["error"])
+    known = all_keys()
+    if section:
+        own = [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]
+        text = re.sub(rf"(?<![\w.])({'|'.join(map(re.escape, own))})(?==)", rf"{section}.\1", text)
+    # The schema joins the rules between sections by semicolons, and each begins with its key.
+    for rule in re.split(rf"; (?=(?:{'|'.join(PipelineConfig.model_fields)})\.)", text):
+        named = {name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in known}
+        yield named or {section}, rule
+
+
+def _any_within(names: set[str], wrong: set[str]) -> bool:
+    return any(name == bad or name.startswith(f"{bad}.") for name in names for bad in wrong)
+
+
+def _without(mapping: dict[Any, Any], steps: tuple[Any, ...]) -> dict[Any, Any]:
+    first, *rest = steps
+    if first not in mapping:
+        return mapping
+    if not rest:
+        return {key: value for key, value in mapping.items() if not (key is first or key == first)}  # NaN is not itself
+    below = mapping[first]
+    return mapping | {first: _without(below, tuple(rest))} if isinstance(below, dict) else mapping
+
+
+def _dotted(steps: tuple[Any, ...]) -> str:
+    return ".".join(
+        step if isinstance(step, str) and re.fullmatch(r"[\w.-]{1,80}", step) else shown(step) for step in steps
+    )
+
+
+_bounded = reprlib.Repr()
+_bounded.maxlevel, _bounded.maxlist, _bounded.maxdict, _bounded.maxstring, _bounded.maxother = 2, 4, 4, 60, 60
+
+
+def shown(value: Any) -> str:
+    """A value as the user wrote it, short and on one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Path):
+        return repr(str(value))
+    try:
+        return " ".join(_bounded.repr(value).split("\n"))
+    except ValueError:  # Python refuses to print thousands of digits
+        return "a number of thousands of digits"

@@ -1,0 +1,160 @@
+"""The text of a configuration: YAML 1.2's plain values (`no`, 010 and dates mean what they look like), each key once, no tags."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.errors import ConfigError
+
+TAG = "tag:yaml.org,2002:"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML without tags; numbers, true/false and null as YAML 1.2 (core schema) reads them, all else is text."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own declaration; replaces its YAML 1.1 rules)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if tag := getattr(event, "tag", None):
+            raise _fault(f"the tag {tag.replace(TAG, '!!')} is not allowed; write plain values", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def _fault(sentence: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=sentence, problem_mark=mark)
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise _fault("a key must be a plain word", key_node.start_mark)
+        if key_node.value in mapping:
+            raise _fault(f"the key '{key_node.value}' stands twice", key_node.start_mark)
+        mapping[key_node.value] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+def _sequence(loader: _StrictLoader, node: yaml.SequenceNode) -> list[Any]:
+    return [loader.construct_object(item, deep=True) for item in node.value]
+
+
+def _whole_number(_: _StrictLoader, node: yaml.ScalarNode) -> int:
+    base = {"0o": 8, "0x": 16}.get(node.value[:2], 10)
+    try:
+        return int(node.value, base)
+    except ValueError:  # Python refuses to convert thousands of digits
+        raise _fault("a number has too many digits", node.start_mark) from None
+
+
+def _number(_: _StrictLoader, node: yaml.ScalarNode) -> float:
+    return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
+
+
+_StrictLoader.add_constructor(TAG + "map", _mapping)
+_StrictLoader.add_constructor(TAG + "seq", _sequence)
+_StrictLoader.add_constructor(TAG + "int", _whole_number)
+_StrictLoader.add_constructor(TAG + "float", _number)
+for _kind, _pattern in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}.items():
+    _StrictLoader.add_implicit_resolver(TAG + _kind, re.compile(rf"^(?:{_pattern})$"), None)
+
+
+# What PyYAML says, by its beginning, in plain words.
+PLAIN_WORDS = {
+    "mapping values are not allowed": "a ':' stands where no key can begin; check the indentation, or put the text in quotes",
+    "found character '\\t'": "a tab stands where only spaces may; indent with spaces",
+    "found unconstructable recursive node": "an alias contains itself",
+    "but found another document": "a second document begins; a configuration is one",
+    "expected <block end>": "this line's indentation fits no line above, or a quote or bracket is open",
+    "could not find expected ':'": "a ':' is missing after a key",
+}
+
+
+def parse_yaml(text: str) -> Any:
+    """One YAML document as plain values.
+
+    Raises:
+        ValueError: what is wrong, with the line where it is known.
+    """
+    try:
+        loader = _StrictLoader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        fault = str(error.problem or error.context)
+        plain = next((words for begin, words in PLAIN_WORDS.items() if fault.startswith(begin)), fault)
+        raise ValueError(f"line {mark.line + 1 if mark else '?'}: {plain}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ValueError(f"line {line}: the character {text[error.position]!r} is not allowed in YAML") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_json(text: str) -> Any:
+    """One JSON document.
+
+    Raises:
+        ValueError: what is wrong, with the line where it is known.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a number has too many digits") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+        mapping[key] = value
+    return mapping
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The sections of a .yaml, .yml or .json file.
+
+    Raises:
+        ConfigError: a folder, unreadable, not UTF-8, not YAML or JSON, empty, or no mapping.
+    """
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; give a .yaml or .json file.")
+    if file.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"{file} is neither .yaml, .yml nor .json; rename it so that its format is known.")
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+        content = parse_json(text) if file.suffix == ".json" else parse_yaml(text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 (byte {error.start}); save it as UTF-8 text.") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}, {error}.") from None
+    if content is None:
+        raise ConfigError(f"{file} is empty; it needs sections such as data, model and train.")
+    if not isinstance(content, dict):
+        kind = "a list" if isinstance(content, list) else "a single value"
+        raise ConfigError(f"{file} holds {kind}, not sections such as data, model and train.")
+    return content

@@ -1,0 +1,166 @@
+"""No wrong value is let through, none hides another, and each sentence names a key."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.errors import ConfigError
+from configs.keys import OTHER_NAMES, PATTERNS, all_keys, nearest, place, words
+from configs.loading import parse_config
+from configs.problems import shown
+from configs.schema import PipelineConfig
+
+GOOD = {"data": {"source": "python-stdlib"}}
+
+
+def message(mapping: dict) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(mapping)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "sentence"),
+    [
+        ("train", "max_steps", True, "train.max_steps: true is not a whole number"),
+        ("train", "max_steps", 2.5, "train.max_steps: 2.5 is not a whole number"),
+        ("train", "learning_rate", float("nan"), "train.learning_rate: nan is not a finite number above 0"),
+        ("train", "save_every", None, "train.save_every: it has no value; give a whole number of at least 1"),
+        ("train", "sample_prompt", "", "train.sample_prompt: '' is not text of at least one letter"),
+        ("environment", "nproc_per_node", True, "environment.nproc_per_node: true is not a whole number"),
+        ("environment", "precision", "fp8", "environment.precision: 'fp8' is not one of auto, fp32, bf16"),
+        ("environment", "env", {"OMP": 1}, "environment.env.OMP: 1 is not text; put it in quotes"),
+        ("environment", "env", {"A": "a\0"}, "environment.env: {'A': 'a\\x00'} holds a NUL character"),
+        ("data", "files", "a.txt", "data.files: 'a.txt' is not a list such as [a, b]"),
+        ("data", "shard_size", "lots", "data.shard_size: 'lots' is not a size such as 256MiB of at least 1024 bytes"),
+        ("data", "device", "gpu", "data.device: 'gpu' is not auto, cpu, cuda or cuda:K"),
+        ("model", "tie_word_embeddings", "maybe", "model.tie_word_embeddings: 'maybe' is not true or false"),
+        ("runtime", "home", 3, "runtime.home: 3 is not a path"),
+        ("verify", "level", {"a": 1}, "verify.level: {'a': 1} is not one of quick, deep"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(section, key, value, sentence):
+    assert sentence in message(
+        {"data": {"source": "python-stdlib"} | ({key: value} if section == "data" else {})}
+        | ({} if section == "data" else {section: {key: value}})
+    )
+
+
+def test_a_number_too_long_to_print_is_still_named():
+    assert "train.seed: a number of thousands of digits is not" in message(GOOD | {"train": {"seed": 10**5000}})
+
+
+def test_no_rule_is_hidden_by_another_problem():
+    text = message(
+        {
+            "data": {"source": "files"},
+            "model": {"hidden_size": 100, "num_attention_heads": 3},
+            "train": {"max_steps": 10, "global_batch_size": 9, "learning_rate": -1},
+            "runtime": {"retries": "some"},
+        }
+    )
+    assert "model.num_attention_heads=3 must divide model.hidden_size=100" in text
+    assert "train.learning_rate: -1" in text and "runtime.retries: 'some'" in text
+    assert "train.warmup_steps=100 must be fewer than train.max_steps=10" in text
+    assert "train.global_batch_size=9 is not a multiple of train.micro_batch_size=8" in text
+    assert "data.files is empty" in text
+
+
+def test_a_rule_about_a_misspelt_key_hides_no_rule_beside_it():
+    lines = message({"data": {"file": ["a"]}, "train": {"global_batch_size": 9}}).splitlines()[1:]
+    assert [line.split(":")[0].split("=")[0].strip() for line in lines] == ["data.file", "train.global_batch_size"]
+
+
+def test_no_rule_is_reported_about_a_value_that_was_not_given():
+    # The default of a key that is wrong would break these rules; the user never wrote it.
+    assert len(message(GOOD | {"model": {"num_attention_heads": 0, "hidden_size": 190}}).splitlines()) == 1
+    assert len(message(GOOD | {"train": {"micro_batch_size": "x", "global_batch_size": 9}}).splitlines()) == 1
+    assert len(message({"data": {"source": "nowhere"}}).splitlines()) == 1
+    assert len(message({"data": {"file": ["a.txt"]}}).splitlines()) == 1, "data.file meant data.files"
+
+
+def test_every_item_of_a_list_or_table_is_named():
+    text = message({"data": {"files": ["a", 3, 4]}, "environment": {"env": {"9x": "b", "A": 1}}})
+    assert "data.files.1: 3 is not text" in text and "data.files.2: 4 is not text" in text
+    assert "environment.env.9x: '9x' is not a variable's name" in text and "environment.env.A: 1" in text
+
+
+def test_a_section_without_keys_is_no_problem():
+    assert parse_config(GOOD | {"train": None, "model": {}}).train.max_steps == 1000
+    assert "train: 5 is not a section" in message(GOOD | {"train": 5})
+
+
+@pytest.mark.parametrize("key", [float("nan"), None, "", " ", "=", "\ud800", b"x", ("a", "b")])
+def test_a_key_of_any_kind_is_unknown(key):
+    for mapping in ({key: None}, {"verify": {key: None}}):
+        text = message(GOOD | mapping)
+        assert "unknown key; known here are" in text and text.isprintable()
+
+
+def test_what_is_no_mapping_is_refused():
+    with pytest.raises(ConfigError, match="a dict of sections"):
+        parse_config([1])  # pyright: ignore[reportArgumentType]
+
+
+def test_every_key_can_be_told_in_words():
+    for key in all_keys():
+        steps, fields, allowed = place(tuple(key.split(".")))
+        assert ".".join(steps) == key and steps == fields
+        assert re.match(r"(a|an|one|true|text|whole|auto|concat)\b", words(allowed)), f"{key}: {words(allowed)}"
+    schema = str(PipelineConfig.model_json_schema())
+    assert all(repr(pattern)[1:-1] in schema or pattern.startswith("^[A-Za-z_]") for pattern in PATTERNS)
+
+
+def test_other_programs_names_lead_to_keys_that_exist():
+    assert set(OTHER_NAMES.values()) <= all_keys().keys() and not OTHER_NAMES.keys() & all_keys().keys()
+    assert nearest(("per-device-train-batch-size",), False) == "train.micro_batch_size"
+
+
+def test_a_value_is_shown_short_and_on_one_line():
+    bomb = ["x"] * 9
+    for _ in range(30):
+        bomb = [bomb] * 9  # pyright: ignore[reportAssignmentType]
+    assert all(
+        len(shown(value)) < 200 and "\n" not in shown(value) for value in (bomb, "a\nb" * 500, {"a": bomb}, 10**5000)
+    )
+    loop: list = []
+    loop.append(loop)
+    assert shown(loop)
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.text(alphabet=st.characters(categories=["Cs", "Cc"]), max_size=3),
+    st.binary(max_size=3),
+    st.dates(),
+)
+anything = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(leaves.filter(bool), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from([key.rpartition(".")[2] for key in all_keys()]) | st.text(max_size=4) | st.integers()
+section = st.one_of(
+    anything, st.dictionaries(KEYS, st.one_of(anything, st.dictionaries(KEYS, anything, max_size=2)), max_size=4)
+)
+SECTIONS = [key for key in all_keys() if "." not in key]
+
+
+@given(mapping=st.dictionaries(st.sampled_from([*SECTIONS, "oops"]) | KEYS, section, max_size=4))
+def test_any_mapping_is_a_configuration_or_sentences_that_name_a_key(mapping):
+    try:
+        assert isinstance(parse_config(mapping), PipelineConfig)
+    except ConfigError as error:
+        str(error).encode()  # a terminal can print it
+        first, *lines = str(error).splitlines()
+        assert first.startswith("the configuration")
+        for line in lines or [first.removeprefix("the configuration: ")]:
+            key = re.split(r": |=| is empty", line.strip(), maxsplit=1)[0]
+            assert key and not key.startswith("the configuration"), line
+            assert "Input should" not in line and "valid dictionary" not in line, line

@@ -1,0 +1,50 @@
+"""Each fact that endangers a run is a finding with its cure."""
+
+import pytest
+
+from tasks.patch_environment.findings import judge
+from tasks.patch_environment.probe import probe
+
+GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory):
+    facts = probe(tmp_path_factory.mktemp("home"))
+    return facts | {"gpus": [], "nccl": False, "flash_attn": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "severity", "cure"),
+    [
+        ({"gpu_fault": "CUDA driver version is insufficient"}, "GPUs", "warning", "update the driver"),
+        ({"gpus": []}, "GPUs", "note", "on the CPU"),
+        ({"gpus": [GPU], "flash_attn": True, "nccl": False}, "nccl", "warning", "install a CUDA build"),
+        (
+            {"disk": {"path": "/x", "free": 1, "works": False, "fault": "Read-only file system"}},
+            "disk",
+            "error",
+            "(Read-only file system); choose another runtime.home",
+        ),
+        ({"disk": {"path": "/x", "free": 10**9, "works": True}}, "disk", "warning", "free space"),
+        ({"memory": {"total": 10**9, "available": 10**9}}, "memory available", "warning", "fewer workers"),
+        ({"shared_memory": 64 * 2**20, "gpus": [GPU] * 2}, "/dev/shm", "warning", "--shm-size"),
+        ({"shared_memory": None, "gpus": [GPU] * 2}, "/dev/shm", "warning", "--shm-size"),
+        ({"port": False}, "local ports", "error", "loopback"),
+    ],
+)
+def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
+    (found,) = [found for found in judge(laptop | change) if found["name"] == name]
+    assert found["severity"] == severity and cure in found["sentence"] and found["sentence"].endswith(".")
+
+
+@pytest.mark.parametrize("change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [GPU], "nccl": True}])
+def test_little_shared_memory_harms_nobody_but_several_gpus(laptop, change):
+    (found,) = [found for found in judge(laptop | change) if found["name"] == "/dev/shm"]
+    assert found["severity"] == "ok"
+
+
+def test_flash_attention_that_does_not_work_is_told_in_words(laptop):
+    facts = laptop | {"gpus": [GPU], "nccl": True, "flash_attn_error": "ImportError: GLIBC_2.32 not found"}
+    (found,) = [found for found in judge(facts) if found["name"] == "flash-attn"]
+    assert "GLIBC_2.32" in found["sentence"] and found["severity"] == "note"

@@ -1,0 +1,131 @@
+"""The step: schedule, groups, and gradients that do not depend on how a batch is split."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from model.config import LlamaConfig
+from model.llama import Llama
+from tasks.train.worker.data import TrainBatches
+from tasks.train.worker.loop import gate_means, step_seed
+from tasks.train.worker.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
+from tasks.train.worker.parallel import LossModule
+from tasks.train.worker.step import Diverged, accumulate, train_step
+
+TRAIN = {
+    "weight_decay": 0.1,
+    "learning_rate": 1e-3,
+    "gate_learning_rate": 1e-2,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-8,
+}
+
+
+class OneRank:
+    """The one rank of a world without a process group."""
+
+    world_size, device = 1, torch.device("cpu")
+
+    def sum(self, *values: float) -> list[float]:
+        return list(values)
+
+
+class Rows:
+    """A reader of `size` rows that are recognised by their first token."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        return rows[:, None] + np.zeros((1, 5), dtype=np.int64)
+
+
+def small_model(attention="infini") -> Llama:
+    torch.manual_seed(0)
+    return Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention=attention, segment_length=4)).double()
+
+
+def no_autocast() -> torch.autocast:
+    return torch.autocast("cpu", enabled=False)
+
+
+def batches(rows: torch.Tensor, size: int):
+    return [(part[:, :-1], part[:, 1:]) for part in rows.split(size)]
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+@pytest.mark.parametrize("micro", [1, 2, 3, 4])
+def test_gradients_and_loss_equal_those_of_the_whole_batch(attention, micro):
+    rows = torch.randint(0, 61, (6, 14), generator=torch.Generator().manual_seed(3))
+    whole, split = small_model(attention), small_model(attention)
+    inputs, labels = rows[:, :-1], rows[:, 1:]
+    mean = nn.functional.cross_entropy(whole(inputs).flatten(0, 1), labels.flatten())
+    mean.backward()
+    total = accumulate(LossModule(split), batches(rows, micro), labels.numel(), OneRank(), no_autocast())
+    assert total.item() / labels.numel() == pytest.approx(mean.item(), rel=1e-6)
+    for (name, expected), (_, found) in zip(whole.named_parameters(), split.named_parameters(), strict=True):
+        assert torch.allclose(expected.grad, found.grad, rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_every_world_size_sees_the_same_global_batches(world, micro):
+    seen = []
+    for rank in range(world):
+        mine = TrainBatches(Rows(37), 7, 12, micro, rank, world)
+        seen += [int(row[0]) for inputs, _ in mine.micro_batches(24, torch.device("cpu")) for row in inputs]
+    assert seen == TrainBatches(Rows(37), 7, 12, 1, 0, 1).rows(24).tolist()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    model = small_model()
+    with torch.no_grad():
+        model.lm_head.weight[3, 3] = float("nan")
+    before = [parameter.clone() for parameter in model.parameters()]
+    rows = torch.randint(0, 61, (2, 14))
+    optimizer = build_optimizer(model, TRAIN)
+    with pytest.raises(Diverged, match="not finite"):
+        train_step(LossModule(model), optimizer, batches(rows, 2), 26, 1.0, OneRank(), no_autocast(), lambda: False)
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new) or old.isnan().any()
+
+
+def test_the_schedule_warms_up_and_ends_where_it_should():
+    factors = [learning_rate_factor(step, 10, 110, 0.1) for step in range(110)]
+    assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert factors[10] == 1.0 and factors[60] == pytest.approx(0.55)
+    assert all(a > b for a, b in pairwise(factors[10:]))
+    assert learning_rate_factor(110, 10, 110, 0.1) == pytest.approx(0.1)
+    assert learning_rate_factor(0, 0, 1, 0.0) == 1.0 and math.isfinite(learning_rate_factor(5, 0, 5, 0.0))
+
+
+def test_gates_have_a_group_and_a_rate_of_their_own():
+    optimizer = build_optimizer(small_model(), TRAIN)
+    set_learning_rate(optimizer, 0.5)
+    rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert rates == {"decay": (5e-4, 0.1), "no_decay": (5e-4, 0.0), "gates": (5e-3, 0.0)}
+    assert {group["name"] for group in build_optimizer(small_model("softmax"), TRAIN).param_groups} == {
+        "decay",
+        "no_decay",
+    }
+
+
+def test_gate_means_are_reported_by_layer():
+    assert gate_means(small_model()) == {"gates": [0.5, 0.5]}
+    assert gate_means(small_model("softmax")) == {}
+
+
+def test_seeds_differ_by_run_step_and_rank_and_are_the_same_tomorrow():
+    seeds = {step_seed(seed, step, rank) for seed in (1, 2) for step in range(50) for rank in range(4)}
+    assert len(seeds) == 400 and step_seed(1234, 7, 1) == step_seed(1234, 7, 1) == SEED_OF_FORMAT_1
+
+
+SEED_OF_FORMAT_1 = 35141326381287424
