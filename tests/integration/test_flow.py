@@ -47,7 +47,7 @@ def task_states(home) -> list[tuple[str, str]]:
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
     (tmp_path / "sitecustomize.py").write_text(f"FLAG = {str(tmp_path / 'raised')!r}\n" + textwrap.dedent(FAULT))
-    started = lab.start("raises", *OVERRIDES, f"environment.env={{PYTHONPATH: '{tmp_path}'}}", direct=False)
+    started = lab.start("raises", *OVERRIDES, f"environment.env.PYTHONPATH={tmp_path}", direct=False)
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
     attempts = [json.loads(line) for line in (lab.run_dir("raises") / "attempts.jsonl").read_text().splitlines()]
