@@ -3,10 +3,12 @@
 import hashlib
 import json
 import pickle
+import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import metadata as metadata_classes
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -41,8 +43,19 @@ ALLOWED = {
 }
 
 
+def _memory_format(owner: type, name: str) -> object:
+    """Stands in for `getattr`, by which some versions of Python write down the member of an enumeration."""
+    if owner is not metadata_classes._MEM_FORMAT_ENCODING:
+        raise DataError(
+            f"checkpoint metadata asks for {owner}.{name}, which no checkpoint of ours contains; it is not loaded."
+        )
+    return metadata_classes._MEM_FORMAT_ENCODING[name]
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         if (module, name) not in ALLOWED:
             raise DataError(
                 f"checkpoint metadata asks for {module}.{name}, which no checkpoint of ours contains; it is not loaded."
@@ -128,7 +141,9 @@ def load(checkpoint: Path, state: dict[str, torch.Tensor]) -> None:
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     try:
-        dcp_load(state, storage_reader=TensorReader(checkpoint), planner=planner, no_dist=not dist.is_initialized())
+        with warnings.catch_warnings():  # one process without a group is meant, where there is none
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp_load(state, storage_reader=TensorReader(checkpoint), planner=planner, no_dist=not dist.is_initialized())
     except CheckpointException as error:  # not an Exception, and it hides the sentence that says what is wrong
         raise DataError(f"{checkpoint} cannot be loaded: {next(iter(error.failures.values()))[0]}") from error
 

@@ -1,5 +1,6 @@
 """Tensors come back to the bit; nothing but tensors is ever built from a checkpoint's files."""
 
+import io
 import os
 import pickle
 from pathlib import Path
@@ -7,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import metadata as metadata_classes
 
 from configs.errors import DataError
 from model.config import LlamaConfig
 from model.llama import Llama
 from tasks.artifacts import check
-from tasks.train.worker.checkpoint import load, prime, save, state_hash, tensors
+from tasks.train.worker.checkpoint import _MetadataUnpickler, load, prime, save, state_hash, tensors
 from tasks.train.worker.optimizer import build_optimizer
 from tasks.train.worker.parallel import Ranks
 
@@ -109,6 +111,34 @@ def test_a_malicious_pickle_is_refused_before_it_runs(saved, tmp_path):
     with pytest.raises(DataError, match=r"posix\.mkdir"):
         load(path, state)
     assert not trap.exists()
+
+
+class ByGetattr:
+    """What Python 3.11.2 writes for the member of an enumeration, pointed at something else."""
+
+    def __reduce__(self):
+        return (getattr, (torch.Size, "__subclasshook__"))
+
+
+def test_getattr_reaches_nothing_but_the_one_enumeration(saved):
+    path, state = saved
+    (path / ".metadata").write_bytes(pickle.dumps(ByGetattr()))
+    with pytest.raises(DataError, match="__subclasshook__"):
+        load(path, state)
+
+
+def test_enumerations_are_read_as_every_version_of_python_writes_them():
+    member = metadata_classes._MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+
+    class Old(pickle.Pickler):
+        def reducer_override(self, value):
+            return (getattr, (type(value), value.name)) if value is member else NotImplemented
+
+    written = io.BytesIO()
+    Old(written).dump(member)
+    assert b"getattr" in written.getvalue()
+    assert _MetadataUnpickler(io.BytesIO(written.getvalue())).load() is member
+    assert _MetadataUnpickler(io.BytesIO(pickle.dumps(member))).load() is member
 
 
 def test_tensor_files_are_read_as_tensors_alone(saved, tmp_path):
