@@ -14,6 +14,7 @@ PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }}
 img {{ max-width: 100%; background: #fff; border-radius: 6px; }}
 table {{ border-collapse: collapse; }} td {{ padding: .2rem 1.5rem .2rem 0; vertical-align: top; overflow-wrap: anywhere; }}
+td:first-child {{ white-space: nowrap; }}
 pre {{ padding: 1rem; border: 1px solid #8886; border-radius: 6px; overflow-x: auto; }}
 </style></head><body>
 <h1>{title}</h1>
