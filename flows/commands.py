@@ -78,7 +78,7 @@ def doctor(arguments: Namespace) -> Answer:
         config = resolved(load_config(arguments.config, arguments.overrides))
         home = config["runtime"]["home"]
     report = doctor(config, home)
-    return report, as_text({key: value for key, value in report.items() if value is not None})
+    return report, as_text({part: report[part] for part in ("findings", "plan") if report[part]})
 
 
 def train(arguments: Namespace) -> Answer:
