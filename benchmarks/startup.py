@@ -19,7 +19,13 @@ from pathlib import Path
 
 ROUNDS = 5
 COMMAND = str(Path(sys.executable).with_name("infini-llama"))
-SMALL = ["train.max_steps=5", "train.warmup_steps=1", "train.eval_every=5", "train.save_every=5", "train.sample_tokens=8"]
+SMALL = [
+    "train.max_steps=5",
+    "train.warmup_steps=1",
+    "train.eval_every=5",
+    "train.save_every=5",
+    "train.sample_tokens=8",
+]
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "import the stages of --direct": [sys.executable, "-c", "import flows.direct"],
