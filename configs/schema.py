@@ -219,6 +219,14 @@ class TrainingConfig(Section):
         title="Log every",
         description="Steps between lines on the console and in TensorBoard; metrics.jsonl has every step.",
     )
+    max_skips: Annotated[int, Field(ge=0)] = Field(
+        default=10,
+        title="Skips borne",
+        description="An update that is not finite is left out; more than this many in a window go back to the last good checkpoint.",
+    )
+    skip_window: Annotated[int, Field(ge=1)] = Field(
+        default=100, title="Skip window", description="Steps over which left-out updates are counted."
+    )
     sample_prompt: str = Field(
         default="def ",
         title="Sample prompt",
@@ -295,6 +303,16 @@ class RuntimeConfig(Section):
     )
     retry_delay: Annotated[float, Field(ge=0)] = Field(
         default=5.0, title="Retry delay", description="Seconds before the first retry; doubled for each further one."
+    )
+    max_rollbacks: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=2,
+        title="Rollbacks",
+        description="How often a run that diverges goes back to the last good checkpoint and leaves out the samples since.",
+    )
+    hang_after: Annotated[float, Field(gt=0)] = Field(
+        default=20.0,
+        title="Hang after",
+        description="Seconds that a worker may be silent beyond twice the longest time its step, evaluation or save has taken.",
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=25.0,

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,3 +153,44 @@ def limit_files(size: int) -> None:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+# A `sitecustomize` for the workers, put on their path by the configuration's own environment.env: BODY replaces functions of
+# MODULE when that is imported. Nothing in the project knows of it.
+INJECTION = """
+import importlib.abc, importlib.util, os, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != {module!r}:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            change(module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+FLAG = {flag!r}
+def once():
+    if os.path.exists(FLAG):
+        return False
+    open(FLAG, "w").close()
+    return True
+
+{body}
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def inject(folder: Path, module: str, body: str) -> str:
+    """Writes the injection into `folder`; returns the override that puts it on the workers' path.
+
+    Args:
+        body: defines change(module); `once()` is true the first time any process of any attempt calls it.
+    """
+    text = INJECTION.format(module=module, flag=str(folder / "happened"), body=textwrap.dedent(body))
+    (folder / "sitecustomize.py").write_text(text)
+    return f"environment.env.PYTHONPATH={folder}"

@@ -101,7 +101,7 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
         return _explicit(folder, Path(resume))
     if resume == "best" and (chosen := best(folder)) is not None:
         check(chosen, KIND, checksums=True)
-        _abandon_newer(folder, step_of(chosen))
+        abandon_newer(folder, step_of(chosen))
         return chosen
     chosen = newest_good(folder)
     if chosen is None and resume == "must":
@@ -117,7 +117,7 @@ def _explicit(folder: Path, path: Path) -> Path:
         raise ConfigError(f"runtime.resume={path} is no folder; give auto, must, never, best or a checkpoint's path.")
     check(path, KIND, checksums=True)
     if path.parent == folder.resolve():
-        _abandon_newer(folder, step_of(path))
+        abandon_newer(folder, step_of(path))
     elif committed(folder):
         raise ConfigError(
             f"runtime.resume={path} is of another run, but {folder} has checkpoints of its own; choose another runtime.name."
@@ -125,7 +125,8 @@ def _explicit(folder: Path, path: Path) -> Path:
     return path
 
 
-def _abandon_newer(folder: Path, step: int) -> None:
+def abandon_newer(folder: Path, step: int) -> None:
+    """Moves the checkpoints of later steps to `abandoned/`."""
     for path in committed(folder):
         if step_of(path) > step:
             abandoned = folder / "abandoned"

@@ -1,7 +1,6 @@
 """Starts torchrun, watches it, and ends it with every rank it started."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.train.worker.status import status_path
+from tasks.train.worker.status import read_status
 
 POLL_SECONDS = 0.2
 
@@ -48,8 +47,7 @@ def watch(process: subprocess.Popen, each_poll: Callable[[], None]) -> int:
 
 def read_statuses(attempt_dir: Path, processes: int) -> list[dict | None]:
     """Each rank's last word; None for a rank that never wrote one."""
-    paths = [status_path(attempt_dir, rank) for rank in range(processes)]
-    return [json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths]
+    return [read_status(attempt_dir, rank) for rank in range(processes)]
 
 
 def ask_to_stop(process: subprocess.Popen, attempt_dir: Path, processes: int, grace_period: float) -> None:

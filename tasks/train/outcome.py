@@ -1,6 +1,6 @@
 """How an attempt ended, read from the ranks' status files first and torchrun's exit code second."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # What a rank reports when another one vanished; the vanished one is the cause, not this.
 PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Socket closed", "NCCL", "gloo", "Broken pipe")
@@ -8,12 +8,15 @@ PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Socket cl
 
 @dataclass(frozen=True)
 class Outcome:
-    """kind: done | preempted | failed; code: of docs/resume.md; message: a sentence; step: last completed one, if known."""
+    """kind: done | preempted | failed; code: of docs/resume.md; message: a sentence; step: last completed one, if known;
+    details: the failed rank's error in full.
+    """
 
     kind: str
     code: int
     message: str
     step: int | None = None
+    details: dict = field(default_factory=dict)
 
 
 def classify(returncode: int, statuses: list[dict | None], log_folder: str) -> Outcome:
@@ -61,12 +64,10 @@ def classify(returncode: int, statuses: list[dict | None], log_folder: str) -> O
 
 def _failed(status: dict, log_folder: str) -> Outcome:
     error = status["error"]
-    return Outcome(
-        "failed",
-        status["code"],
-        f"rank {status['rank']}: {error['type']}: {error['message']} (log: {log_folder}/rank-{status['rank']}.log)",
-        status["step"],
+    message = (
+        f"rank {status['rank']}: {error['type']}: {error['message']} (log: {log_folder}/rank-{status['rank']}.log)"
     )
+    return Outcome("failed", status["code"], message, status["step"], error)
 
 
 def _peer_lost(status: dict) -> bool:

@@ -20,7 +20,9 @@ class Progress:
     def poll(self) -> None:
         for record in self._new_records():
             if record["kind"] == "train":
-                text = f"step {record['step']}/{self.max_steps}  loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
+                loss = "not finite, update left out" if record["loss"] is None else f"{record['loss']:.4f}"
+                speed = f"{record['tokens_per_second']:,.0f} tokens/s"
+                text = f"step {record['step']}/{self.max_steps}  loss {loss}  {speed}"
                 progress = {"done": record["step"], "total": self.max_steps, "unit": "steps"}
                 whole = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
                 log.log(logging.INFO if whole else logging.DEBUG, text, extra={"progress": progress})

@@ -63,7 +63,7 @@ def draw_losses(records: list[dict], unigram_entropy_bits: float, target: Path) 
 
     bits = 1.4426950408889634
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    trained = [record for record in records if record["kind"] == "train"]
+    trained = [record for record in records if record["kind"] == "train" and record["loss"] is not None]
     validated = [record for record in records if record["kind"] == "validation"]
     axes.plot(
         [r["step"] for r in trained], [r["loss"] * bits for r in trained], label="train", linewidth=0.8, alpha=0.7

@@ -84,7 +84,7 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
 
 
 def _differences(before: dict, now: dict, section: str) -> list[str]:
-    keys = [key for key in before | now if before.get(key) != now.get(key)]
+    keys = [key for key in before if key in now and before[key] != now[key]]
     return [f"{section}.{key}: {before.get(key)} before, {now.get(key)} now" for key in keys]
 
 
@@ -124,3 +124,10 @@ def read_metrics(run: RunFolder) -> list[dict]:
 def append_attempt(run: RunFolder, record: dict) -> None:
     with run.attempts.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
+
+
+def attempts(run: RunFolder) -> list[dict]:
+    """Every attempt at this run, oldest first."""
+    if not run.attempts.exists():
+        return []
+    return [json.loads(line) for line in run.attempts.read_text(encoding="utf-8").splitlines()]

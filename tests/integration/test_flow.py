@@ -3,37 +3,21 @@
 import json
 import random
 import sqlite3
-import textwrap
 
-from laboratory import exact_metrics, kill
+from laboratory import exact_metrics, inject, kill
 
 OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
 
-# Put on the workers' path by the configuration's own environment.env: one rank raises once, in the middle of training.
+# One rank raises once, in the middle of training.
 FAULT = """
-import importlib.abc, importlib.util, os, sys
-
-class Fault(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "tasks.train.worker.step":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        def exec_module(module):
-            load(module)
-            step, calls = module.train_step, []
-            def failing(*arguments):
-                calls.append(1)
-                if len(calls) == 25 and os.environ["RANK"] == "1" and not os.path.exists(FLAG):
-                    open(FLAG, "w").close()
-                    raise RuntimeError("the injected fault")
-                return step(*arguments)
-            module.train_step = failing
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Fault())
+def change(module):
+    step, calls = module.train_step, []
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 25 and os.environ["RANK"] == "1" and once():
+            raise RuntimeError("the injected fault")
+        return step(*arguments)
+    module.train_step = failing
 """
 
 
@@ -46,8 +30,7 @@ def task_states(home) -> list[tuple[str, str]]:
 
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
-    (tmp_path / "sitecustomize.py").write_text(f"FLAG = {str(tmp_path / 'raised')!r}\n" + textwrap.dedent(FAULT))
-    started = lab.start("raises", *OVERRIDES, f"environment.env.PYTHONPATH={tmp_path}", direct=False)
+    started = lab.start("raises", *OVERRIDES, inject(tmp_path, "tasks.train.worker.step", FAULT), direct=False)
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
     attempts = [json.loads(line) for line in (lab.run_dir("raises") / "attempts.jsonl").read_text().splitlines()]

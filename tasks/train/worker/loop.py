@@ -18,7 +18,9 @@ from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints
 from tasks.train.worker import checkpoint
 from tasks.train.worker.data import TrainBatches
+from tasks.train.worker.divergence import Skips, next_sample
 from tasks.train.worker.evaluate import evaluate
+from tasks.train.worker.heartbeat import Heartbeat
 from tasks.train.worker.metrics import Metrics
 from tasks.train.worker.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
 from tasks.train.worker.parallel import LossModule, Ranks
@@ -52,7 +54,7 @@ def gate_means(model: Llama) -> dict[str, list[float]]:
     return {"gates": gates} if gates else {}
 
 
-def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
+def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple[str, int]:
     """Trains as the order says and returns ("done" | "preempted", last completed step)."""
     train, plan = order["config"]["train"], order["plan"]
     run_dir, dataset = Path(order["run_dir"]), Path(order["dataset"])
@@ -78,12 +80,14 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
     optimizer.zero_grad(set_to_none=True)
 
     step, samples, best = 0, 0, None
+    skips = Skips(train["max_skips"], train["skip_window"])
     if order["resume_from"]:
         checkpoint.prime(optimizer)
         source = Path(order["resume_from"])
         checkpoint.load(source, checkpoint.tensors(model, optimizer))
         scalars = checkpoints.read_state(source)
         step, samples, best = scalars["step"], scalars["samples"], scalars["best_validation_loss"]
+        skips.steps = scalars["skips"]
         log.info("resumed from %s at step %d", source.name, step)
 
     metrics = Metrics(run_dir, step, train["log_every"]) if ranks.is_first else None
@@ -92,6 +96,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
 
     while step < train["max_steps"] and not stopping:
         started = time.perf_counter()
+        heart.beat("data", step)
+        samples = next_sample(samples, order["left_out"])
         # Everything random in a step depends on these three numbers alone, so no generator's state needs saving.
         torch.manual_seed(step_seed(train["seed"], step, ranks.rank))
         set_learning_rate(
@@ -101,7 +107,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
         rate = optimizer.param_groups[0]["lr"]
         micro_batches = list(batches.micro_batches(samples, ranks.device))
         data_time = time.perf_counter() - started
-        loss, grad_norm, stopping = train_step(
+        heart.beat("compute")
+        result = train_step(
             wrapped,
             optimizer,
             micro_batches,
@@ -111,14 +118,24 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
             autocast,
             lambda: stop.asked,
         )
-        step, samples = step + 1, samples + train["global_batch_size"]
+        step, samples, stopping = step + 1, samples + train["global_batch_size"], result.stop
+        if result.skipped:
+            rows = batches.rows(samples - train["global_batch_size"]).tolist()
+            log.warning(
+                "step %d: loss %s, gradient norm %s; update left out, rows %s",
+                step,
+                result.loss,
+                result.grad_norm,
+                rows,
+            )
+            skips.note(step, samples)
         step_time = time.perf_counter() - started
         if metrics:
             record = {
                 "step": step,
-                "loss": loss,
+                "loss": None if result.skipped else result.loss,
                 "learning_rate": rate,
-                "grad_norm": grad_norm,
+                "grad_norm": None if result.skipped else result.grad_norm,
                 "tokens": step * global_tokens,
             }
             timing = {
@@ -132,7 +149,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
         save_time, last = 0.0, step == train["max_steps"]
         validation_loss = None
         if last or step % train["eval_every"] == 0:
-            result = evaluate(
+            heart.beat("evaluate", step)
+            measured = evaluate(
                 module,
                 validation_reader,
                 token_bytes,
@@ -141,19 +159,26 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
                 ranks,
                 autocast,
             )
-            validation_loss = result.loss
-            best = result.loss if best is None else min(best, result.loss)
+            validation_loss = measured.loss
+            best = measured.loss if best is None else min(best, measured.loss)
             if metrics:
                 metrics.validation(
-                    {"step": step, "loss": result.loss, "bits_per_byte": result.bits_per_byte, "tokens": result.tokens}
+                    {
+                        "step": step,
+                        "loss": measured.loss,
+                        "bits_per_byte": measured.bits_per_byte,
+                        "tokens": measured.tokens,
+                    }
                 )
         if last or stopping or step % train["save_every"] == 0:
+            heart.beat("save", step)
             saving = time.perf_counter()
             if metrics:
                 metrics.sync()
-            _save(order, ranks, model, optimizer, step, samples, validation_loss, best)
+            _save(order, ranks, model, optimizer, step, samples, validation_loss, best, skips.steps)
             save_time = time.perf_counter() - saving
 
+    heart.beat("finish", step)
     if metrics:
         metrics.close()
     if step < train["max_steps"]:
@@ -173,6 +198,7 @@ def _save(
     samples: int,
     loss: float | None,
     best: float | None,
+    skips: list[int],
 ) -> None:
     """Commits a checkpoint, moves the pointers, drops old ones."""
     folder = Path(order["run_dir"]) / "checkpoints"
@@ -182,6 +208,7 @@ def _save(
         "samples": samples,
         "validation_loss": loss,
         "best_validation_loss": best,
+        "skips": skips,
         "world_size": ranks.world_size,
         "model": order["model"],
         "dataset": order["dataset_digest"],

@@ -20,7 +20,8 @@ class Metrics:
         self._append({"kind": "train", **record})
         if record["step"] % self.log_every == 0:
             for name in ("loss", "learning_rate", "grad_norm"):
-                self.board.add_scalar(f"train/{name}", record[name], record["step"])
+                if record[name] is not None:
+                    self.board.add_scalar(f"train/{name}", record[name], record["step"])
             for name in ("tokens_per_second", "step_time", "data_time", "save_time"):
                 self.board.add_scalar(f"system/{name}", record[name], record["step"])
             for layer, gate in enumerate(record.get("gates", [])):

@@ -4,16 +4,18 @@ import contextlib
 import errno
 import faulthandler
 import logging
+import signal
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from configs.errors import PipelineError
+from tasks.train.worker.divergence import Diverged
+from tasks.train.worker.heartbeat import Heartbeat
 from tasks.train.worker.loop import StopRequest, run
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.status import write_status
-from tasks.train.worker.step import Diverged
 
 EXIT_CODES = {"done": 0, "preempted": 75}
 log = logging.getLogger("infini_llama.worker")
@@ -23,7 +25,9 @@ def exit_code(error: BaseException) -> int:
     """The class of a failure as an exit code (docs/resume.md)."""
     if isinstance(error, PipelineError):
         return error.exit_code
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(
+        error
+    ):  # torch on a CPU
         return 71
     if isinstance(error, Diverged):
         return 72
@@ -44,12 +48,14 @@ def root_cause(error: BaseException) -> BaseException:
 def serve(order: dict, attempt_dir: Path, rank: int) -> int:
     """Runs the loop; returns this rank's exit code after writing its status."""
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor asks for stacks by it
+    heart = Heartbeat(attempt_dir, rank)
     write_status(attempt_dir, rank, "running", 70)
     torch.set_num_threads(order["plan"]["threads"])
     try:
         stop = StopRequest()
         ranks = Ranks(order["plan"]["device"], order["plan"]["distributed_backend"])
-        state, step = run(order, ranks, stop)
+        state, step = run(order, ranks, stop, heart)
         write_status(attempt_dir, rank, state, EXIT_CODES[state], step)
         ranks.leave()
         return EXIT_CODES[state]

@@ -19,9 +19,15 @@ def write_status(
     """state: running | done | preempted | failed; code: an exit code of docs/resume.md; step: last completed step."""
     record = {"rank": rank, "pid": os.getpid(), "state": state, "code": code, "step": step, "time": time.time()}
     if error is not None:
-        record["error"] = {
+        record["error"] = getattr(error, "details", {}) | {
             "type": type(error).__name__,
             "message": str(error),
             "traceback": "".join(traceback.format_exception(error)),
         }
     write_atomic(status_path(attempt_dir, rank), json.dumps(record, indent=1))
+
+
+def read_status(attempt_dir: Path, rank: int) -> dict | None:
+    """A rank's last word, None before its first."""
+    path = status_path(attempt_dir, rank)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

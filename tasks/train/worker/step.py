@@ -1,6 +1,8 @@
 """One optimizer step: micro-batches, accumulation, clipping, update."""
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -9,8 +11,14 @@ from tasks.train.worker.data import Batch
 from tasks.train.worker.parallel import Ranks, no_sync
 
 
-class Diverged(Exception):
-    """The loss or the gradient is not finite; the update was not applied."""
+@dataclass(frozen=True)
+class StepResult:
+    """loss: mean over the global batch, nats a token; grad_norm: before clipping; `skipped`: one of them was not finite."""
+
+    loss: float
+    grad_norm: float
+    stop: bool
+    skipped: bool
 
 
 def accumulate(
@@ -44,22 +52,18 @@ def train_step(
     ranks: Ranks,
     autocast: torch.autocast,
     wants_to_stop: Callable[[], bool],
-) -> tuple[float, float, bool]:
+) -> StepResult:
     """Forward, backward, one all-reduce of the scalars, clip, update.
 
-    Returns:
-        mean loss over the global batch (nats a token), gradient norm before clipping, and whether any rank was asked to stop.
-
-    Raises:
-        Diverged: on every rank alike, before the update, when loss or gradient is not finite.
+    An update that is not finite is left out, on every rank alike: the summed loss and the reduced gradients are the same on all.
+    `stop` of the result says whether any rank was asked to stop.
     """
     loss_sum = accumulate(module, micro_batches, global_tokens, ranks, autocast)
     norm = nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)
-    loss, stop = ranks.sum(loss_sum.item(), float(wants_to_stop()))
-    loss /= global_tokens
-    grad_norm = norm.item()  # gradients are equal on all ranks, and so is their norm
-    if not (torch.isfinite(norm) and loss == loss and abs(loss) != float("inf")):
-        raise Diverged(f"loss {loss} and gradient norm {grad_norm} are not finite; the update was not applied.")
-    optimizer.step()
+    total, stop = ranks.sum(loss_sum.item(), float(wants_to_stop()))
+    loss, grad_norm = total / global_tokens, norm.item()
+    finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    if finite:
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss, grad_norm, stop > 0
+    return StepResult(loss, grad_norm, stop > 0, not finite)

@@ -1,0 +1,148 @@
+"""One attempt: from the choice of a checkpoint, through one torchrun, to its outcome on record."""
+
+import json
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from subprocess import Popen
+
+from configs.errors import ConfigError, Preempted
+from tasks.artifacts import Lock, write_atomic
+from tasks.train import checkpoints, launcher
+from tasks.train.outcome import Outcome, classify
+from tasks.train.progress import Progress
+from tasks.train.run_folder import RunFolder, append_attempt, attempts, cut_metrics, remove_staging
+from tasks.train.supervisor import Hung, Watch
+
+log = logging.getLogger("infini_llama.train")
+# Tells the attempts of this process from those of earlier commands.
+INVOCATION = f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"
+
+
+def attempt(run: RunFolder, lock: Lock, config: dict, model: dict, reference: dict, plan: dict) -> Outcome:
+    """One torchrun, from the checkpoint that `runtime.resume` names to its end.
+
+    Raises:
+        Preempted: this process was asked to stop, and the workers with it.
+    """
+    remove_staging(run)
+    chosen = choose_checkpoint(run, config["runtime"]["resume"])
+    first_step = refuse_other_model(chosen, model, plan) if chosen else 0
+    cut_metrics(run, first_step)
+    number = account_for_killed(run) + 1
+    attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
+    attempt_dir.mkdir(parents=True)
+    write_order(attempt_dir, run, config, model, reference, plan, chosen)
+    source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"]
+    log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
+
+    began = time.time()
+    process = launcher.start(attempt_dir / "order.json", plan, config["runtime"]["grace_period"], lock.fd)
+    interrupted, hang = supervise(process, run, attempt_dir, config, processes)
+    statuses = launcher.read_statuses(attempt_dir, processes)
+    outcome = Outcome("failed", 76, hang) if hang else classify(process.returncode, statuses, str(attempt_dir))
+    step = checkpoints.latest_step(run.checkpoints)
+    record = {"attempt": number, "invocation": INVOCATION, "from_step": first_step, "checkpoint_step": step}
+    ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message}
+    append_attempt(run, record | {"seconds": time.time() - began} | ending)
+    if interrupted is not None and outcome.kind != "done":
+        raise Preempted(
+            f"run {run.path.name} was stopped; the newest checkpoint is at step {step}. Run the same command to carry on."
+        ) from interrupted
+    return outcome
+
+
+def supervise(
+    process: Popen, run: RunFolder, attempt_dir: Path, config: dict, processes: int
+) -> tuple[BaseException | None, str | None]:
+    """Watches torchrun to its end, and leaves no rank behind.
+
+    Returns:
+        what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation), if anything did; which rank hung, if one did.
+    """
+    runtime, train = config["runtime"], config["train"]
+    progress = Progress(run, train["max_steps"], train["log_every"])
+    watch = Watch(attempt_dir, processes, runtime["hang_after"])
+
+    def poll() -> None:
+        progress.poll()
+        watch.poll()
+
+    try:
+        launcher.watch(process, poll)
+    except Hung as hang:
+        watch.dump_stacks()
+        return None, f"{hang}; the stacks of all ranks are in {attempt_dir}"
+    except BaseException as raised:
+        log.warning("asked to stop; waiting up to %.0f s for a checkpoint", runtime["grace_period"])
+        launcher.ask_to_stop(process, attempt_dir, processes, runtime["grace_period"])
+        return raised, None
+    finally:
+        launcher.end(process, attempt_dir, processes)
+    return None, None
+
+
+def choose_checkpoint(run: RunFolder, resume: str) -> Path | None:
+    """The checkpoint to start from; a rule other than auto holds for the first attempt of a command, a path only once ever."""
+    lineage = run.read(run.lineage)
+    tried = any(record["invocation"] == INVOCATION for record in attempts(run))
+    if resume in ("must", "never", "best") and tried:
+        resume = "auto"
+    chosen = checkpoints.choose(run.checkpoints, resume, lineage.get("resumed_from"))
+    if resume not in ("auto", "must", "never", "best"):
+        write_atomic(run.lineage, json.dumps(lineage | {"resumed_from": resume}, indent=1))
+    return chosen
+
+
+def write_order(
+    attempt_dir: Path, run: RunFolder, config: dict, model: dict, reference: dict, plan: dict, chosen: Path | None
+) -> None:
+    """order.json: everything that the workers of this attempt are told."""
+    lineage = run.read(run.lineage)
+    train = config["train"]
+    smaller = min(train["micro_batch_size"], lineage.get("micro_batch_size", train["micro_batch_size"]))
+    order = {
+        "run_dir": str(run.path),
+        "dataset": str(Path(config["runtime"]["home"]).resolve() / reference["path"]),
+        "dataset_digest": reference["digest"],
+        "chunks": reference["chunks"],
+        "sequence_length": reference["sequence_length"],
+        "verify_on_read": reference.get("verify_on_read", False),
+        "resume_from": str(chosen) if chosen else None,
+        "left_out": lineage.get("left_out", []),
+        "config": config | {"train": train | {"micro_batch_size": smaller}},
+        "model": model,
+        "plan": plan,
+    }
+    write_atomic(attempt_dir / "order.json", json.dumps(order, indent=1))
+
+
+def refuse_other_model(chosen: Path, model: dict, plan: dict) -> int:
+    """Step of the checkpoint, once it is known to be of this architecture."""
+    state = checkpoints.read_state(chosen)
+    there = state["model"]
+    if differing := [key for key in there if key in model and there[key] != model[key]]:
+        lines = [f"model.{key}: {there[key]} there, {model[key]} here" for key in differing]
+        raise ConfigError(f"checkpoint {chosen} is of another architecture:\n  " + "\n  ".join(lines))
+    if state["world_size"] != plan["nproc_per_node"]:
+        log.warning(
+            "the checkpoint was written by %d worker(s) and %d carry on: the same samples in the same order, but sums are rounded "
+            "differently, so the run is no longer bitwise the uninterrupted one.",
+            state["world_size"],
+            plan["nproc_per_node"],
+        )
+    return state["step"]
+
+
+def account_for_killed(run: RunFolder) -> int:
+    """Number of attempts so far. One that left a folder but no record was killed together with the command that watched it."""
+    number = sum(1 for _ in (run.path / "logs").glob("attempt-*"))
+    recorded = {record["attempt"] for record in attempts(run)}
+    for missing in sorted(set(range(1, number + 1)) - recorded):
+        append_attempt(
+            run,
+            {"attempt": missing, "invocation": None, "kind": "failed", "code": 70, "message": "the command was killed"},
+        )
+    return number

@@ -1,0 +1,97 @@
+"""Watches the ranks from outside torchrun: whether each still moves, and which one holds up the others."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.train.worker.heartbeat import PHASES, heartbeat_path, read_heartbeat
+from tasks.train.worker.status import read_status
+
+STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
+
+
+class Hung(Exception):
+    """A rank does not move; the message names it."""
+
+
+@dataclass
+class Watch:
+    """Learns how long each phase takes from the ranks' signs of life, and says when one takes too long.
+
+    Args:
+        attempt_dir: where the ranks write.
+        processes: how many there are.
+        patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that.
+    """
+
+    attempt_dir: Path
+    processes: int
+    patience: float
+    longest: dict[str, float] = field(default_factory=dict)
+    seen: dict[int, tuple[int, str, float]] = field(default_factory=dict)
+
+    def limit(self, phase: str) -> float:
+        """Seconds after which a rank in `phase` is taken for hung."""
+        known = self.longest.get(phase)
+        return 30 * self.patience if known is None else self.patience + 2 * known
+
+    def poll(self) -> None:
+        """Raises Hung where `hung` has a sentence."""
+        if sentence := self.hung():
+            raise Hung(sentence)
+
+    def hung(self) -> str | None:
+        """A sentence naming the rank that holds up the others, None while all of them move."""
+        now, overdue = time.monotonic(), False
+        beats = {}
+        for rank in range(self.processes):
+            beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
+            status = read_status(self.attempt_dir, rank)
+            if beat is None or status is None or status["state"] != "running":
+                continue
+            beats[rank] = beat
+            before = self.seen.get(rank)
+            if before is not None and before != beat:
+                self.longest[before[1]] = max(self.longest.get(before[1], 0.0), beat[2] - before[2])
+            self.seen[rank] = beat
+            overdue |= now - beat[2] > self.limit(beat[1])
+        if not overdue:
+            return None
+        if silent := [rank for rank in range(self.processes) if rank not in self.seen]:
+            return f"rank {', '.join(map(str, silent))} has not given a sign of life while the others wait"
+        behind = self._behind(beats)
+        step, phase, moment = beats[behind]
+        stopped = " (the process is stopped)" if _state(self._pid(behind)) == "T" else ""
+        return f"rank {behind}{stopped} has not moved for {now - moment:.0f} s in phase '{phase}' after step {step}"
+
+    def _behind(self, beats: dict[int, tuple[int, str, float]]) -> int:
+        """The rank in the earliest step and phase; of several, one whose process is stopped, else the longest silent one."""
+
+        def place(rank: int) -> tuple[int, int, bool, float]:
+            step, phase, moment = beats[rank]
+            return step, PHASES.index(phase), _state(self._pid(rank)) != "T", moment
+
+        return min(beats, key=place)
+
+    def _pid(self, rank: int) -> int:
+        status = read_status(self.attempt_dir, rank)
+        return status["pid"] if status else 0
+
+    def dump_stacks(self) -> None:
+        """Makes every rank that can still run Python's signal machinery write all its stacks into its log."""
+        for rank in range(self.processes):
+            with suppress(ProcessLookupError, PermissionError):
+                if pid := self._pid(rank):
+                    os.kill(pid, signal.SIGUSR2)
+        time.sleep(STACKS_SECONDS)
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does: R running, S sleeping, T stopped, …; empty where it is unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,41 @@
+"""Updates that were left out because they were not finite: how many are borne, and which samples are never seen again."""
+
+from dataclasses import dataclass, field
+
+
+class Diverged(Exception):
+    """Too many updates in a window were not finite; `details` tells the supervisor where to go back to."""
+
+    def __init__(self, skips: list[int], samples: int, window: int) -> None:
+        super().__init__(
+            f"{len(skips)} updates within {window} steps were not finite, the first at step {skips[0]}; "
+            "lower train.learning_rate, or look at the samples named in the log."
+        )
+        self.details = {"first_skip": skips[0], "samples": samples}
+
+
+@dataclass
+class Skips:
+    """Steps of the last `window` whose update was left out; part of a checkpoint, so that they survive restarts."""
+
+    limit: int
+    window: int
+    steps: list[int] = field(default_factory=list)
+
+    def note(self, step: int, samples: int) -> None:
+        """Counts step `step`, after which `samples` are consumed.
+
+        Raises:
+            Diverged: there are more than `limit` in the window.
+        """
+        self.steps = [earlier for earlier in self.steps if earlier > step - self.window] + [step]
+        if len(self.steps) > self.limit:
+            raise Diverged(self.steps, samples, self.window)
+
+
+def next_sample(samples: int, left_out: list[dict[str, int]]) -> int:
+    """The first sample from number `samples` on that is in none of the ranges {"first", "end"} a rollback has left out."""
+    for span in sorted(left_out, key=lambda span: span["first"]):
+        if span["first"] <= samples < span["end"]:
+            samples = span["end"]
+    return samples

@@ -1,0 +1,37 @@
+"""Signs of life: a rank says where it is, cheaply enough to do so several times a step."""
+
+import os
+import time
+from pathlib import Path
+
+# In the order in which a step passes them; a rank in an earlier one holds up those in a later one.
+PHASES = ("start", "data", "compute", "evaluate", "save", "finish")
+LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
+
+
+def heartbeat_path(attempt_dir: Path, rank: int) -> Path:
+    return attempt_dir / f"heartbeat-{rank}"
+
+
+class Heartbeat:
+    """Overwrites one line of a file: step, phase and the system's monotonic clock (seconds, the same for all processes)."""
+
+    def __init__(self, attempt_dir: Path, rank: int) -> None:
+        self.file = os.open(heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.step = 0
+        self.beat("start")
+
+    def beat(self, phase: str, step: int | None = None) -> None:
+        """Says that this rank enters `phase` of the step after `step` completed ones (default: as before)."""
+        if step is not None:
+            self.step = step
+        os.pwrite(self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0)
+
+
+def read_heartbeat(path: Path) -> tuple[int, str, float] | None:
+    """(step, phase, time) of a rank's last sign of life, None before the first."""
+    try:
+        step, phase, moment = path.read_text(encoding="utf-8").split()
+        return int(step), phase, float(moment)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,129 @@
+"""Ends that the training stage itself acts on: a rank that hangs, memory that runs out, numbers that are not finite."""
+
+import json
+import os
+import signal
+import time
+
+from laboratory import exact_metrics, inject, kill
+
+SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
+
+
+def attempts(lab, name: str) -> list[dict]:
+    return [json.loads(line) for line in (lab.run_dir(name) / "attempts.jsonl").read_text().splitlines()]
+
+
+def test_a_stopped_rank_is_named_and_the_run_goes_on(lab, uninterrupted):
+    expected, expected_metrics = uninterrupted("softmax", 2)
+    started = lab.start("stopped", *SOFTMAX_2, "runtime.hang_after=4")
+    lab.wait_for_step("stopped", 23, started)
+    status = json.loads((lab.run_dir("stopped") / "logs/attempt-01/status-1.json").read_text())
+    os.kill(status["pid"], signal.SIGSTOP)
+    at = time.monotonic()
+    while len(list((lab.run_dir("stopped") / "logs").glob("attempt-*"))) < 2:
+        assert time.monotonic() - at < 60, "the stopped rank was not noticed"
+        time.sleep(0.05)
+    assert started.wait() == 0, started.log.read_text()
+    assert not started.processes()
+    first, second = attempts(lab, "stopped")
+    assert first["code"] == 76 and "rank 1 (the process is stopped) has not moved" in first["message"]
+    assert second["kind"] == "done" and second["from_step"] >= 20
+    assert "Current thread" in (lab.run_dir("stopped") / "logs/attempt-01/rank-0.log").read_text(), (
+        "no stacks were written"
+    )
+    summary = json.loads((lab.run_dir("stopped") / "summary.json").read_text())
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert exact_metrics(lab.run_dir("stopped")) == expected_metrics
+
+
+OUT_OF_MEMORY = """
+def change(module):
+    accumulate = module.accumulate
+    def tight(wrapped, micro_batches, *arguments):
+        micro_batches = list(micro_batches)
+        if len(micro_batches[0][0]) > 4:
+            import torch
+            raise torch.OutOfMemoryError("CUDA out of memory (as if)")
+        return accumulate(wrapped, micro_batches, *arguments)
+    module.accumulate = tight
+"""
+
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterrupted, tmp_path):
+    expected, _ = uninterrupted("softmax", 2)
+    summary = lab.finish("tight", *SOFTMAX_2, inject(tmp_path, "tasks.train.worker.step", OUT_OF_MEMORY))
+    first, second = attempts(lab, "tight")
+    assert (first["code"], second["kind"]) == (71, "done")
+    order = json.loads((lab.run_dir("tight") / "logs/attempt-02/order.json").read_text())
+    assert order["config"]["train"]["micro_batch_size"] == 4, "8 halved"
+    assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, "the same samples in the same order"
+
+
+def not_finite(steps: range, rows_of_step: bool = False) -> str:
+    """The loss of these steps' global batches is not finite, by their first row, however often they come."""
+    return f"""
+    def change(module):
+        from tasks.train.worker.order import sample_rows
+        bad = {{int(sample_rows(32 * (step - 1), 1, SIZE, 1234)[0]) for step in {list(steps)}}}
+        gather = module.TokenReader.gather
+        def poisoned(self, rows):
+            tokens = gather(self, rows)
+            if len(self) == SIZE and bad & set(rows.tolist()):
+                tokens[:] = -7  # a sign that the model below turns into a loss that is not finite
+            return tokens
+        module.TokenReader.gather = poisoned
+        import model.llama
+        loss = model.llama.Llama.loss
+        def of_poison(self, inputs, labels):
+            value, count = loss(self, inputs.clamp_min(0), labels.clamp_min(0))
+            return (value * float("nan") if (inputs == -7).any() else value), count
+        model.llama.Llama.loss = of_poison
+    """
+
+
+def rows_of(lab) -> int:
+    (manifest,) = lab.home.glob("datasets/python-stdlib-*/chunks/*/manifest.json")
+    return json.loads(manifest.read_text())["content"]["rows"]["train"]
+
+
+def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninterrupted, tmp_path):
+    uninterrupted("softmax", 2)  # makes the dataset, whose number of rows is needed
+    body = not_finite(range(22, 25)).replace("SIZE", str(rows_of(lab)))
+    injected = inject(tmp_path, "tasks.preprocess.reader", body)
+    expected = lab.finish("poison-calm", *SOFTMAX_2, injected)
+    assert expected["updates_left_out"] == 3
+    lines = exact_metrics(lab.run_dir("poison-calm"))
+    assert [line["step"] for line in lines if line["kind"] == "train" and line["loss"] is None] == [22, 23, 24]
+    assert "update left out, rows [" in (lab.run_dir("poison-calm") / "logs/attempt-01/rank-0.log").read_text()
+
+    started = lab.start("poison-killed", *SOFTMAX_2, injected)
+    lab.wait_for_step("poison-killed", 34, started)
+    kill(started.process.pid)
+    started.wait()
+    summary = lab.finish("poison-killed", *SOFTMAX_2, injected)
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert exact_metrics(lab.run_dir("poison-killed")) == lines
+
+
+def test_too_many_of_them_go_back_and_leave_the_samples_out(lab, uninterrupted, tmp_path):
+    uninterrupted("softmax", 2)
+    body = not_finite(range(24, 33)).replace("SIZE", str(rows_of(lab)))
+    injected = inject(tmp_path, "tasks.preprocess.reader", body)
+    summary = lab.finish("diverges", *SOFTMAX_2, injected, "train.max_skips=4")
+    first, second = attempts(lab, "diverges")
+    assert (first["code"], second["kind"], second["from_step"]) == (72, "done", 20)
+    lineage = json.loads((lab.run_dir("diverges") / "lineage.json").read_text())
+    assert lineage["left_out"] == [{"first": 20 * 32, "end": 28 * 32}]
+    assert summary["updates_left_out"] == 4, "after the window the rest of the bad samples are left out one by one"
+    assert summary["steps"] == 60
+
+
+def test_divergence_without_end_stops_with_a_sentence(lab, uninterrupted, tmp_path):
+    uninterrupted("softmax", 2)
+    body = not_finite(range(1, 200)).replace("SIZE", str(rows_of(lab)))
+    injected = inject(tmp_path, "tasks.preprocess.reader", body)
+    started = lab.start("hopeless", *SOFTMAX_2, injected, "train.max_skips=2", "runtime.max_rollbacks=1")
+    assert started.wait() == 72, started.log.read_text()
+    assert "were not finite" in started.log.read_text() and "train.learning_rate" in started.log.read_text()
+    assert not started.processes()
