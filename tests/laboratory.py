@@ -76,6 +76,12 @@ def processes_of(marker: str) -> dict[int, str]:
     return found
 
 
+def own_environment(home: Path) -> dict[str, str]:
+    """The environment of a user whose Prefect lives in `home`, whatever this machine's own settings are."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}
+    return kept | {"PREFECT_HOME": str(home / "prefect")}
+
+
 @dataclass
 class Laboratory:
     """One home folder with one dataset, in which runs are started by name."""
@@ -110,7 +116,7 @@ class Laboratory:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 arguments,
-                env=os.environ | {variable: value} | (env or {}),
+                env=own_environment(self.home) | {variable: value} | (env or {}),
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
