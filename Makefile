@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their set-up; they need Python 3.11 to 3.13, make and a package index.
-.PHONY: demo test check slow gpu bench clean
+.PHONY: demo test check slow faults gpu bench clean
 
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
@@ -15,6 +15,12 @@ check: setup
 # the full matrix of faults, workers and attentions (docs/testing.md)
 slow: setup
 	.venv/bin/python -m pytest -m slow
+
+# N random faults against real runs, the same command again, and a comparison to the bit
+N ?= 17
+SEED ?= 1
+faults: setup
+	.venv/bin/python tests/integration/faults/harness.py --n $(N) --seed $(SEED)
 
 gpu: setup
 	.venv/bin/python -m pytest -m gpu
