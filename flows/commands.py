@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from configs.errors import ConfigError, DataError
+from configs.errors import ConfigError, DataError, PipelineError
 
 Answer = tuple[dict, str]
 
@@ -27,9 +27,17 @@ def run(arguments: Namespace) -> Answer:
         if not arguments.verbose:
             _prefect_speaks_into(home / "prefect" / "client.log")
         with prefect_api(home):
+            from httpx import TransportError
+
             from flows.pretrain import pretrain
 
-            summary = pretrain(config)
+            try:
+                summary = pretrain(config)
+            except TransportError as fault:  # training neither needs the server nor stops with it
+                raise PipelineError(
+                    f"Prefect's server does not answer any more ({fault}); what was reached stands in "
+                    f"{home / 'runs' / config.runtime.name}, and the same command reports it or carries on."
+                ) from fault
     return summary, summary_text(summary)
 
 

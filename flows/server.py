@@ -58,6 +58,7 @@ def prefect_api(home: Path) -> Iterator[None]:
     if _has_api_url(folder):
         yield
         return
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a server on this machine that is gone does not come back
     folder.mkdir(parents=True, exist_ok=True)
     records = home / "prefect" / "server.log"
     records.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -225,10 +225,16 @@ def is_complete(path: Path, kind: str) -> bool:
 
 
 def set_pointer(folder: Path, name: str, target_name: str) -> None:
-    """Makes `folder/name` a relative link to `target_name`, replaced as a whole. For people: programs scan."""
-    temporary = _temporary(folder / name)
-    temporary.symlink_to(target_name)
-    temporary.replace(folder / name)
+    """Makes `folder/name` a relative link to `target_name`, replaced as a whole. For people: programs scan.
+
+    The temporary name is always the same, so that the next call takes away what a kill left; of two calls at once one wins.
+    """
+    temporary = folder / f".{name}.tmp"
+    temporary.unlink(missing_ok=True)
+    with suppress(FileExistsError):
+        temporary.symlink_to(target_name)
+        with suppress(FileNotFoundError):
+            temporary.replace(folder / name)
 
 
 def move_aside(path: Path) -> Path:

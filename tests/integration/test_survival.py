@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from laboratory import exact_metrics, inject, kill
+from laboratory import CONFIG, exact_metrics, inject, kill
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 
@@ -83,8 +83,15 @@ def not_finite(steps: range, rows_of_step: bool = False) -> str:
 
 
 def rows_of(lab) -> int:
-    (manifest,) = lab.home.glob("datasets/python-stdlib-*/chunks/*/manifest.json")
-    return json.loads(manifest.read_text())["content"]["rows"]["train"]
+    """Training rows of the laboratory's dataset at the length that its configuration says."""
+    tables = [
+        json.loads(path.read_text())["content"]
+        for path in lab.home.glob("datasets/python-stdlib-*/chunks/*/manifest.json")
+    ]
+    (rows,) = {
+        table["rows"]["train"] for table in tables if table["sequence_length"] == CONFIG["data"]["sequence_length"]
+    }
+    return rows
 
 
 def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninterrupted, tmp_path):

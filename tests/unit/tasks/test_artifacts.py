@@ -104,6 +104,27 @@ def test_a_manifest_cut_short_or_overwritten_is_damaged(tmp_path_factory, data):
             read_manifest(folder, "dataset")
 
 
+@settings(max_examples=60, deadline=None)
+@given(files=trees.filter(bool), data=st.data())
+def test_any_file_cut_short_missing_or_extra_is_found_by_its_size_alone(tmp_path_factory, files, data):
+    folder = tmp_path_factory.mktemp("sizes") / "data"
+    make(folder, files)
+    name = data.draw(st.sampled_from(sorted(files)))
+    fault = data.draw(st.sampled_from(["cut", "missing", "extra"]))
+    if fault == "cut" and files[name]:
+        (folder / name).write_bytes(files[name][: data.draw(st.integers(0, len(files[name]) - 1))])
+        sentence = f"{folder / name} has .* bytes; its manifest says {len(files[name])}"
+    elif fault == "extra":
+        name = f"{name.removesuffix('.bin')}.more"
+        (folder / name).write_bytes(b"")
+        sentence = f"{folder / name} is not in the manifest"
+    else:
+        (folder / name).unlink()
+        sentence = f"{folder / name} is missing"
+    with pytest.raises(Damaged, match=sentence):
+        check(folder, "dataset", checksums=False)
+
+
 def test_each_fault_of_a_folder_has_its_sentence(tmp_path):
     def fault(break_it, checksums=False, kind="dataset") -> str:
         folder = tmp_path / "data"
@@ -272,6 +293,69 @@ def test_pointers_are_relative_and_replaced(tmp_path):
         assert (tmp_path / "latest").readlink() == Path(name)
     assert (tmp_path / "latest" / "a.bin").read_bytes() == b"first"
     assert leftovers(tmp_path) == []
+
+
+# The parent forks one child for each step of setting a pointer and kills it there; then it sets the pointer itself.
+POINTS = """
+import os, signal, sys
+from pathlib import Path
+from tasks.artifacts import set_pointer
+home = Path(sys.argv[1])
+
+def child(step):
+    count = 0
+    def kill(event, arguments):
+        nonlocal count
+        if event.startswith("os."):
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(kill)
+    set_pointer(home, "latest", "new")
+
+for step in range(1, 100):
+    set_pointer(home, "latest", "old")
+    pid = os.fork()
+    if pid == 0:
+        child(step)
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    seen, left = os.readlink(home / "latest"), sorted(os.listdir(home))
+    set_pointer(home, "latest", "old")
+    print(step, ended, seen, len(left), *sorted(os.listdir(home)))
+    if ended == 0:
+        break
+"""
+
+
+def test_a_pointer_killed_at_any_step_is_old_or_new_and_the_next_call_clears_what_was_left(tmp_path):
+    child = subprocess.run([sys.executable, "-c", POINTS, str(tmp_path)], capture_output=True, text=True, check=True)
+    steps = [line.split() for line in child.stdout.splitlines()]
+    assert [ended for _, ended, *_ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
+    assert [seen for _, _, seen, *_ in steps] == ["old"] * (len(steps) - 1) + ["new"]
+    assert {left for _, _, _, left, *_ in steps} == {"1", "2"}  # one was killed between the link and its renaming
+    assert all(step[4:] == ["latest"] for step in steps)
+
+
+POINTS_WITH_OTHERS = """
+import sys
+from pathlib import Path
+from tasks.artifacts import set_pointer
+for _ in range(3000):
+    set_pointer(Path(sys.argv[1]), "latest", sys.argv[2])
+"""
+
+
+def test_two_that_set_a_pointer_at_once_do_not_fail_and_one_of_them_is_right(tmp_path):
+    both = [subprocess.Popen([sys.executable, "-c", POINTS_WITH_OTHERS, str(tmp_path), me]) for me in ("a", "b")]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert (tmp_path / "latest").readlink() in (Path("a"), Path("b"))
+    assert names_in(tmp_path) == ["latest"]
+
+
+def test_a_pointer_in_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        set_pointer(tmp_path / "nowhere", "latest", "x")
 
 
 def test_moved_aside_is_nothing_lost_and_removed_is_nothing_left(tmp_path):

@@ -56,9 +56,13 @@ def test_a_newcomer_waits_as_long_as_it_was_told(tmp_path):
     assert other.wait() == 0
 
 
-def test_a_child_that_inherits_the_descriptor_holds_the_lock_after_its_parent(tmp_path):
+@pytest.mark.parametrize("way", ["by its number", "as stdin"])
+def test_a_child_that_inherits_the_descriptor_holds_the_lock_after_its_parent(tmp_path, way):
     with Lock(tmp_path / "lock") as lock:
-        child = subprocess.Popen(["sleep", "60"], pass_fds=[lock.fd])
+        if way == "as stdin":
+            child = subprocess.Popen(["sleep", "60"], stdin=lock.fd)
+        else:
+            child = subprocess.Popen(["sleep", "60"], pass_fds=[lock.fd])
     with pytest.raises(Busy), Lock(tmp_path / "lock"):
         pass
     child.kill()

@@ -1,16 +1,20 @@
+import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
 from tasks.artifacts import check, is_complete
@@ -41,8 +45,6 @@ def test_the_reference_says_where_the_dataset_is_and_what_it_holds(data, corpus,
 
 
 def test_decoded_documents_are_the_files_each_in_one_split(data, corpus, tmp_path):
-    from tokenizers import Tokenizer
-
     reference = preprocess(data(), str(tmp_path))
     folder = tmp_path / reference["path"]
     tokenizer, lengths = Tokenizer.from_file(str(folder / "tokenizer.json")), np.load(folder / "token_bytes.npy")
@@ -68,6 +70,45 @@ def test_a_rebuild_elsewhere_gives_the_same_bytes(data, corpus, tmp_path, digest
     second = preprocess(data(files=[str(tmp_path / "moved" / "*.txt")]), str(tmp_path / "two"))
     assert first == second
     assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
+
+
+def test_an_added_file_moves_no_other_document_between_the_splits(data, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "text")
+    settings = data(files=[str(tmp_path / "text" / "*.txt")])
+
+    def splits() -> tuple[set[bytes], set[bytes], int]:
+        """The texts of both splits, and how many documents there are."""
+        reference = preprocess(settings, str(tmp_path / "home"))
+        folder = tmp_path / "home" / reference["path"]
+        tokenizer, found = Tokenizer.from_file(str(folder / "tokenizer.json")), []
+        for split in ("train", "validation"):
+            mapped = [map_list(shard) for shard in (folder / split).glob("*.arrow")]
+            found.append(
+                {
+                    tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False).encode()
+                    for offsets, values in mapped
+                    for start, end in pairwise(offsets)
+                }
+            )
+        return found[0], found[1], sum(reference[split]["documents"] for split in ("train", "validation"))
+
+    training, held_out, count = splits()
+    for number in range(20):
+        (tmp_path / "text" / f"added-{number}.txt").write_text(f"an added text, the {number}th")
+        (tmp_path / "text" / f"text-{number:03d}-more.txt").write_text(f"between the others, the {number}th")
+    more_training, more_held_out, more = splits()
+    assert more == count + 40
+    assert training < more_training and held_out < more_held_out and not more_training & more_held_out
+
+
+def test_the_entropy_is_that_of_the_tokens_that_were_written(built):
+    home, reference = built
+    for split in ("train", "validation"):
+        values = [map_list(shard)[1].tolist() for shard in (home / reference["path"] / split).glob("*.arrow")]
+        counts = Counter(itertools.chain.from_iterable(values))
+        assert counts.total() == reference[split]["tokens"]
+        bits = sum(count / counts.total() * math.log2(counts.total() / count) for count in counts.values())
+        assert reference[split]["unigram_entropy_bits"] == pytest.approx(bits, rel=1e-12)
 
 
 BUILD = """
@@ -171,7 +212,7 @@ for step in range(1, 100_000, stride):
 def test_killed_anywhere_the_same_call_gives_the_same_bytes_and_leaves_nothing(data, tmp_path, digests):
     settings = data(shard_size=4096)
     expected = preprocess(settings, str(tmp_path / "whole"))
-    command = [sys.executable, "-c", KILLED, json.dumps(settings), str(tmp_path / "killed"), "11"]
+    command = [sys.executable, "-c", KILLED, json.dumps(settings), str(tmp_path / "killed"), "17"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=240)
     steps = [line.split() for line in child.stdout.splitlines()]
     assert len(steps) > 10, child.stderr
@@ -192,12 +233,14 @@ def test_killed_at_a_random_moment_of_real_work_the_same_call_gives_the_same_byt
     started = time.monotonic()
     whole = build(settings, tmp_path / "whole")
     seconds = time.monotonic() - started
-    for share in (0.4, 0.6, 0.8, 0.9):
+    ends = []
+    for share in (0.4, 0.7, 0.9):
         command = [sys.executable, "-c", BUILD, json.dumps(settings), str(tmp_path / "killed")]
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         time.sleep(seconds * share)
         child.kill()
-        child.wait()
+        ends.append(child.wait())
+    assert -9 in ends
     assert json.loads(build(settings, tmp_path / "killed").stdout)[0] | {"built": []} == json.loads(whole.stdout)[0] | {
         "built": []
     }

@@ -1,0 +1,73 @@
+"""What the training stage changes after an attempt, and that it remembers it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.artifacts import commit, staging
+from tasks.train.adapt import halve_micro_batch, roll_back
+from tasks.train.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
+from tasks.train.run_folder import RunFolder, cut_metrics, read_metrics
+from tasks.train.worker.divergence import Diverged, Skips, next_sample
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+    run.lineage.write_text("{}")
+    for step in (10, 20, 30):
+        target = checkpoint_path(run.checkpoints, step)
+        staged = staging(target)
+        (staged / "train_state.json").write_text(
+            json.dumps({"step": step, "samples": step * 8, "validation_loss": None})
+        )
+        commit(staged, target, KIND, FORMAT_VERSION, meta={})
+    return run
+
+
+def test_the_micro_batch_halves_to_what_divides_a_ranks_share_and_stays_so(run):
+    train = {"micro_batch_size": 6, "global_batch_size": 24}
+    sizes = []
+    while halve_micro_batch(run, train, processes=2):
+        sizes.append(run.read(run.lineage)["micro_batch_size"])
+    assert sizes == [3, 1]
+    assert halve_micro_batch(run, {"micro_batch_size": 10, "global_batch_size": 20}, 2) is False, "it is one already"
+
+
+def test_a_rollback_abandons_what_came_after_and_leaves_the_samples_out(run):
+    assert roll_back(run, {"first_skip": 25, "samples": 260}, limit=2)
+    assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
+    assert run.read(run.lineage)["left_out"] == [{"first": 160, "end": 260}]
+    assert roll_back(run, {"first_skip": 3, "samples": 40}, limit=2), "before every checkpoint: from the start"
+    assert run.read(run.lineage)["left_out"][-1] == {"first": 0, "end": 40}
+    assert not roll_back(run, {"first_skip": 3, "samples": 40}, limit=2)
+
+
+def test_left_out_samples_are_passed_over_also_where_ranges_touch():
+    ranges = [{"first": 40, "end": 60}, {"first": 10, "end": 20}, {"first": 20, "end": 40}]
+    assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [0, 9, 60, 60, 60, 60, 60]
+
+
+def test_skips_outside_the_window_are_forgotten():
+    skips = Skips(limit=2, window=10)
+    for step in (1, 2, 13, 14):
+        skips.note(step, step * 8)
+    assert skips.steps == [13, 14]
+    with pytest.raises(Diverged) as raised:
+        skips.note(15, 120)
+    assert raised.value.details == {"first_skip": 13, "samples": 120}
+
+
+@given(step=st.integers(0, 12), torn=st.integers(0, 30))
+def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(tmp_path_factory, step, torn):
+    run = RunFolder(tmp_path_factory.mktemp("run"))
+    lines = [
+        json.dumps({"kind": kind, "step": number}) + "\n" for number in range(1, 11) for kind in ("train", "validation")
+    ]
+    run.metrics.write_text("".join(lines) + lines[0][:torn].rstrip("\n"))
+    cut_metrics(run, step)
+    assert run.metrics.read_text() == "".join(lines[: 2 * min(step, 10)])
+    assert len(read_metrics(run)) == 2 * min(step, 10)
