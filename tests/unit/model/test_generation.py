@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from differences import relative
+from differences import largest, relative
 
 from model.generate import choose, generate, keep_likely
+from model.infini_attention import InfiniAttention, InfiniState
 from model.llama import Llama
+from model.rope import rotary
 
 N = 8
 
@@ -62,6 +64,44 @@ def test_the_state_of_infini_does_not_grow(config):
     assert storages == sizes  # no view that keeps a larger tensor alive
 
 
+@pytest.mark.parametrize("length", [1, N - 1, N, N + 1, 2 * N, 3 * N + 7])
+@torch.inference_mode()
+def test_the_state_holds_the_tokens_of_the_prompt_and_no_padding(config, length):
+    layer = model_of(config, "infini").double().get_submodule("model.layers.0.self_attn")
+    assert isinstance(layer, InfiniAttention)
+    x = torch.randn(2, length, 32, dtype=torch.float64)
+    _, state = layer.prefill(x, rotary(torch.arange(min(length, N)), 8, 10_000.0, torch.float64), capacity=length)
+    _, k, v = layer.project(x)
+    features, completed = torch.nn.functional.elu(k) + 1, length // N * N
+    for tokens, M, z in (
+        (slice(0, completed), state.M, state.z),
+        (slice(completed, length), state.pending_M, state.pending_z),
+    ):
+        part = features[:, :, tokens]
+        assert largest(M, part.transpose(-1, -2) @ v[:, :, tokens]) < 1e-11
+        assert largest(z, part.sum(dim=2)) < 1e-11
+    assert (state.segments, state.filled) == divmod(length, N)
+
+
+@torch.inference_mode()
+def test_decoding_in_bf16_keeps_the_memory_in_fp32(config):
+    """64 segments, token by token: rounding of the inputs stays, rounding of the sums would pile up."""
+    model = model_of(config, "infini", num_hidden_layers=1, initializer_range=0.1)
+    layer = model.get_submodule("model.layers.0.self_attn")
+    assert isinstance(layer, InfiniAttention)
+    ids = torch.randint(0, 97, (1, 64 * N))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, states = model.prefill(ids[:, :3], capacity=ids.shape[1])
+        for position in range(3, ids.shape[1]):
+            model.decode(ids[:, position], states)
+        _, k, v = layer.project(model.model.layers[0].get_submodule("input_layernorm")(model.model.embed_tokens(ids)))
+    assert isinstance(state := states[0], InfiniState)
+    features = torch.nn.functional.elu(k.double()) + 1
+    assert k.dtype == torch.bfloat16 and state.M.dtype == state.z.dtype == torch.float32
+    assert relative(state.M, features.transpose(-1, -2) @ v.double()) < 1e-5
+    assert relative(state.z, features.sum(dim=2)) < 1e-5
+
+
 def _storage(value):
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
@@ -73,10 +113,23 @@ def test_greedy_text_is_what_the_full_forward_would_choose(config, attention):
     text = list(prompt)
     for _ in range(2 * N):
         text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
-    assert list(generate(model, prompt, 2 * N)) == text[len(prompt) :]
-    first = text[len(prompt)]
-    assert list(generate(model, prompt, 2 * N, stop_id=first)) == []
+    new = text[len(prompt) :]
+    assert list(generate(model, prompt, 2 * N)) == new
+    for stop in set(new):
+        assert list(generate(model, prompt, 2 * N, stop_id=stop)) == new[: new.index(stop)]
     assert list(generate(model, prompt, 0)) == []
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_every_token_of_a_long_prompt_is_read(config, attention):
+    model = model_of(config, attention, num_hidden_layers=1).double()
+    prompt = torch.randint(0, 97, (1, 5 * N + 3))
+    with torch.inference_mode():
+        logits, _ = model.prefill(prompt, capacity=prompt.shape[1])
+        for position in range(prompt.shape[1]):
+            edited = prompt.clone()
+            edited[0, position] = (edited[0, position] + 1) % 97
+            assert largest(model.prefill(edited, capacity=prompt.shape[1])[0], logits) > 1e-9, position
 
 
 def test_a_seed_decides_the_text(config):

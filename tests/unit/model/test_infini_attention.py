@@ -154,3 +154,57 @@ def test_a_memory_that_nothing_was_written_to_reads_as_zero():
     assert torch.equal(read(q, nothing, nothing[..., 0]), torch.zeros(1, 2, 3, 4))
     hardly = torch.full((1, 2, 3, 4), -200.0)  # sigma is exactly zero there
     assert read(hardly, nothing + 1, nothing[..., 0] + 1).isfinite().all()
+
+
+def test_a_head_is_a_slice_of_the_projection_at_its_own_token(config):
+    """Not [B, T, H d] seen as [B, H, T, d], which mixes tokens."""
+    layer = attention(config)
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    for heads, linear in zip(layer.project(x), (layer.q_proj, layer.k_proj, layer.v_proj), strict=True):
+        for head in range(heads.shape[1]):
+            for t in range(5):
+                row = linear.weight[8 * head : 8 * head + 8]
+                assert largest(heads[:, head, t], x[:, t] @ row.T) < 1e-12
+
+
+def test_rows_and_calls_share_no_memory(config):
+    layer = attention(config)
+    x = torch.randn(3, 3 * N + 2, 32, dtype=torch.float64)
+    tables = positions(layer, x.shape[1])
+    together = layer(x, tables)
+    for row in range(3):
+        assert largest(layer(x[row : row + 1], tables), together[row : row + 1]) < 1e-12
+    assert torch.equal(layer(x, tables), together)
+
+
+@pytest.mark.parametrize("beta", [-6.0, -3.0, 3.0, 6.0])
+def test_a_gate_far_from_zero_still_learns(config, beta):
+    """Unlike a hard sigmoid's, whose gradient is exactly zero beyond 2.5."""
+    layer = attention(config)
+    torch.nn.init.constant_(layer.gate, beta)
+    layer(torch.randn(1, 2 * N, 32, dtype=torch.float64), positions(layer, 2 * N)).square().sum().backward()
+    assert layer.gate.grad is not None and (layer.gate.grad.abs() > 1e-9).all()
+
+
+def test_gates_are_one_per_query_head_and_come_back_from_a_state_dict(config, tmp_path):
+    settings = config(attention="infini")
+    model, other = Llama(settings), Llama(settings)
+    gates = {name: value for name, value in model.state_dict().items() if name.endswith(".gate")}
+    for gate in gates.values():
+        torch.nn.init.normal_(gate, 0, 2)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    other.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert len(gates) == 2
+    for name, gate in gates.items():
+        assert gate.shape == (4,) and torch.equal(other.get_parameter(name), gate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_memory_of_half_precision_tokens_is_single_precision(dtype):
+    """Thousands of tokens of one sign: in fp16 the sums pass 65504, in bf16 they stop growing."""
+    k, v = torch.full((1, 1, 50_000, 2), 3.0, dtype=dtype), torch.full((1, 1, 50_000, 2), 2.0, dtype=dtype)
+    M, z = written(k, v)
+    assert M.dtype == z.dtype == torch.float32
+    assert relative(M, torch.full((2, 2), 400_000.0)) < 1e-5 and relative(z, torch.full((2,), 200_000.0)) < 1e-5
+    found = read(k[:, :, :3], M, z)
+    assert found.dtype == torch.float32 and relative(found, torch.full((3, 2), 2.0)) < 1e-5

@@ -113,6 +113,8 @@ def test_loss_is_a_sum_over_targets_in_fp32(config):
     )
     assert count == 8 and abs(total - expected) < 1e-4
     assert cross_entropy_sum(logits.bfloat16(), labels)[0].dtype == torch.float32
+    torch_sum = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    assert torch.equal(total, torch_sum)
     nothing, none = cross_entropy_sum(logits, torch.full((2, 5), -100))
     assert nothing == 0 and none == 0
     model = Llama(config())

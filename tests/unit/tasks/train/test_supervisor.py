@@ -43,7 +43,7 @@ def test_a_known_phase_has_twice_its_longest_time_and_the_patience(watch, tmp_pa
     place(tmp_path, 1, 7, "compute", 6.5)
     assert watch.hung() is None
     place(tmp_path, 1, 7, "compute", 7.5)
-    with pytest.raises(Hung, match="rank 1 has not moved for [78] s in phase 'compute' after step 7"):
+    with pytest.raises(Hung, match=r"rank 1 has not moved for [78] s in phase 'compute' after step 7"):
         watch.poll()
 
 

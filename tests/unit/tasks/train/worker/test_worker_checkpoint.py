@@ -145,7 +145,7 @@ def test_tensor_files_are_read_as_tensors_alone(saved, tmp_path):
     path, state = saved
     trap = tmp_path / "trap"
     for file in path.glob("*.distcp"):
-        file.write_bytes(pickle.dumps(Malicious(trap)).ljust(file.stat().st_size, b"\0"))
+        file.write_bytes(pickle.dumps(Malicious(trap), protocol=2).ljust(file.stat().st_size, b"\0"))
     with pytest.raises(DataError, match="cannot be loaded"):
         load(path, state)
     assert not trap.exists()
