@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
 from tasks.artifacts import check, is_complete
+from tasks.preprocess import tokens
 from tasks.preprocess.reader import TokenReader, map_list
 from tasks.preprocess.stage import lookup, plan, preprocess
 from tasks.preprocess.tokenizers import EOS
@@ -99,6 +100,16 @@ def test_an_added_file_moves_no_other_document_between_the_splits(data, corpus, 
     more_training, more_held_out, more = splits()
     assert more == count + 40
     assert training < more_training and held_out < more_held_out and not more_training & more_held_out
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_in_however_many_batches_the_text_is_tokenized_the_bytes_and_facts_are_the_same(
+    data, built, tmp_path, monkeypatch, digests, size
+):
+    home, reference = built
+    monkeypatch.setattr(tokens, "BATCH_BYTES", size)
+    assert preprocess(data(), str(tmp_path / "batches")) == reference
+    assert digests(tmp_path / "batches" / "datasets") == digests(home / "datasets")
 
 
 def test_the_entropy_is_that_of_the_tokens_that_were_written(built):
