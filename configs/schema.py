@@ -33,16 +33,58 @@ class TokenizerConfig(Section):
 class DataConfig(Section):
     """Which text is read and how it becomes rows of tokens."""
 
-    source: Literal["files", "python-stdlib"] = Field(
+    source: Literal["files", "python-stdlib", "huggingface"] = Field(
         default="files",
         title="Source",
         description="'files' reads the paths of data.files; 'python-stdlib' reads the .py files of the running Python's own "
-        "standard library: real text on every machine without a download.",
+        "standard library: real text on every machine without a download; 'huggingface' reads data.dataset through `datasets`.",
     )
     files: list[str] = Field(
         default_factory=list,
         title="Files",
-        description="Paths or globs (** for any depth) of UTF-8 text files, one document a file; relative to the working directory.",
+        description="Paths, folders or globs (** for any depth), relative to the working directory: txt, md, rst and py are a document "
+        "a file; json, jsonl, csv, parquet and arrow a document a record; each also as gz, xz or zst.",
+    )
+    validation_files: list[str] = Field(
+        default_factory=list,
+        title="Validation files",
+        description="Held-out text of your own, in the same forms as data.files; data.validation_fraction then holds out nothing, "
+        "and training text that is also in these files is left out.",
+    )
+    dataset: str = Field(
+        default="",
+        title="Dataset",
+        description="A Hugging Face dataset's name, a local folder of one, or a folder written by save_to_disk (source: huggingface).",
+    )
+    dataset_config: str | None = Field(
+        default=None, title="Dataset configuration", description="The dataset's configuration, where it has several."
+    )
+    dataset_split: str = Field(
+        default="train", title="Dataset split", description="The split of data.dataset that is read.", min_length=1
+    )
+    validation_split: str | None = Field(
+        default=None,
+        title="Validation split",
+        description="The split of data.dataset that is held out; default: data.validation_fraction of data.dataset_split.",
+    )
+    text_column: str = Field(
+        default="text",
+        title="Text column",
+        description="The column or field that holds the text of a record.",
+        min_length=1,
+    )
+    min_length: Annotated[int, Field(ge=0)] = Field(
+        default=0, title="Shortest document", description="Documents of fewer characters are left out, and counted."
+    )
+    deduplicate: bool = Field(
+        default=False,
+        title="Drop duplicates",
+        description="Of documents with exactly the same text only the first is kept; they are counted in any case.",
+    )
+    on_bad_input: Literal["fail", "skip"] = Field(
+        default="fail",
+        title="Bad input",
+        description="fail: a damaged file or record ends the build with its name; skip: it is left out, named and counted.",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.05,
@@ -65,6 +107,11 @@ class DataConfig(Section):
         title="Shard size",
         description="Upper bound of one token shard, for example 256MiB.",
         ge=1024,
+    )
+    num_workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1,
+        title="Preprocessing workers",
+        description="Processes that tokenize, each its share of the shards; the bytes are the same with any number of them.",
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto",
@@ -328,6 +375,8 @@ class PipelineConfig(Section):
         problems = []
         if self.data.source == "files" and not self.data.files:
             problems.append("data.files is empty; name text files or globs, or set data.source=python-stdlib")
+        if self.data.source == "huggingface" and not self.data.dataset:
+            problems.append("data.dataset is empty; name a Hugging Face dataset or the folder of one")
         if self.model.attention == "infini" and self.data.sequence_length <= self.model.segment_length:
             problems.append(
                 f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="

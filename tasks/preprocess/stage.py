@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers as tokenizers_library
+from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
 from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer, staging
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import compute_rows, resolve_device
-from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, is_validation, tokens_key
-from tasks.preprocess.sources import Document, describe, documents
-from tasks.preprocess.tokenizers import EOS_ID, encoder_of, token_bytes, train_bpe
-from tasks.preprocess.tokens import batches, dtype_for, write_split
+from tasks.preprocess.corpus import Corpus, survey
+from tasks.preprocess.journal import Journal
+from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
+from tasks.preprocess.sources import describe
+from tasks.preprocess.tokenizers import EOS_ID, token_bytes, train_bpe
+from tasks.preprocess.tokens import batches, describe_split, dtype_for
+from tasks.preprocess.units import Plan, plan_units
+from tasks.preprocess.work import do_units
 
 log = logging.getLogger("infini_llama.preprocess")
 FOREVER = 10.0**9
@@ -33,21 +38,24 @@ def plan(data: dict, home: str) -> dict[str, Any]:
     Raises:
         DataError: no text, or unreadable text.
     """
-    return _plan(data, documents(data))
+    return _plan(data, survey(data))[0]
 
 
-def _plan(data: dict, found: list[Document]) -> dict[str, Any]:
-    if not found:
-        raise DataError("every file that data.files matches is empty; there is no text to train on.")
-    tokens = tokens_key(data, found)
-    size = sum(document.size for document in found)
+def _plan(data: dict, corpus: Corpus) -> tuple[dict[str, Any], Plan]:
+    members = corpus.train + corpus.validation
+    if not members:
+        raise DataError(
+            "every file that data.files matches is empty, or everything in them is left out; there is no text to train on."
+        )
+    units = plan_units(corpus, data["shard_size"])
+    tokens = tokens_key(data, corpus.identity, max(unit.number for unit in units.units) + 1)
     return {
         "key": tokens,
         "chunks_key": chunks_key(data, tokens),
         "name": f"{data['source']}-{tokens[:12]}",
-        "documents": len(found),
-        "bytes": size,
-    }
+        "documents": sum(len(documents.sizes) for documents in members),
+        "bytes": int(sum(documents.sizes.sum() for documents in members)),
+    }, units
 
 
 def lookup(data: dict, home: str) -> dict[str, Any] | None:
@@ -63,8 +71,8 @@ def lookup(data: dict, home: str) -> dict[str, Any] | None:
 def preprocess(data: dict, home: str) -> dict[str, Any]:
     """Builds the token level and the chunk level where they are missing; the same input gives the same bytes.
 
-    Two builders of one key: one builds, the other waits for it. A build that was killed leaves only a temporary folder,
-    which the next one removes.
+    Two builders of one key: one builds, the other waits for it. A build that was killed leaves a working folder and a
+    journal beside it; the next one carries on from there.
 
     Returns:
         the reference that the other stages take: path below home, digests, and the facts of both splits.
@@ -73,8 +81,8 @@ def preprocess(data: dict, home: str) -> dict[str, Any]:
         DataError: no text, unreadable text, or too little for one row.
         PipelineError: no space left; nothing half-written is believed.
     """
-    found = documents(data)
-    planned = _plan(data, found)
+    corpus = survey(data)
+    planned, units = _plan(data, corpus)
     folder = Path(home) / "datasets" / planned["name"]
     chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []
@@ -83,8 +91,9 @@ def preprocess(data: dict, home: str) -> dict[str, Any]:
             resolve_device(data["device"])  # a device that is not there is refused before the work, not after it
         if not is_complete(folder, "dataset"):
             _clear(folder)
-            _build_tokens(data, found, folder, planned["key"])
+            _build_tokens(data, corpus, units, folder, planned["key"])
             built.append("tokens")
+        Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work")).close()
         if not is_complete(chunks, "chunks"):
             _clear(chunks)
             _build_chunks(data, folder, chunks, planned["chunks_key"])
@@ -103,40 +112,57 @@ def _clear(folder: Path) -> None:
         log.warning("%s is not complete; it was moved to %s and is built anew", folder, move_aside(folder))
 
 
-def _build_tokens(data: dict, found: list[Document], folder: Path, key: str) -> None:
-    held_out = [document for document in found if is_validation(document, data["validation_fraction"])]
-    training = [document for document in found if not is_validation(document, data["validation_fraction"])]
-    for split, members in (("training", training), ("validation", held_out)):
+def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str) -> None:
+    for split, members in plan.documents.items():
         if not members:
+            found = sum(unit.documents for unit in plan.units)
             raise DataError(
-                f"{len(found)} document(s) leave none for {split} at data.validation_fraction={data['validation_fraction']}; "
-                "add files, split them into smaller ones, or change the fraction."
+                f"{found} document(s) leave none for {'training' if split == 'train' else split} at data.validation_fraction="
+                f"{data['validation_fraction']}; add files, split them into smaller ones, or change the fraction."
             )
-    with _fresh(folder) as staged:
-        tokenizer = train_bpe(_read(training), **data["tokenizer"])
-        (staged / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        save_array(staged / "token_bytes.npy", token_bytes(tokenizer))
-        encoder, size = encoder_of(tokenizer), data["shard_size"]
-        content = {
-            "vocab_size": tokenizer.get_vocab_size(),
-            "dtype": dtype_for(tokenizer.get_vocab_size()).name,
-            "eos_id": EOS_ID,
-            "text_yields_special_tokens": False,
-            "train": write_split(staged / "train", training, encoder, size, "training text"),
-            "validation": write_split(staged / "validation", held_out, encoder, size, "validation text"),
-        }
-        meta = describe(data) | {
-            "key": key,
-            "data": data,
-            "infini_llama": version("infini-llama"),
-            "tokenizers": tokenizers_library.__version__,
-        }
-        commit(staged, folder, "dataset", TOKENS_VERSION, meta, content)
+    work = folder.with_name(f".{folder.name}.work")
+    journal = Journal(folder.with_name(f".{folder.name}.journal"), work)
+    work.mkdir(parents=True, exist_ok=True)
+    done = journal.resume()
+    if "tokenizer.json" not in done:
+        tokenizer = train_bpe(_read(plan), **data["tokenizer"])
+        (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        journal.record("tokenizer.json")
+    missing = [unit for unit in plan.units if unit.file not in done]
+    if len(missing) < len(plan.units):
+        log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
+    do_units(plan, missing, journal, EOS_ID, data["num_workers"])
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    save_array(work / "token_bytes.npy", token_bytes(tokenizer))
+    written, size = journal.lines(), tokenizer.get_vocab_size()
+
+    def facts(name: str) -> dict[str, Any]:
+        units = [unit for unit in plan.units if unit.split == name]
+        shards = [{field: written[unit.file][field] for field in ("file", "documents", "tokens")} for unit in units]
+        return describe_split(work / name, size, sum(unit.size for unit in units), shards)
+
+    content = {
+        "vocab_size": size,
+        "dtype": dtype_for(size).name,
+        "eos_id": EOS_ID,
+        "text_yields_special_tokens": False,
+        "train": facts("train"),
+        "validation": facts("validation"),
+    }
+    meta = describe(data) | {
+        "key": key,
+        "data": data,
+        "left_out": corpus.report,
+        "infini_llama": version("infini-llama"),
+        "tokenizers": tokenizers_library.__version__,
+    }
+    commit(work, folder, "dataset", TOKENS_VERSION, meta, content)
+    journal.close()
 
 
-def _read(training: list[Document]) -> Iterator[str]:
-    done, total = 0, sum(document.size for document in training)
-    for texts, size in batches(training):
+def _read(plan: Plan) -> Iterator[str]:
+    done, total = 0, sum(unit.size for unit in plan.units if unit.split == "train")
+    for texts, size in batches(plan.texts("train")):
         yield from texts
         done += size
         progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
