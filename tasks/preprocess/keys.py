@@ -3,7 +3,7 @@
 from typing import Any
 
 from tasks.artifacts import checksum_of
-from tasks.preprocess.tokenizers import EOS
+from tasks.preprocess.tokenizers import identity as tokenizer_identity
 
 TOKENS_VERSION, CHUNKS_VERSION = 1, 1
 
@@ -19,8 +19,7 @@ def tokens_key(data: dict, identity: dict[str, Any], units: int = 1) -> str:
         {
             "version": TOKENS_VERSION,
             "validation_fraction": data["validation_fraction"],
-            "tokenizer": data["tokenizer"]
-            | {"kind": "byte-level bpe", "eos": EOS, "text_yields_special_tokens": False},
+            "tokenizer": tokenizer_identity(data["tokenizer"]),
             "shard_size": data["shard_size"],
         }
         | identity

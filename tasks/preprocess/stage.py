@@ -20,7 +20,7 @@ from tasks.preprocess.corpus import Corpus, survey
 from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
 from tasks.preprocess.sources import describe
-from tasks.preprocess.tokenizers import EOS_ID, token_bytes, train_bpe
+from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
 from tasks.preprocess.tokens import batches, describe_split, dtype_for
 from tasks.preprocess.units import Plan, plan_units
 from tasks.preprocess.work import do_units
@@ -125,14 +125,16 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
     work.mkdir(parents=True, exist_ok=True)
     done = journal.resume()
     if "tokenizer.json" not in done:
-        tokenizer = train_bpe(_read(plan), **data["tokenizer"])
+        settings = data["tokenizer"]
+        tokenizer = load(settings) if settings["path"] else train(_read(plan), settings)
         (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         journal.record("tokenizer.json")
     missing = [unit for unit in plan.units if unit.file not in done]
     if len(missing) < len(plan.units):
         log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
-    do_units(plan, missing, journal, EOS_ID, data["num_workers"])
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    eos = end_of_text(tokenizer, data["tokenizer"])
+    do_units(plan, missing, journal, eos, data["num_workers"])
     save_array(work / "token_bytes.npy", token_bytes(tokenizer))
     written, size = journal.lines(), tokenizer.get_vocab_size()
 
@@ -144,11 +146,11 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
     content = {
         "vocab_size": size,
         "dtype": dtype_for(size).name,
-        "eos_id": EOS_ID,
+        "eos_id": eos,
         "text_yields_special_tokens": False,
         "train": facts("train"),
         "validation": facts("validation"),
-    }
+    } | ({} if is_lossless(tokenizer) else {"lossless": False})
     meta = describe(data) | {
         "key": key,
         "data": data,

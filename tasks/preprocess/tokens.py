@@ -41,7 +41,7 @@ class Stream:
         self.lengths: list[int] = []
         self.filled = 0
 
-    def add(self, ids: list[int], eos: int) -> None:
+    def add(self, ids: np.ndarray | list[int], eos: int) -> None:
         end = self.filled + len(ids)
         if end >= len(self.values):  # a tokenizer that makes more tokens than there are bytes
             self.values = np.concatenate((self.values, np.empty(end + 1, dtype=self.values.dtype)))
@@ -68,9 +68,10 @@ def write_shard(path: Path, values: np.ndarray, documents: list[int]) -> None:
     part.rename(path)
 
 
-def encode(texts: list[str], encoder: Tokenizer) -> Iterator[list[int]]:
+def encode(texts: list[str], encoder: Tokenizer) -> Iterator[np.ndarray]:
+    """The ids of each text, int64 [tokens]."""
     for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
-        yield encoding.ids
+        yield np.array(encoding.ids, dtype=np.int64)
 
 
 def describe_split(folder: Path, vocab_size: int, size: int, shards: list[dict[str, Any]]) -> dict[str, Any]:

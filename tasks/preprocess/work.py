@@ -12,9 +12,9 @@ from multiprocessing.connection import wait as wait_for
 
 from tokenizers import Tokenizer
 
-from configs.errors import PipelineError
+from configs.errors import DataError, PipelineError
 from tasks.preprocess.journal import Journal
-from tasks.preprocess.tokenizers import encoder_of
+from tasks.preprocess.tokenizers import encoder_of, special_ids
 from tasks.preprocess.tokens import Stream, batches, dtype_for, encode, write_shard
 from tasks.preprocess.units import Plan, Unit
 
@@ -62,6 +62,7 @@ def _begin(threads: int) -> None:
 def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, tell: bool = False) -> None:
     tokenizer = Tokenizer.from_file(str(journal.work / "tokenizer.json"))
     encoder, dtype = encoder_of(tokenizer), dtype_for(tokenizer.get_vocab_size())
+    special = special_ids(tokenizer)
     texts: Iterator[tuple[str, int]] = iter(())
     following: tuple[str, int] | None = None
     for unit in units:
@@ -71,6 +72,12 @@ def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, tell: bool = 
         done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
         for batch, size in batches(islice(texts, unit.documents)):
             for ids in encode(batch, encoder):
+                if special[ids].any():
+                    token = tokenizer.id_to_token(int(ids[special[ids]][0]))
+                    raise DataError(
+                        f"a text that contains '{token}' becomes that special token with this tokenizer; name a tokenizer in which it is "
+                        "an added token alone, or remove it from the text."
+                    )
                 stream.add(ids, eos)
             done += size
             if tell:

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
+from configs.schema import TokenizerConfig
 from tasks.preprocess.corpus import is_validation
 from tasks.preprocess.keys import chunks_key, tokens_key
 
+TOKENIZER = TokenizerConfig().model_dump(mode="json")
 DOCUMENTS = {"documents": [["a", 3, "aa" * 32], ["b", 4, "bb" * 32]]}
 DATA = {
     "source": "files",
@@ -11,7 +13,7 @@ DATA = {
     "validation_fraction": 0.05,
     "sequence_length": 256,
     "strategy": "concat",
-    "tokenizer": {"vocab_size": 4096, "min_frequency": 2},
+    "tokenizer": TOKENIZER,
     "shard_size": 1024,
     "device": "auto",
 }
@@ -21,8 +23,10 @@ DATA = {
     "change",
     [
         {"validation_fraction": 0.1},
-        {"tokenizer": {"vocab_size": 4097, "min_frequency": 2}},
-        {"tokenizer": {"vocab_size": 4096, "min_frequency": 3}},
+        {"tokenizer": TOKENIZER | {"vocab_size": 4097}},
+        {"tokenizer": TOKENIZER | {"min_frequency": 3}},
+        {"tokenizer": TOKENIZER | {"kind": "unigram"}},
+        {"tokenizer": TOKENIZER | {"special_tokens": ["<x>"]}},
         {"shard_size": 2048},
     ],
 )
