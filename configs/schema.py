@@ -135,10 +135,17 @@ class DataConfig(Section):
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
         default=256, title="Sequence length", description="Tokens the model sees in one row."
     )
-    strategy: Literal["concat"] = Field(
+    strategy: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = Field(
         default="concat",
         title="Chunking",
-        description="'concat': documents joined by the end-of-text token and cut into rows.",
+        description="concat: documents joined by the end-of-text token and cut into rows; window: the same with rows that overlap "
+        "(data.stride); greedy, first_fit and best_fit: whole documents packed into rows, only those longer than a row cut, the "
+        "rest of a row padding that is never a target (best_fit leaves the least); padded: a row for each document.",
+    )
+    stride: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        title="Stride",
+        description="Tokens from one row's beginning to the next one's (strategy: window); at most sequence_length.",
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
@@ -159,6 +166,18 @@ class DataConfig(Section):
         title="Chunking device",
         description="Where the row table is computed: auto (a GPU where there is one), cpu, cuda or cuda:K; the bytes are the same.",
     )
+
+    @model_validator(mode="after")
+    def _window_has_a_stride(self) -> DataConfig:
+        if (self.strategy == "window") != (self.stride is not None):
+            raise ValueError(
+                f"stride={self.stride} and strategy={self.strategy} do not agree: 'window' needs a stride, no other has one"
+            )
+        if self.stride is not None and self.stride > self.sequence_length:
+            raise ValueError(
+                f"stride={self.stride} is more than sequence_length={self.sequence_length}: tokens would be left out"
+            )
+        return self
 
 
 class VerifyConfig(Section):

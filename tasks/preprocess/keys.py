@@ -36,6 +36,7 @@ def chunks_key(data: dict, tokens: str) -> str:
             "strategy": data["strategy"],
             "sequence_length": data["sequence_length"],
         }
+        | ({"stride": data["stride"]} if data["strategy"] == "window" else {})
     )
 
 

@@ -15,10 +15,12 @@ from tokenizers import Tokenizer
 from configs.errors import DataError, PipelineError
 from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer, staging
 from tasks.preprocess.arrays import save_array
-from tasks.preprocess.chunking import compute_rows, resolve_device
+from tasks.preprocess.chunking import compute_rows, resolve_device, window_starts
 from tasks.preprocess.corpus import Corpus, survey
 from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
+from tasks.preprocess.packing import PACKED, costs_of_starts, costs_packed, pack
+from tasks.preprocess.reader import document_lengths
 from tasks.preprocess.sources import describe
 from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
 from tasks.preprocess.tokens import batches, describe_split, dtype_for
@@ -176,20 +178,32 @@ def _build_chunks(data: dict, folder: Path, chunks: Path, key: str) -> None:
     content = read_manifest(folder, "dataset")["content"]
     length = data["sequence_length"]
     for split in ("train", "validation"):
-        if content[split]["tokens"] <= length:
+        if content[split]["tokens"] <= (1 if data["strategy"] in PACKED else length):
             raise DataError(
                 f"the {split} text has {content[split]['tokens']} tokens, fewer than one row of data.sequence_length={length} "
                 "and its last label; shorten the rows, add text, or change data.validation_fraction."
             )
     device, required = resolve_device(data["device"]), data["device"] != "auto"
-    rows = {}
+    rows, costs = {}, {}
     with _fresh(chunks) as staged:
         for split in ("train", "validation"):
-            table = compute_rows(content[split]["tokens"], length, device, required)
+            lengths = document_lengths(folder, content[split]["shards"])
+            if data["strategy"] in PACKED:
+                packed = pack(lengths, length, data["strategy"])
+                save_array(staged / f"{split}.rows.npy", packed.rows)
+                save_array(staged / f"{split}.pieces.npy", packed.pieces)
+                rows[split] = len(packed.rows) - 1
+                costs[split] = costs_packed(packed, lengths, length)
+                continue
+            tokens = content[split]["tokens"]
+            stride = data["stride"] if data["strategy"] == "window" else None
+            table = window_starts(tokens, length, stride) if stride else compute_rows(tokens, length, device, required)
             save_array(staged / f"{split}.rows.npy", table)
             rows[split] = len(table)
-        meta = {"key": key, "device": device, "infini_llama": version("infini-llama")}
+            costs[split] = costs_of_starts(table, lengths, length)
+        meta = {"key": key, "device": device, "packing": costs, "infini_llama": version("infini-llama")}
         facts = {"strategy": data["strategy"], "sequence_length": length, "rows": rows}
+        facts |= {"stride": data["stride"]} if data["strategy"] == "window" else {}
         commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
 
 

@@ -70,11 +70,10 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
         train_reader, train["seed"], train["global_batch_size"], train["micro_batch_size"], ranks.rank, ranks.world_size
     )
     sequence_length = order["sequence_length"]
-    global_tokens = train["global_batch_size"] * sequence_length
 
     # One throw-away forward and backward: DDP lays out its buckets anew after the first iteration, and a resumed run
     # would otherwise sum gradients in another order than the uninterrupted one.
-    accumulate(wrapped, list(batches.micro_batches(0, ranks.device))[:1], global_tokens, ranks, autocast)
+    accumulate(wrapped, list(batches.micro_batches(0, ranks.device))[:1], batches.targets(0), ranks, autocast)
     optimizer.zero_grad(set_to_none=True)
 
     step, samples, best = 0, 0, None
@@ -88,6 +87,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
 
     metrics = Metrics(run_dir, step, train["log_every"]) if ranks.is_first else None
     flops = flops_per_token(model.config, sequence_length)
+    tokens = batches.targets_before(samples)
     save_time, validation_loss, stopping = 0.0, None, False
 
     while step < train["max_steps"] and not stopping:
@@ -100,6 +100,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
         )
         rate = optimizer.param_groups[0]["lr"]
         micro_batches = list(batches.micro_batches(samples, ranks.device))
+        global_tokens = batches.targets(samples)
+        tokens += global_tokens
         data_time = time.perf_counter() - started
         loss, grad_norm, stopping = train_step(
             wrapped,
@@ -119,7 +121,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest) -> tuple[str, int]:
                 "loss": loss,
                 "learning_rate": rate,
                 "grad_norm": grad_norm,
-                "tokens": step * global_tokens,
+                "tokens": tokens,
             }
             timing = {
                 "step_time": step_time,

@@ -193,7 +193,7 @@ def test_reading_takes_little_memory_however_large_the_file(tmp_path, ending, mo
 def test_filters_are_counted_and_told(tmp_path, caplog):
     texts = ["same", "other text", "same", "", "x", "same"]
     (tmp_path / "x.jsonl").write_bytes(encoded("jsonl", texts))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2))
     assert kept(corpus) == ["other text", "same", "same", "same"]
     assert "of 6 records left out: 1 empty, 1 too short, 2 exact duplicates (kept)" in caplog.text

@@ -228,7 +228,7 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
     write, train = work.write_shard, work_stage().train
     monkeypatch.setattr(work, "write_shard", lambda path, *rest: (written.append(path.name), write(path, *rest)))
     monkeypatch.setattr(work_stage(), "train", lambda *given, **named: (learned.append(1), train(*given, **named))[1])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         assert preprocess(data(), str(home)) == whole
     assert learned == [] and written[:2] == ["data-00001.arrow", "data-00003.arrow"]
     assert "carrying on: 2 of" in caplog.text
