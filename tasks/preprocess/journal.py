@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import file_checksum
+from tasks.artifacts import NESTED, file_checksum
 
 
 class Journal:
@@ -43,7 +43,8 @@ class Journal:
             if (self.work / name).is_file() and file_checksum(self.work / name) == line["checksum"]
         }
         for path in [path for path in self.work.rglob("*") if path.is_file()]:
-            if path.relative_to(self.work).as_posix() not in kept:
+            relative = path.relative_to(self.work)
+            if relative.as_posix() not in kept and relative.parts[0] != NESTED:  # tables that repair put back are whole
                 path.unlink()
         part = self.file.with_name(f"{self.file.name}.part")
         part.write_text("".join(json.dumps(line) + "\n" for line in kept.values()), encoding="utf-8")

@@ -21,6 +21,7 @@ from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
 from tasks.preprocess.packing import PACKED, costs_of_starts, costs_packed, pack
 from tasks.preprocess.reader import document_lengths
+from tasks.preprocess.repair import salvage
 from tasks.preprocess.sources import describe
 from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
 from tasks.preprocess.tokens import batches, describe_split, dtype_for
@@ -70,11 +71,14 @@ def lookup(data: dict, home: str) -> dict[str, Any] | None:
     return None
 
 
-def preprocess(data: dict, home: str) -> dict[str, Any]:
+def preprocess(data: dict, home: str, repair: bool = False) -> dict[str, Any]:
     """Builds the token level and the chunk level where they are missing; the same input gives the same bytes.
 
     Two builders of one key: one builds, the other waits for it. A build that was killed leaves a working folder and a
     journal beside it; the next one carries on from there.
+
+    Args:
+        repair: look at every checksum, and build again only the shards and tables that are damaged.
 
     Returns:
         the reference that the other stages take: path below home, digests, and the facts of both splits.
@@ -91,11 +95,14 @@ def preprocess(data: dict, home: str) -> dict[str, Any]:
     with _space(folder), _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"):
         if not is_complete(chunks, "chunks"):
             resolve_device(data["device"])  # a device that is not there is refused before the work, not after it
+        journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
+        if repair:
+            salvage(folder, journal)
         if not is_complete(folder, "dataset"):
             _clear(folder)
-            _build_tokens(data, corpus, units, folder, planned["key"])
+            _build_tokens(data, corpus, units, folder, planned["key"], journal)
             built.append("tokens")
-        Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work")).close()
+        journal.close()
         if not is_complete(chunks, "chunks"):
             _clear(chunks)
             _build_chunks(data, folder, chunks, planned["chunks_key"])
@@ -114,7 +121,7 @@ def _clear(folder: Path) -> None:
         log.warning("%s is not complete; it was moved to %s and is built anew", folder, move_aside(folder))
 
 
-def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str) -> None:
+def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str, journal: Journal) -> None:
     for split, members in plan.documents.items():
         if not members:
             found = sum(unit.documents for unit in plan.units)
@@ -122,11 +129,13 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
                 f"{found} document(s) leave none for {'training' if split == 'train' else split} at data.validation_fraction="
                 f"{data['validation_fraction']}; add files, split them into smaller ones, or change the fraction."
             )
-    work = folder.with_name(f".{folder.name}.work")
-    journal = Journal(folder.with_name(f".{folder.name}.journal"), work)
+    work = journal.work
     work.mkdir(parents=True, exist_ok=True)
     done = journal.resume()
-    if "tokenizer.json" not in done:
+    if "tokenizer.json" not in done:  # it decides every shard
+        journal.close()
+        work.mkdir()
+        done = {}
         settings = data["tokenizer"]
         tokenizer = load(settings) if settings["path"] else train(_read(plan), settings)
         (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")

@@ -51,7 +51,8 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
         except DataError as fault:
             raise DataError(
                 f"{fault} Training does not start on it: move {suspect} aside (mv {suspect} {suspect}.damaged) "
-                "and run the same command again, which builds it anew."
+                "and run the same command again, which builds it anew; or run "
+                "'infini-llama preprocess CONFIG --repair', which builds only the damaged files again."
             ) from None
 
     run("manifest of the tokens", lambda: f"{len(read_manifest(dataset, 'dataset')['files'])} files")
