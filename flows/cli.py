@@ -59,7 +59,10 @@ def build_parser() -> Parser:
 
     run = command("run", "the whole pipeline; the same command again carries on", configured)
     run.add_argument("--direct", action="store_true", help="the same stages without Prefect")
-    command("preprocess", "text to a dataset of tokens", configured)
+    preprocess = command("preprocess", "text to a dataset of tokens", configured)
+    preprocess.add_argument(
+        "--repair", action="store_true", help="check every byte and build again only what is damaged"
+    )
     verify = command("verify", "check a dataset")
     verify.add_argument("dataset", metavar="DATASET", help="path of a dataset, or its name")
     verify.add_argument("--deep", action="store_true", help="every checksum, token and row, and decoded samples")

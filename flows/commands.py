@@ -49,7 +49,7 @@ def preprocess(arguments: Namespace) -> Answer:
 
     settings = resolved(load_config(arguments.config, arguments.overrides))
     home = settings["runtime"]["home"]
-    reference = stage.preprocess(settings["data"], home)
+    reference = stage.preprocess(settings["data"], home, repair=arguments.repair)
     return reference, as_text({"dataset": str(Path(home, reference["path"]))} | reference)
 
 
@@ -117,10 +117,10 @@ def generate(arguments: Namespace) -> Answer:
     from tokenizers.decoders import DecodeStream
 
     from model.generate import generate
-    from tasks.train.load import load_model
+    from tasks.train.load import end_of_text_of, load_model
 
     model, tokenizer = load_model(run, arguments.checkpoint)
-    end_of_text = 0
+    end_of_text = end_of_text_of(run)
     prompt = tokenizer.encode(arguments.prompt, add_special_tokens=False).ids or [end_of_text]
     stream = DecodeStream(skip_special_tokens=True)
     pieces, tokens = [], []

@@ -23,11 +23,14 @@ def reference_for(data: dict, dataset: Path, home: Path) -> dict:
     """The reference whose rows are those that the section `data` of a configuration asks for."""
     found = references(dataset, home)
     for reference in found:
-        if reference["sequence_length"] == data["sequence_length"]:
+        content = read_manifest(dataset / "chunks" / reference["chunks"], "chunks")["content"]
+        wanted = (data["sequence_length"], data["strategy"], data["stride"])
+        if (content["sequence_length"], content["strategy"], content.get("stride")) == wanted:
             return reference
     lengths = ", ".join(str(reference["sequence_length"]) for reference in found)
     raise ConfigError(
-        f"{dataset} has rows of {lengths} tokens, not of data.sequence_length={data['sequence_length']}; change that."
+        f"{dataset} has rows of {lengths} tokens, none of data.sequence_length={data['sequence_length']} "
+        f"made by data.strategy={data['strategy']}; change that."
     )
 
 

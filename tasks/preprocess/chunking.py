@@ -21,6 +21,11 @@ def row_starts(tokens: int, sequence_length: int) -> np.ndarray:
     return np.arange((tokens - 1) // sequence_length, dtype=np.int64) * sequence_length
 
 
+def window_starts(tokens: int, sequence_length: int, stride: int) -> np.ndarray:
+    """First tokens, int64 [rows], of rows that begin every `stride` tokens and have all their sequence_length + 1 tokens."""
+    return np.arange((tokens - 1 - sequence_length) // stride + 1, dtype=np.int64) * stride
+
+
 def resolve_device(wanted: str) -> str:
     """auto is the first GPU where the driver shows one, else the CPU; torch is not imported to find out."""
     has_gpu = Path("/dev/nvidiactl").exists()

@@ -1,23 +1,29 @@
 """Keys name, digests prove: a key is a hash of what determines the content, known before the work."""
 
+from typing import Any
+
 from tasks.artifacts import checksum_of
-from tasks.preprocess.sources import Document
-from tasks.preprocess.tokenizers import EOS
+from tasks.preprocess.tokenizers import identity as tokenizer_identity
 
 TOKENS_VERSION, CHUNKS_VERSION = 1, 1
 
 
-def tokens_key(data: dict, documents: list[Document]) -> str:
-    """64 hex digits for the token level: text, split, tokenizer and layout; no absolute path, device or time."""
+def tokens_key(data: dict, identity: dict[str, Any], units: int = 1) -> str:
+    """64 hex digits for the token level: text, split, tokenizer and layout; no absolute path, device or time.
+
+    Args:
+        identity: names, sizes and hashes of the text that is kept (of `corpus.survey`).
+        units: into how many units of work the training text is cut; the layout of more than one is a later one.
+    """
     return _hex(
         {
             "version": TOKENS_VERSION,
-            "documents": [[document.name, document.size, document.hash] for document in documents],
             "validation_fraction": data["validation_fraction"],
-            "tokenizer": data["tokenizer"]
-            | {"kind": "byte-level bpe", "eos": EOS, "text_yields_special_tokens": False},
+            "tokenizer": tokenizer_identity(data["tokenizer"]),
             "shard_size": data["shard_size"],
         }
+        | identity
+        | ({"layout": "a shard a unit"} if units > 1 else {})
     )
 
 
@@ -30,12 +36,8 @@ def chunks_key(data: dict, tokens: str) -> str:
             "strategy": data["strategy"],
             "sequence_length": data["sequence_length"],
         }
+        | ({"stride": data["stride"]} if data["strategy"] == "window" else {})
     )
-
-
-def is_validation(document: Document, fraction: float) -> bool:
-    """Whether the document is held out: decided by its content alone, so that adding files moves none."""
-    return int(document.hash[:16], 16) < fraction * 2**64
 
 
 def _hex(value: dict) -> str:

@@ -1,4 +1,4 @@
-"""Where text comes from: a fixed, ordered list of documents, each known by the hash of its bytes."""
+"""Where text comes from: a fixed, ordered list of places, each of which is read as a sequence of texts."""
 
 import glob
 import os
@@ -7,71 +7,93 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from blake3 import blake3
+from typing import Any
 
 from configs.errors import DataError
+from tasks.preprocess.formats import RECORDS, Records, Unreadable, datasets_texts, format_of, read
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
 SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
+SKIPPED_RECORDS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of `datasets`, beside the data
 
 
 @dataclass(frozen=True)
-class Document:
-    """One file of text: its place on this machine, its name everywhere, its size and the blake3 of its bytes."""
+class Source:
+    """One file, or one split of a Hugging Face dataset: its place on this machine and its name everywhere."""
 
     path: Path
     name: str
-    size: int
-    hash: str
+    text_column: str
+    key: str = "data.files"
+    dataset: tuple[str, str | None, str] | None = None  # path or name, configuration, split
 
-    def text(self) -> str:
-        """The file's text; what its hash was taken of, or an error.
+    def records(self) -> Records:
+        """Its texts in order, and a Fault for each bad record.
 
         Raises:
-            DataError: not UTF-8, or changed since it was hashed.
+            Unreadable: as a whole it is damaged.
+            OSError: the disk does not give it.
         """
-        data = self.path.read_bytes()
-        if blake3(data).hexdigest() != self.hash:
-            raise DataError(f"{self.path} changed while it was being prepared; run the same command again.")
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{self.path} is not UTF-8 (byte {error.start}: 0x{data[error.start]:02x}); convert it, or leave it out of data.files."
-            ) from None
+        if self.dataset:
+            return datasets_texts(_dataset(*self.dataset), self.text_column)
+        return read(self.path, self.text_column)
 
 
-def documents(data: dict) -> list[Document]:
-    """Every document of the configuration's `data` section, sorted by name, each file once.
+def sources(data: dict) -> tuple[list[Source], list[Source]]:
+    """What the configuration's `data` section names, each file once: (training, the user's own validation).
 
     Raises:
-        DataError: nothing matches, or a file cannot be read or is not UTF-8.
+        DataError: nothing matches.
     """
-    found = _stdlib() if data["source"] == "python-stdlib" else _matching(data["files"])
-    read = [_document(path, name) for path, name in found]
-    return sorted((document for document in read if document.size), key=lambda document: (document.name, document.hash))
+    column = data["text_column"]
+    if data["source"] == "huggingface":
+        splits = [data["dataset_split"], *([data["validation_split"]] if data["validation_split"] else [])]
+        named = [
+            Source(
+                Path(data["dataset"]), split, column, "data.dataset", (data["dataset"], data["dataset_config"], split)
+            )
+            for split in splits
+        ]
+        return named[:1], named[1:]
+    found = _stdlib() if data["source"] == "python-stdlib" else _matching(data["files"], "data.files")
+    training = [Source(path, _portable(name), column) for path, name in found]
+    held_out = [
+        Source(path, _portable(name), column, "data.validation_files")
+        for path, name in _matching(data["validation_files"], "data.validation_files")
+    ]
+    own = {source.path.resolve() for source in held_out}
+    return [source for source in training if source.path.resolve() not in own], held_out
 
 
-def describe(data: dict) -> dict:
+def describe(data: dict) -> dict[str, Any]:
     """Provenance of the source, for the manifest."""
     if data["source"] == "python-stdlib":
         return {"source": "python-stdlib", "python": platform.python_version(), "licence": "PSF-2.0"}
+    if data["source"] == "huggingface":
+        names = ("dataset", "dataset_config", "dataset_split", "validation_split")
+        return {"source": "huggingface"} | {name: data[name] for name in names} | {"licence": "not stated"}
     return {"source": "files", "files": data["files"], "licence": "not stated"}
 
 
-def _document(path: Path, name: str) -> Document:
+def _portable(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", errors="backslashreplace")  # a file's name need not be text
+
+
+def _dataset(path: str, configuration: str | None, split: str) -> Any:
+    import datasets  # heavy, and needed for this source alone
+
+    folder = Path(path).expanduser()
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); mend it, or leave it out of data.files.") from None
-    portable = os.fsencode(name).decode("utf-8", errors="backslashreplace")  # a file's name need not be text
-    document = Document(path, portable, len(data), blake3(data).hexdigest())
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        document.text()  # says where
-    return document
+        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+            loaded: Any = datasets.load_from_disk(str(folder))
+            return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+        return datasets.load_dataset(str(folder) if folder.is_dir() else path, configuration, split=split)
+    except (OSError, ValueError, KeyError) as error:
+        words = " ".join(str(error).split())
+        raise Unreadable(f"cannot be opened as a dataset with split '{split}' ({words})") from None
+    except Exception as error:  # `datasets` has no common class for what is wrong with a file
+        words = " ".join(str(error.__cause__ or error).split())
+        raise Unreadable(f"cannot be opened as a dataset with split '{split}' ({words})") from None
 
 
 def _stdlib() -> Iterator[tuple[Path, str]]:
@@ -84,21 +106,29 @@ def _stdlib() -> Iterator[tuple[Path, str]]:
                 yield path, path.relative_to(root).as_posix()
 
 
-def _matching(patterns: list[str]) -> Iterator[tuple[Path, str]]:
+def _matching(patterns: list[str], key: str) -> Iterator[tuple[Path, str]]:
     seen = set()
     for pattern in patterns:
         expanded = str(Path(pattern).expanduser())
         literal = Path(expanded).is_file()  # also one whose name has brackets
-        root = Path(expanded).parent if literal else _fixed_part(expanded)
-        paths = [expanded] if literal else sorted(glob.glob(expanded, recursive=True))
+        folder = Path(expanded).is_dir()
+        root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
+        paths = [expanded] if literal else _known_below(root) if folder else sorted(glob.glob(expanded, recursive=True))
         files = [Path(path) for path in paths if Path(path).is_file()]
         if not files:
-            where = "it is a folder; add /**/*.txt" if Path(expanded).is_dir() else f"looked from {Path.cwd()}"
-            raise DataError(f"data.files: no file matches '{pattern}' ({where}).")
+            where = f"the folder holds no txt, md, {', '.join(RECORDS)} file" if folder else f"looked from {Path.cwd()}"
+            raise DataError(f"{key}: no file matches '{pattern}' ({where}).")
         for path in files:
             if (real := path.resolve()) not in seen:
                 seen.add(real)
                 yield path, path.relative_to(root).as_posix()
+
+
+def _known_below(folder: Path) -> list[str]:
+    """Every file below it whose ending is known, but for hidden ones and what `datasets` keeps beside its data."""
+    found = [Path(path) for path in sorted(glob.glob(f"{glob.escape(str(folder))}/**/*", recursive=True))]
+    kept = [path for path in found if path.name not in SKIPPED_RECORDS and not path.match("cache-*.arrow")]
+    return [str(path) for path in kept if format_of(path)]
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -10,15 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers as tokenizers_library
+from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
 from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer, staging
 from tasks.preprocess.arrays import save_array
-from tasks.preprocess.chunking import compute_rows, resolve_device
-from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, is_validation, tokens_key
-from tasks.preprocess.sources import Document, describe, documents
-from tasks.preprocess.tokenizers import EOS_ID, encoder_of, token_bytes, train_bpe
-from tasks.preprocess.tokens import batches, dtype_for, write_split
+from tasks.preprocess.chunking import compute_rows, resolve_device, window_starts
+from tasks.preprocess.corpus import Corpus, survey
+from tasks.preprocess.journal import Journal
+from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
+from tasks.preprocess.packing import PACKED, costs_of_starts, costs_packed, pack
+from tasks.preprocess.reader import document_lengths
+from tasks.preprocess.repair import salvage
+from tasks.preprocess.sources import describe
+from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
+from tasks.preprocess.tokens import batches, describe_split, dtype_for
+from tasks.preprocess.units import Plan, plan_units
+from tasks.preprocess.work import do_units
 
 log = logging.getLogger("infini_llama.preprocess")
 FOREVER = 10.0**9
@@ -33,21 +41,24 @@ def plan(data: dict, home: str) -> dict[str, Any]:
     Raises:
         DataError: no text, or unreadable text.
     """
-    return _plan(data, documents(data))
+    return _plan(data, survey(data))[0]
 
 
-def _plan(data: dict, found: list[Document]) -> dict[str, Any]:
-    if not found:
-        raise DataError("every file that data.files matches is empty; there is no text to train on.")
-    tokens = tokens_key(data, found)
-    size = sum(document.size for document in found)
+def _plan(data: dict, corpus: Corpus) -> tuple[dict[str, Any], Plan]:
+    members = corpus.train + corpus.validation
+    if not members:
+        raise DataError(
+            "every file that data.files matches is empty, or everything in them is left out; there is no text to train on."
+        )
+    units = plan_units(corpus, data["shard_size"])
+    tokens = tokens_key(data, corpus.identity, max(unit.number for unit in units.units) + 1)
     return {
         "key": tokens,
         "chunks_key": chunks_key(data, tokens),
         "name": f"{data['source']}-{tokens[:12]}",
-        "documents": len(found),
-        "bytes": size,
-    }
+        "documents": sum(len(documents.sizes) for documents in members),
+        "bytes": int(sum(documents.sizes.sum() for documents in members)),
+    }, units
 
 
 def lookup(data: dict, home: str) -> dict[str, Any] | None:
@@ -60,11 +71,14 @@ def lookup(data: dict, home: str) -> dict[str, Any] | None:
     return None
 
 
-def preprocess(data: dict, home: str) -> dict[str, Any]:
+def preprocess(data: dict, home: str, repair: bool = False) -> dict[str, Any]:
     """Builds the token level and the chunk level where they are missing; the same input gives the same bytes.
 
-    Two builders of one key: one builds, the other waits for it. A build that was killed leaves only a temporary folder,
-    which the next one removes.
+    Two builders of one key: one builds, the other waits for it. A build that was killed leaves a working folder and a
+    journal beside it; the next one carries on from there.
+
+    Args:
+        repair: look at every checksum, and build again only the shards and tables that are damaged.
 
     Returns:
         the reference that the other stages take: path below home, digests, and the facts of both splits.
@@ -73,18 +87,22 @@ def preprocess(data: dict, home: str) -> dict[str, Any]:
         DataError: no text, unreadable text, or too little for one row.
         PipelineError: no space left; nothing half-written is believed.
     """
-    found = documents(data)
-    planned = _plan(data, found)
+    corpus = survey(data)
+    planned, units = _plan(data, corpus)
     folder = Path(home) / "datasets" / planned["name"]
     chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []
     with _space(folder), _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"):
         if not is_complete(chunks, "chunks"):
             resolve_device(data["device"])  # a device that is not there is refused before the work, not after it
+        journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
+        if repair:
+            salvage(folder, journal)
         if not is_complete(folder, "dataset"):
             _clear(folder)
-            _build_tokens(data, found, folder, planned["key"])
+            _build_tokens(data, corpus, units, folder, planned["key"], journal)
             built.append("tokens")
+        journal.close()
         if not is_complete(chunks, "chunks"):
             _clear(chunks)
             _build_chunks(data, folder, chunks, planned["chunks_key"])
@@ -103,40 +121,61 @@ def _clear(folder: Path) -> None:
         log.warning("%s is not complete; it was moved to %s and is built anew", folder, move_aside(folder))
 
 
-def _build_tokens(data: dict, found: list[Document], folder: Path, key: str) -> None:
-    held_out = [document for document in found if is_validation(document, data["validation_fraction"])]
-    training = [document for document in found if not is_validation(document, data["validation_fraction"])]
-    for split, members in (("training", training), ("validation", held_out)):
+def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str, journal: Journal) -> None:
+    for split, members in plan.documents.items():
         if not members:
+            found = sum(unit.documents for unit in plan.units)
             raise DataError(
-                f"{len(found)} document(s) leave none for {split} at data.validation_fraction={data['validation_fraction']}; "
-                "add files, split them into smaller ones, or change the fraction."
+                f"{found} document(s) leave none for {'training' if split == 'train' else split} at data.validation_fraction="
+                f"{data['validation_fraction']}; add files, split them into smaller ones, or change the fraction."
             )
-    with _fresh(folder) as staged:
-        tokenizer = train_bpe(_read(training), **data["tokenizer"])
-        (staged / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        save_array(staged / "token_bytes.npy", token_bytes(tokenizer))
-        encoder, size = encoder_of(tokenizer), data["shard_size"]
-        content = {
-            "vocab_size": tokenizer.get_vocab_size(),
-            "dtype": dtype_for(tokenizer.get_vocab_size()).name,
-            "eos_id": EOS_ID,
-            "text_yields_special_tokens": False,
-            "train": write_split(staged / "train", training, encoder, size, "training text"),
-            "validation": write_split(staged / "validation", held_out, encoder, size, "validation text"),
-        }
-        meta = describe(data) | {
-            "key": key,
-            "data": data,
-            "infini_llama": version("infini-llama"),
-            "tokenizers": tokenizers_library.__version__,
-        }
-        commit(staged, folder, "dataset", TOKENS_VERSION, meta, content)
+    work = journal.work
+    work.mkdir(parents=True, exist_ok=True)
+    done = journal.resume()
+    if "tokenizer.json" not in done:  # it decides every shard
+        journal.close()
+        work.mkdir()
+        done = {}
+        settings = data["tokenizer"]
+        tokenizer = load(settings) if settings["path"] else train(_read(plan), settings)
+        (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        journal.record("tokenizer.json")
+    missing = [unit for unit in plan.units if unit.file not in done]
+    if len(missing) < len(plan.units):
+        log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    eos = end_of_text(tokenizer, data["tokenizer"])
+    do_units(plan, missing, journal, eos, data["num_workers"])
+    save_array(work / "token_bytes.npy", token_bytes(tokenizer))
+    written, size = journal.lines(), tokenizer.get_vocab_size()
+
+    def facts(name: str) -> dict[str, Any]:
+        units = [unit for unit in plan.units if unit.split == name]
+        shards = [{field: written[unit.file][field] for field in ("file", "documents", "tokens")} for unit in units]
+        return describe_split(work / name, size, sum(unit.size for unit in units), shards)
+
+    content = {
+        "vocab_size": size,
+        "dtype": dtype_for(size).name,
+        "eos_id": eos,
+        "text_yields_special_tokens": False,
+        "train": facts("train"),
+        "validation": facts("validation"),
+    } | ({} if is_lossless(tokenizer) else {"lossless": False})
+    meta = describe(data) | {
+        "key": key,
+        "data": data,
+        "left_out": corpus.report,
+        "infini_llama": version("infini-llama"),
+        "tokenizers": tokenizers_library.__version__,
+    }
+    commit(work, folder, "dataset", TOKENS_VERSION, meta, content)
+    journal.close()
 
 
-def _read(training: list[Document]) -> Iterator[str]:
-    done, total = 0, sum(document.size for document in training)
-    for texts, size in batches(training):
+def _read(plan: Plan) -> Iterator[str]:
+    done, total = 0, sum(unit.size for unit in plan.units if unit.split == "train")
+    for texts, size in batches(plan.texts("train")):
         yield from texts
         done += size
         progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
@@ -148,20 +187,32 @@ def _build_chunks(data: dict, folder: Path, chunks: Path, key: str) -> None:
     content = read_manifest(folder, "dataset")["content"]
     length = data["sequence_length"]
     for split in ("train", "validation"):
-        if content[split]["tokens"] <= length:
+        if content[split]["tokens"] <= (1 if data["strategy"] in PACKED else length):
             raise DataError(
                 f"the {split} text has {content[split]['tokens']} tokens, fewer than one row of data.sequence_length={length} "
                 "and its last label; shorten the rows, add text, or change data.validation_fraction."
             )
     device, required = resolve_device(data["device"]), data["device"] != "auto"
-    rows = {}
+    rows, costs = {}, {}
     with _fresh(chunks) as staged:
         for split in ("train", "validation"):
-            table = compute_rows(content[split]["tokens"], length, device, required)
+            lengths = document_lengths(folder, content[split]["shards"])
+            if data["strategy"] in PACKED:
+                packed = pack(lengths, length, data["strategy"])
+                save_array(staged / f"{split}.rows.npy", packed.rows)
+                save_array(staged / f"{split}.pieces.npy", packed.pieces)
+                rows[split] = len(packed.rows) - 1
+                costs[split] = costs_packed(packed, lengths, length)
+                continue
+            tokens = content[split]["tokens"]
+            stride = data["stride"] if data["strategy"] == "window" else None
+            table = window_starts(tokens, length, stride) if stride else compute_rows(tokens, length, device, required)
             save_array(staged / f"{split}.rows.npy", table)
             rows[split] = len(table)
-        meta = {"key": key, "device": device, "infini_llama": version("infini-llama")}
+            costs[split] = costs_of_starts(table, lengths, length)
+        meta = {"key": key, "device": device, "packing": costs, "infini_llama": version("infini-llama")}
         facts = {"strategy": data["strategy"], "sequence_length": length, "rows": rows}
+        facts |= {"stride": data["stride"]} if data["strategy"] == "window" else {}
         commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
 
 

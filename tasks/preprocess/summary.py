@@ -7,7 +7,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from tasks.artifacts import is_complete, read_manifest
-from tasks.preprocess.reader import TokenReader, map_list
+from tasks.preprocess.reader import TokenReader, document_lengths
 
 SAMPLES = 3
 
@@ -31,13 +31,19 @@ def describe(path: Path) -> dict[str, Any]:
         "dtype": content["dtype"],
         "bytes_on_disk": sum(file["size"] for file in manifest["files"].values()),
         "splits": {split: _split(path, content[split]) for split in ("train", "validation")},
-        "chunks": {table.name: read_manifest(table, "chunks")["content"] for table in tables},
+        "chunks": {table.name: _rows(table) for table in tables},
+        "left_out": meta.get("left_out", {}),
         "samples": _samples(path, tables[0].name) if tables else [],
     }
 
 
+def _rows(table: Path) -> dict[str, Any]:
+    manifest = read_manifest(table, "chunks")
+    return manifest["content"] | {"packing": manifest["meta"].get("packing", {})}
+
+
 def _split(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    lengths = np.concatenate([np.diff(map_list(path / shard["file"])[0]) for shard in facts["shards"]])
+    lengths = document_lengths(path, facts["shards"])
     quartiles = {
         name: int(np.quantile(lengths, share)) for name, share in (("p5", 0.05), ("median", 0.5), ("p95", 0.95))
     }

@@ -1,7 +1,7 @@
 """The token level: Arrow shards of documents, whose values buffers joined are one contiguous stream of tokens."""
 
 import json
-import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,116 +11,96 @@ import pyarrow as pa
 from blake3 import blake3
 from tokenizers import Tokenizer
 
-from tasks.preprocess.sources import Document
-from tasks.preprocess.tokenizers import EOS_ID
+from tasks.preprocess.reader import map_list
 
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
-log = logging.getLogger("infini_llama.preprocess")
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
 
 
-def batches(documents: Iterable[Document]) -> Iterator[tuple[list[str], int]]:
+def batches(texts: Iterable[tuple[str, int]]) -> Iterator[tuple[list[str], int]]:
     """Texts of about BATCH_BYTES in all, and their bytes; documents are never cut."""
-    texts, size = [], 0
-    for document in documents:
-        texts.append(document.text())
-        size += document.size
+    batch, size = [], 0
+    for text, text_size in texts:
+        batch.append(text)
+        size += text_size
         if size >= BATCH_BYTES:
-            yield texts, size
-            texts, size = [], 0
-    if texts:
-        yield texts, size
+            yield batch, size
+            batch, size = [], 0
+    if batch:
+        yield batch, size
 
 
-class ShardWriter:
-    """Collects documents and writes a shard whenever the next one would make it more than so many `tokens`.
+class Stream:
+    """Documents of one shard, joined in memory that is taken as it is filled."""
 
-    A document is never cut: one that is larger is a shard of its own.
-    """
-
-    def __init__(self, folder: Path, dtype: np.dtype, tokens: int) -> None:
-        self.folder = folder
-        self.values = np.empty(tokens, dtype=dtype)  # memory is taken as it is filled
+    def __init__(self, dtype: np.dtype, capacity: int) -> None:
+        self.values = np.empty(capacity, dtype=dtype)
         self.lengths: list[int] = []
-        self.shards: list[dict[str, Any]] = []
-        self.documents = self.tokens = self.filled = 0
-        self.stream_hash = blake3()
-        folder.mkdir()
+        self.filled = 0
 
-    def add(self, document: np.ndarray) -> None:
-        if self.filled + len(document) > len(self.values):
-            self.flush()
-        if len(document) > len(self.values):
-            self._write(document, [len(document)])
-            return
-        self.values[self.filled : self.filled + len(document)] = document
-        self.filled += len(document)
-        self.lengths.append(len(document))
+    def add(self, ids: np.ndarray | list[int], eos: int) -> None:
+        end = self.filled + len(ids)
+        if end >= len(self.values):  # a tokenizer that makes more tokens than there are bytes
+            self.values = np.concatenate((self.values, np.empty(end + 1, dtype=self.values.dtype)))
+        self.values[self.filled : end] = ids
+        self.values[end] = eos
+        self.lengths.append(len(ids) + 1)
+        self.filled = end + 1
 
-    def flush(self) -> None:
-        if self.lengths:
-            self._write(self.values[: self.filled], self.lengths)
-            self.filled, self.lengths = 0, []
 
-    def _write(self, values: np.ndarray, documents: list[int]) -> None:
-        """One Arrow stream of one record batch; `datasets` reads streams, and one batch can be memory-mapped as one array."""
-        lengths = np.array(documents, dtype=np.int64)
-        offsets = np.concatenate((np.zeros(1, dtype=np.int64), lengths.cumsum()))
-        column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
-        batch = pa.record_batch({"input_ids": column})
-        name = f"data-{len(self.shards):05d}.arrow"
-        with (self.folder / name).open("wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+def write_shard(path: Path, values: np.ndarray, documents: list[int]) -> None:
+    """One Arrow stream of one record batch; `datasets` reads streams, and one batch can be memory-mapped as one array.
+
+    Under its name it is whole and on the disk.
+    """
+    offsets = np.concatenate((np.zeros(1, dtype=np.int64), np.array(documents, dtype=np.int64).cumsum()))
+    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+    batch = pa.record_batch({"input_ids": column})
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        with pa.ipc.new_stream(file, batch.schema) as stream:
             stream.write_batch(batch)
-        self.shards.append(
-            {
-                "file": f"{self.folder.name}/{name}",
-                "documents": len(lengths),
-                "tokens": len(values),
-                "first_document": self.documents,
-                "first_token": self.tokens,
-            }
-        )
-        self.stream_hash.update(values.data.cast("B"))
-        self.documents += len(lengths)
-        self.tokens += len(values)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
 
 
-def write_split(
-    folder: Path, documents: list[Document], encoder: Tokenizer, shard_size: int, label: str
-) -> dict[str, Any]:
-    """Tokenizes the documents of one split, each ended by the end-of-text token, into `folder`.
+def encode(texts: list[str], encoder: Tokenizer) -> Iterator[np.ndarray]:
+    """The ids of each text, int64 [tokens]."""
+    for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
+        yield np.array(encoding.ids, dtype=np.int64)
+
+
+def describe_split(folder: Path, vocab_size: int, size: int, shards: list[dict[str, Any]]) -> dict[str, Any]:
+    """Reads the shards of a split once more, adds the files by which `datasets.load_from_disk` opens the folder.
+
+    Args:
+        size: bytes of the split's text.
+        shards: {"file", "documents", "tokens"} of each, in order.
 
     Returns:
         the facts of the split: documents, tokens, bytes of text, shards, extremes of document length, unigram entropy in bits.
     """
-    vocab_size = encoder.get_vocab_size()
-    dtype = dtype_for(vocab_size)
-    total = sum(document.size for document in documents)
-    most = total + len(documents)  # a token stands for at least one byte; and one ends each document
-    writer = ShardWriter(folder, dtype, min(shard_size // dtype.itemsize, most))
     counts = np.zeros(vocab_size, dtype=np.int64)
-    shortest, longest, done = 2**62, 0, 0
-    for texts, size in batches(documents):
-        encoded: list[np.ndarray] = []
-        for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
-            encoded.append(np.array([*encoding.ids, EOS_ID], dtype=dtype))
-            writer.add(encoded[-1])
-        counts += np.bincount(np.concatenate(encoded), minlength=vocab_size)
-        shortest = min(shortest, *map(len, encoded))
-        longest = max(longest, *map(len, encoded))
-        done += size
-        progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
-        log.info("tokenizing %s", label, extra={"progress": progress})
-    writer.flush()
-    _describe_for_datasets(folder, writer, dtype)
+    shortest, longest, documents, tokens, stream, table = 2**62, 0, 0, 0, blake3(), []
+    for shard in shards:
+        offsets, values = map_list(folder.parent / shard["file"])
+        lengths = np.diff(offsets)
+        for start in range(0, len(values), BATCH_BYTES):  # bincount works on int64
+            counts += np.bincount(values[start : start + BATCH_BYTES], minlength=vocab_size)
+        shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+        stream.update(values.data.cast("B"))
+        table.append(shard | {"first_document": documents, "first_token": tokens})
+        documents, tokens = documents + len(lengths), tokens + len(values)
+    _describe_for_datasets(folder, [Path(shard["file"]).name for shard in shards], dtype_for(vocab_size), stream)
     return {
-        "documents": writer.documents,
-        "tokens": writer.tokens,
-        "bytes": total,
-        "shards": writer.shards,
+        "documents": documents,
+        "tokens": tokens,
+        "bytes": size,
+        "shards": table,
         "shortest_document": shortest,
         "longest_document": longest,
         "unigram_entropy_bits": entropy_bits(counts),
@@ -133,12 +113,11 @@ def entropy_bits(counts: np.ndarray) -> float:
     return float(-(p * np.log2(p)).sum())
 
 
-def _describe_for_datasets(folder: Path, writer: ShardWriter, dtype: np.dtype) -> None:
-    """The two files by which `datasets.load_from_disk` opens the folder."""
+def _describe_for_datasets(folder: Path, files: list[str], dtype: np.dtype, stream: blake3) -> None:
     feature = {"feature": {"dtype": dtype.name, "_type": "Value"}, "_type": "LargeList"}
     state = {
-        "_data_files": [{"filename": Path(shard["file"]).name} for shard in writer.shards],
-        "_fingerprint": writer.stream_hash.hexdigest()[:16],
+        "_data_files": [{"filename": file} for file in files],
+        "_fingerprint": stream.hexdigest()[:16],
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,

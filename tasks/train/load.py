@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from configs.errors import ConfigError, DataError
 from model.config import LlamaConfig
 from model.llama import Llama
-from tasks.artifacts import check
+from tasks.artifacts import check, read_manifest
 from tasks.train import checkpoints
 from tasks.train.run_folder import RunFolder
 from tasks.train.worker import checkpoint as tensors_of
@@ -39,3 +39,10 @@ def load_model(run_dir: Path, checkpoint: str = "latest") -> tuple[Llama, Tokeni
     if not tokenizer_file.exists():
         raise DataError(f"{tokenizer_file} is missing: the dataset of run {run_dir.name} was moved or removed.")
     return model.eval(), Tokenizer.from_file(str(tokenizer_file))
+
+
+def end_of_text_of(run_dir: Path) -> int:
+    """Id of the token that ends a document, of the dataset that the run was trained on."""
+    run = RunFolder(run_dir)
+    dataset = run_dir.parent.parent / run.read(run.lineage)["dataset"]["path"]
+    return read_manifest(dataset, "dataset")["content"]["eos_id"]

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 
 from configs.errors import DataError
 from tasks.artifacts import Damaged, check, file_checksum, read_manifest
-from tasks.preprocess.chunking import row_starts
-from tasks.preprocess.reader import map_list
+from tasks.preprocess.chunking import row_starts, window_starts
+from tasks.preprocess.packing import PACKED, pack
+from tasks.preprocess.reader import document_lengths, map_list
 from tasks.preprocess.tokenizers import encoder_of, token_bytes
 
 VERIFIER_VERSION = 1
@@ -50,7 +51,8 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
         except DataError as fault:
             raise DataError(
                 f"{fault} Training does not start on it: move {suspect} aside (mv {suspect} {suspect}.damaged) "
-                "and run the same command again, which builds it anew."
+                "and run the same command again, which builds it anew; or run "
+                "'infini-llama preprocess CONFIG --repair', which builds only the damaged files again."
             ) from None
 
     run("manifest of the tokens", lambda: f"{len(read_manifest(dataset, 'dataset')['files'])} files")
@@ -129,13 +131,25 @@ def _tokens(dataset: Path) -> str:
 def _rows(dataset: Path, chunks: Path) -> str:
     content, table = read_manifest(dataset, "dataset")["content"], read_manifest(chunks, "chunks")["content"]
     for split in SPLITS:
-        starts = np.load(chunks / f"{split}.rows.npy", mmap_mode="r", allow_pickle=False)
-        expected = row_starts(content[split]["tokens"], table["sequence_length"])
-        if starts.dtype != expected.dtype or not np.array_equal(starts, expected):
-            raise Damaged(f"{chunks / f'{split}.rows.npy'} is not the row table of the tokens of {split}.")
-        if len(starts) != table["rows"][split]:
-            raise Damaged(f"{chunks} has {len(starts)} rows of {split}; its manifest says {table['rows'][split]}.")
+        expected, rows = _expected(dataset, content[split], table)
+        for name, array in expected.items():
+            found = np.load(chunks / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
+            if found.dtype != array.dtype or not np.array_equal(found, array):
+                raise Damaged(f"{chunks / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
+        if rows != table["rows"][split]:
+            raise Damaged(f"{chunks} has {rows} rows of {split}; its manifest says {table['rows'][split]}.")
     return f"{table['rows']['train']:,} training and {table['rows']['validation']:,} validation rows"
+
+
+def _expected(dataset: Path, split: dict[str, Any], table: dict[str, Any]) -> tuple[dict[str, np.ndarray], int]:
+    """The tables of one split, computed anew, and their number of rows."""
+    length, strategy = table["sequence_length"], table["strategy"]
+    if strategy in PACKED:
+        packed = pack(document_lengths(dataset, split["shards"]), length, strategy)
+        return {"rows": packed.rows, "pieces": packed.pieces}, len(packed.rows) - 1
+    tokens = split["tokens"]
+    starts = window_starts(tokens, length, table["stride"]) if strategy == "window" else row_starts(tokens, length)
+    return {"rows": starts}, len(starts)
 
 
 def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
@@ -148,6 +162,8 @@ def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
 def _text(dataset: Path) -> str:
     encoder = encoder_of(Tokenizer.from_file(str(dataset / "tokenizer.json")))
     content = read_manifest(dataset, "dataset")["content"]
+    if not content.get("lossless", True):
+        return "this tokenizer changes text (it normalizes), so decoding need not give it back"
     for split in SPLITS:
         sampled = set(np.linspace(0, content[split]["documents"] - 1, DECODED).astype(int).tolist())
         for number, document in enumerate(_documents(dataset, split)):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.schema import DataConfig
+
 ROOT = Path(__file__).parents[2]
 OURS = ("flows", "tasks", "model", "configs")
 
@@ -89,10 +91,8 @@ def test_the_supervisor_needs_no_torch():
 def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"text {number} of the corpus\n" * 20)
-    data = {
-        "source": "files", "files": [f"{tmp_path}/*.txt"], "validation_fraction": 0.2, "sequence_length": 16, "strategy": "concat",
-        "tokenizer": {"vocab_size": 300, "min_frequency": 2}, "shard_size": 1 << 20, "device": "cpu",
-    }  # fmt: skip
+    settings = {"files": [f"{tmp_path}/*.txt"], "validation_fraction": 0.2, "sequence_length": 16, "device": "cpu"}
+    data = DataConfig.model_validate(settings | {"tokenizer": {"vocab_size": 300}}).model_dump(mode="json")
     loaded = loaded_by(
         "from tasks.preprocess.stage import preprocess\nfrom tasks.verify_data.checks import verify\n"
         f"reference = preprocess({data!r}, {str(tmp_path / 'home')!r})\n"

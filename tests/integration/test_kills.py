@@ -120,3 +120,18 @@ def test_sigterm_saves_and_the_same_command_carries_on(lab, uninterrupted):
         "it saved where it stood, not where it would have anyway"
     )
     assert lab.finish("sigterm", *overrides)["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_packed_rows_train_and_resume_to_the_bit_and_their_targets_are_counted(lab):
+    overrides = ("data.strategy=best_fit", "environment.nproc_per_node=2")
+    expected = lab.finish("packed-calm", *overrides)
+    started = lab.start("packed-killed", *overrides)
+    lab.wait_for_step("packed-killed", 25, started)
+    kill(next(pid for pid in pids(started, "torch.distributed.run")))
+    assert started.wait() == 0, started.log.read_text()
+    assert lab.finish("packed-killed", *overrides)["weights_sha256"] == expected["weights_sha256"]
+    metrics = exact_metrics(lab.run_dir("packed-calm"))
+    assert exact_metrics(lab.run_dir("packed-killed")) == metrics
+    tokens = [record["tokens"] for record in metrics if record["kind"] == "train"]
+    steps = [after - before for before, after in zip([0, *tokens], tokens, strict=False)]
+    assert all(0 < step <= 32 * 64 for step in steps) and len(set(steps)) > 1

@@ -5,18 +5,25 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from model.loss import IGNORE_INDEX
 from tasks.preprocess.reader import TokenReader
 from tasks.train.worker.order import sample_rows
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def to_batch(tokens: np.ndarray, device: torch.device) -> Batch:
-    """Rows [b, L+1] of tokens as inputs [b, L] and labels [b, L], the labels one token ahead."""
+def to_batch(tokens: np.ndarray, targets: np.ndarray | None, device: torch.device) -> Batch:
+    """Rows [b, L+1] of tokens as inputs [b, L] and labels [b, L], the labels one token ahead.
+
+    Args:
+        targets: bool [b, L], which labels count; the others become IGNORE_INDEX. None where all do.
+    """
     rows = torch.from_numpy(tokens)
     if device.type == "cuda":
         rows = rows.pin_memory().to(device, non_blocking=True)
-    return rows[:, :-1], rows[:, 1:]
+    if targets is None:
+        return rows[:, :-1], rows[:, 1:]
+    return rows[:, :-1], rows[:, 1:].masked_fill(~torch.from_numpy(targets).to(device), IGNORE_INDEX)
 
 
 class TrainBatches:
@@ -41,4 +48,9 @@ class TrainBatches:
         """This rank's micro-batches of that step, in order."""
         mine = self.rows(samples_consumed)[self.rank * self.per_rank : (self.rank + 1) * self.per_rank]
         for start in range(0, self.per_rank, self.micro_batch):
-            yield to_batch(self.reader.gather(mine[start : start + self.micro_batch]), device)
+            rows = mine[start : start + self.micro_batch]
+            yield to_batch(self.reader.gather(rows), self.reader.targets(rows), device)
+
+    def targets(self, samples_consumed: int) -> int:
+        """Labels that count in that step, over all ranks: each rank knows the rows of all, so none needs to ask."""
+        return max(1, self.reader.count_targets(self.rows(samples_consumed)))

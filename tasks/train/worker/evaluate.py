@@ -36,12 +36,16 @@ def evaluate(
     module.eval()
     with torch.no_grad():
         for start in range(0, len(rows), micro_batch):
-            tokens = reader.gather(rows[start : start + micro_batch])
-            inputs, labels = to_batch(tokens, ranks.device)
+            chosen = rows[start : start + micro_batch]
+            tokens, mask = reader.gather(chosen), reader.targets(chosen)
+            inputs, labels = to_batch(tokens, mask, ranks.device)
             with autocast:
                 loss_sum += module(inputs, labels).item()
-            target_bytes += int(bytes_of[torch.from_numpy(tokens[:, 1:])].sum())
-            targets += labels.numel()
+            counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]
+            target_bytes += int(bytes_of[torch.from_numpy(counted)].sum())
+            targets += counted.size
     module.train()
     loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
-    return Validation(loss_sum / total_targets, loss_sum / math.log(2) / max(1.0, total_bytes), int(total_targets))
+    return Validation(
+        loss_sum / max(1.0, total_targets), loss_sum / math.log(2) / max(1.0, total_bytes), int(total_targets)
+    )

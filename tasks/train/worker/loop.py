@@ -72,21 +72,21 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         train_reader, train["seed"], train["global_batch_size"], train["micro_batch_size"], ranks.rank, ranks.world_size
     )
     sequence_length = order["sequence_length"]
-    global_tokens = train["global_batch_size"] * sequence_length
 
     # One throw-away forward and backward: DDP lays out its buckets anew after the first iteration, and a resumed run
     # would otherwise sum gradients in another order than the uninterrupted one.
-    accumulate(wrapped, list(batches.micro_batches(0, ranks.device))[:1], global_tokens, ranks, autocast)
+    accumulate(wrapped, list(batches.micro_batches(0, ranks.device))[:1], batches.targets(0), ranks, autocast)
     optimizer.zero_grad(set_to_none=True)
 
-    step, samples, best = 0, 0, None
+    step, samples, tokens, best = 0, 0, 0, None
     skips = Skips(train["max_skips"], train["skip_window"])
     if order["resume_from"]:
         checkpoint.prime(optimizer)
         source = Path(order["resume_from"])
         checkpoint.load(source, checkpoint.tensors(model, optimizer))
         scalars = checkpoints.read_state(source)
-        step, samples, best = scalars["step"], scalars["samples"], scalars["best_validation_loss"]
+        step, samples, tokens = scalars["step"], scalars["samples"], scalars["tokens"]
+        best = scalars["best_validation_loss"]
         skips.steps = scalars["skips"]
         log.info("resumed from %s at step %d", source.name, step)
 
@@ -106,6 +106,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         )
         rate = optimizer.param_groups[0]["lr"]
         micro_batches = list(batches.micro_batches(samples, ranks.device))
+        global_tokens = batches.targets(samples)
+        tokens += global_tokens
         data_time = time.perf_counter() - started
         heart.beat("compute")
         result = train_step(
@@ -136,7 +138,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 "loss": None if result.skipped else result.loss,
                 "learning_rate": rate,
                 "grad_norm": None if result.skipped else result.grad_norm,
-                "tokens": step * global_tokens,
+                "tokens": tokens,
             }
             timing = {
                 "step_time": step_time,
@@ -175,7 +177,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             saving = time.perf_counter()
             if metrics:
                 metrics.sync()
-            _save(order, ranks, model, optimizer, step, samples, validation_loss, best, skips.steps)
+            _save(order, ranks, model, optimizer, step, samples, tokens, validation_loss, best, skips.steps)
             save_time = time.perf_counter() - saving
 
     heart.beat("finish", step)
@@ -196,6 +198,7 @@ def _save(
     optimizer: torch.optim.Optimizer,
     step: int,
     samples: int,
+    tokens: int,
     loss: float | None,
     best: float | None,
     skips: list[int],
@@ -206,6 +209,7 @@ def _save(
     scalars = {
         "step": step,
         "samples": samples,
+        "tokens": tokens,
         "validation_loss": loss,
         "best_validation_loss": best,
         "skips": skips,

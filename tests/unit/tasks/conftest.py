@@ -42,7 +42,7 @@ def data_section(corpus: Path, **changes: object) -> dict:
         "files": [f"{corpus}/**/*.txt"],
         "validation_fraction": 0.2,
         "sequence_length": 16,
-        "shard_size": 1024,
+        "shard_size": 4096,
         "device": "cpu",
         "tokenizer": {"vocab_size": 300},
     }

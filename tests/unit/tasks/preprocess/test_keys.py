@@ -1,19 +1,19 @@
-from dataclasses import replace
-from pathlib import Path
-
+import numpy as np
 import pytest
 
-from tasks.preprocess.keys import chunks_key, is_validation, tokens_key
-from tasks.preprocess.sources import Document
+from configs.schema import TokenizerConfig
+from tasks.preprocess.corpus import is_validation
+from tasks.preprocess.keys import chunks_key, tokens_key
 
-DOCUMENTS = [Document(Path("/x/a"), "a", 3, "aa" * 32), Document(Path("/x/b"), "b", 4, "bb" * 32)]
+TOKENIZER = TokenizerConfig().model_dump(mode="json")
+DOCUMENTS = {"documents": [["a", 3, "aa" * 32], ["b", 4, "bb" * 32]]}
 DATA = {
     "source": "files",
     "files": ["/x/*"],
     "validation_fraction": 0.05,
     "sequence_length": 256,
     "strategy": "concat",
-    "tokenizer": {"vocab_size": 4096, "min_frequency": 2},
+    "tokenizer": TOKENIZER,
     "shard_size": 1024,
     "device": "auto",
 }
@@ -23,8 +23,10 @@ DATA = {
     "change",
     [
         {"validation_fraction": 0.1},
-        {"tokenizer": {"vocab_size": 4097, "min_frequency": 2}},
-        {"tokenizer": {"vocab_size": 4096, "min_frequency": 3}},
+        {"tokenizer": TOKENIZER | {"vocab_size": 4097}},
+        {"tokenizer": TOKENIZER | {"min_frequency": 3}},
+        {"tokenizer": TOKENIZER | {"kind": "unigram"}},
+        {"tokenizer": TOKENIZER | {"special_tokens": ["<x>"]}},
         {"shard_size": 2048},
     ],
 )
@@ -32,12 +34,16 @@ def test_what_decides_the_tokens_is_in_their_key(change):
     assert tokens_key(DATA | change, DOCUMENTS) != tokens_key(DATA, DOCUMENTS)
 
 
-@pytest.mark.parametrize("change", [{"name": "c"}, {"size": 5}, {"hash": "cc" * 32}])
-def test_every_document_is_in_the_key_and_its_place_is_not(change):
+@pytest.mark.parametrize("change", [["c", 3, "aa" * 32], ["a", 5, "aa" * 32], ["a", 3, "cc" * 32]])
+def test_every_document_is_in_the_key(change):
     key = tokens_key(DATA, DOCUMENTS)
-    assert tokens_key(DATA, [DOCUMENTS[0], replace(DOCUMENTS[1], **change)]) != key
-    assert tokens_key(DATA, DOCUMENTS[:1]) != key
-    assert tokens_key(DATA, [replace(DOCUMENTS[0], path=Path("/elsewhere/a")), DOCUMENTS[1]]) == key
+    assert tokens_key(DATA, {"documents": [change, DOCUMENTS["documents"][1]]}) != key
+    assert tokens_key(DATA, {"documents": DOCUMENTS["documents"][:1]}) != key
+    assert tokens_key(DATA, DOCUMENTS | {"validation_documents": [change]}) != key
+
+
+def test_the_layout_of_several_shards_is_in_the_key_and_their_number_is_not():
+    assert tokens_key(DATA, DOCUMENTS, 2) == tokens_key(DATA, DOCUMENTS, 3) != tokens_key(DATA, DOCUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,8 @@ def test_the_rows_key_follows_tokens_length_and_strategy_and_no_device():
 
 
 def test_held_out_documents_are_the_wanted_share_and_more_share_keeps_them():
-    documents = [Document(Path("x"), "x", 1, f"{number * 2**54:016x}" + "0" * 48) for number in range(1024)]
-    shares = {share: {d.hash for d in documents if is_validation(d, share)} for share in (0.01, 0.25, 0.5)}
+    hashes = np.zeros((1024, 32), dtype=np.uint8)
+    hashes[:, :8] = (np.arange(1024, dtype=np.uint64) << np.uint64(54)).astype(">u8")[:, None].view(np.uint8)
+    shares = {share: set(np.flatnonzero(is_validation(hashes, share))) for share in (0.01, 0.25, 0.5)}
     assert [len(held) for held in shares.values()] == [11, 256, 512]
     assert shares[0.01] < shares[0.25] < shares[0.5]

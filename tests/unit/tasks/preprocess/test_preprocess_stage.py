@@ -259,6 +259,59 @@ def test_killed_at_a_random_moment_of_real_work_the_same_call_gives_the_same_byt
     assert temporaries(tmp_path / "killed") == []
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_any_number_of_worker_processes_gives_the_same_bytes(data, tmp_path, digests, workers):
+    references = [preprocess(data(num_workers=n), str(tmp_path / str(n))) for n in (1, workers)]
+    assert references[0] == references[1]
+    assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / str(workers) / "datasets")
+
+
+def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_path, digests, monkeypatch, caplog):
+    from tasks.preprocess import work
+
+    whole = preprocess(data(), str(tmp_path / "whole"))
+    script = BUILD.replace("reference =", "import os, signal\nfrom tasks.preprocess import work\nwrite = work.write_shard\n"
+        "def dying(path, *rest):\n    'data-00003' in path.name and os.kill(os.getpid(), signal.SIGKILL)\n    write(path, *rest)\n"
+        "work.write_shard = dying\nreference =")  # fmt: skip
+    home = tmp_path / "killed"
+    child = subprocess.run([sys.executable, "-c", script, json.dumps(data()), str(home)], capture_output=True)
+    assert child.returncode == -9
+    shard = next(home.rglob(".*.work/train/data-00001.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-1])  # and the disk lost one of those that were finished
+    written, learned = [], []
+    write, train = work.write_shard, work_stage().train
+    monkeypatch.setattr(work, "write_shard", lambda path, *rest: (written.append(path.name), write(path, *rest)))
+    monkeypatch.setattr(work_stage(), "train", lambda *given, **named: (learned.append(1), train(*given, **named))[1])
+    with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
+        assert preprocess(data(), str(home)) == whole
+    assert learned == [] and written[:2] == ["data-00001.arrow", "data-00003.arrow"]
+    assert "carrying on: 2 of" in caplog.text
+    assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
+    assert not list(home.rglob(".*.work")) and not list(home.rglob(".*.journal"))
+
+
+def work_stage():
+    from tasks.preprocess import stage
+
+    return stage
+
+
+def test_worker_processes_die_with_the_one_that_started_them_and_the_next_build_carries_on(data, tmp_path, digests):
+    settings = data(num_workers=3, shard_size=1024)
+    whole = preprocess(settings, str(tmp_path / "whole"))
+    home = tmp_path / "killed"
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", BUILD, json.dumps(settings), str(home)], stdout=subprocess.DEVNULL
+        )
+        while child.poll() is None and not list(home.rglob(".*.work/train/*.arrow")):
+            time.sleep(0.01)
+        child.kill()
+        child.wait()
+    assert preprocess(settings, str(home)) | {"built": []} == whole | {"built": []}
+    assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
+
+
 def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_path):
     command = [sys.executable, "-c", BUILD, json.dumps(data()), str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

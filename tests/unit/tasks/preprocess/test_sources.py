@@ -6,15 +6,26 @@ import pytest
 from blake3 import blake3
 
 from configs.errors import DataError
-from tasks.preprocess.sources import describe, documents
+from configs.schema import DataConfig
+from tasks.preprocess.corpus import Documents, survey
+from tasks.preprocess.sources import describe
 
 
-def read(*files: object) -> list:
-    return documents({"source": "files", "files": [str(file) for file in files]})
+def section(**given: object) -> dict:
+    return DataConfig.model_validate(given).model_dump(mode="json")
+
+
+def read(*files: object) -> list[Documents]:
+    corpus = survey(section(files=[str(file) for file in files]))
+    return sorted(corpus.train + corpus.validation, key=lambda documents: documents.source.name)
+
+
+def facts(*files: object) -> list[tuple[str, bytes]]:
+    return [(documents.source.name, documents.hashes.tobytes()) for documents in read(*files)]
 
 
 def names(*files: object) -> list[str]:
-    return [document.name for document in read(*files)]
+    return [documents.source.name for documents in read(*files)]
 
 
 def test_documents_are_sorted_named_from_the_first_wildcard_and_hashed(tmp_path):
@@ -22,21 +33,21 @@ def test_documents_are_sorted_named_from_the_first_wildcard_and_hashed(tmp_path)
     for name, text in (("b/2.txt", "zwei ü"), ("a.txt", "one"), ("c.md", "no")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     found = read(tmp_path / "**/*.txt")
-    assert [(document.name, document.size) for document in found] == [("a.txt", 3), ("b/2.txt", 7)]
-    assert found[1].hash == blake3("zwei ü".encode()).hexdigest() and found[1].text() == "zwei ü"
+    assert [documents.identity() for documents in found] == [
+        ["a.txt", 3, blake3(b"one").hexdigest()],
+        ["b/2.txt", 7, blake3("zwei ü".encode()).hexdigest()],
+    ]
+    assert list(found[1].texts()) == [("zwei ü", 7)]
 
 
 def test_names_and_hashes_do_not_depend_on_where_the_text_lies_or_how_it_is_called(tmp_path, monkeypatch):
     for place in ("here", "there/deep"):
         (tmp_path / place / "sub").mkdir(parents=True)
         (tmp_path / place / "sub" / "x.txt").write_text("same")
-    facts = [
-        [(document.name, document.hash) for document in read(tmp_path / place / "**/*.txt")]
-        for place in ("here", "there/deep")
-    ]
+    found = [facts(tmp_path / place / "**/*.txt") for place in ("here", "there/deep")]
     monkeypatch.chdir(tmp_path / "here")
-    facts.append([(document.name, document.hash) for document in read("**/*.txt")])
-    assert facts[0] == facts[1] == facts[2]
+    found.append(facts("**/*.txt"))
+    assert found[0] == found[1] == found[2]
     monkeypatch.setenv("HOME", str(tmp_path))
     assert names("~/here/**/*.txt") == ["sub/x.txt"]
 
@@ -72,8 +83,10 @@ def test_each_bad_input_has_its_sentence(tmp_path, monkeypatch):
     (tmp_path / "good.txt").write_text("good")
     with pytest.raises(DataError, match=rf"no file matches 'nothing/\*\.txt' \(looked from {tmp_path}\)"):
         read("good.txt", "nothing/*.txt")
-    with pytest.raises(DataError, match=r"it is a folder; add /\*\*/\*\.txt"):
-        read(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "picture.png").touch()
+    with pytest.raises(DataError, match=r"'.*folder' \(the folder holds no txt, md, json, .* file\)"):
+        read(tmp_path / "folder")
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(DataError, match=r"bad\.txt is not UTF-8 \(byte 3: 0xe9\); convert it"):
         read("*.txt")
@@ -90,18 +103,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_a_file_that_changes_after_it_was_hashed_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("before")
-    [document] = read(tmp_path / "x.txt")
-    (tmp_path / "x.txt").write_text("behind")
-    with pytest.raises(DataError, match="changed while it was being prepared; run the same command again"):
-        document.text()
+    [documents] = read(tmp_path / "x.txt")
+    for change in (lambda file: file.write_text("behind"), lambda file: file.write_bytes(b"caf\xe9")):
+        change(tmp_path / "x.txt")
+        with pytest.raises(DataError, match="changed while it was being prepared; run the same command again"):
+            list(documents.texts())
 
 
 def test_the_standard_library_is_python_text_without_tests_and_packages():
-    found = documents({"source": "python-stdlib", "files": []})
-    assert len(found) > 300 and sum(document.size for document in found) > 5_000_000
-    assert {"os.py", "json/decoder.py"} <= {document.name for document in found}
+    corpus = survey(section(source="python-stdlib"))
+    found = corpus.train + corpus.validation
+    assert len(found) > 300 and sum(documents.sizes.sum() for documents in found) > 5_000_000
+    found_names = {documents.source.name for documents in found}
+    assert {"os.py", "json/decoder.py"} <= found_names
     skipped = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-    assert not any(skipped & set(Path(document.name).parts) for document in found)
-    assert all(document.name.endswith(".py") for document in found)
-    assert all(str(document.path).startswith(sysconfig.get_path("stdlib")) for document in found)
+    assert not any(skipped & set(Path(name).parts) for name in found_names)
+    assert all(name.endswith(".py") for name in found_names)
+    assert all(str(documents.source.path).startswith(sysconfig.get_path("stdlib")) for documents in found)
     assert describe({"source": "python-stdlib"})["licence"] == "PSF-2.0"

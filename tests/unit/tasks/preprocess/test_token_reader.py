@@ -8,18 +8,24 @@ from tasks.artifacts import commit, staging
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import row_starts
 from tasks.preprocess.reader import TokenReader
-from tasks.preprocess.tokens import ShardWriter
+from tasks.preprocess.tokens import write_shard
 
 
 def write_dataset(dataset, documents, capacity, length) -> None:
     staged = staging(dataset)
-    writer = ShardWriter(staged / "train", np.dtype(np.uint16), capacity)
-    for document in documents:
-        writer.add(document)
-    writer.flush()
-    commit(staged, dataset, "dataset", 1, {}, {"train": {"shards": writer.shards, "tokens": writer.tokens}})
+    (staged / "train").mkdir()
+    shards, tokens, pending = [], 0, list(documents)
+    while pending:
+        taken = [pending.pop(0)]
+        while pending and sum(map(len, taken)) + len(pending[0]) <= capacity:
+            taken.append(pending.pop(0))
+        file = f"train/data-{len(shards):05d}.arrow"
+        write_shard(staged / file, np.concatenate(taken), [len(document) for document in taken])
+        shards.append({"file": file, "tokens": sum(map(len, taken))})
+        tokens += shards[-1]["tokens"]
+    commit(staged, dataset, "dataset", 1, {}, {"train": {"shards": shards, "tokens": tokens}})
     staged = staging(dataset / "chunks" / "k")
-    save_array(staged / "train.rows.npy", row_starts(writer.tokens, length))
+    save_array(staged / "train.rows.npy", row_starts(tokens, length))
     commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, {"sequence_length": length})
 
 

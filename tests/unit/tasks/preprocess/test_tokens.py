@@ -12,34 +12,46 @@ from hypothesis import strategies as st
 
 from tasks.artifacts import check
 from tasks.preprocess.arrays import save_array
+from tasks.preprocess.corpus import Corpus, Documents
 from tasks.preprocess.reader import map_list
-from tasks.preprocess.tokens import ShardWriter, dtype_for, entropy_bits
+from tasks.preprocess.tokens import Stream, dtype_for, entropy_bits, write_shard
+from tasks.preprocess.units import plan_units
 
 
 @settings(max_examples=50, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=30),
     capacity=st.integers(1, 80),
     dtype=st.sampled_from([np.uint16, np.uint32]),
 )
-def test_shards_joined_are_the_documents_in_order_and_none_is_cut(tmp_path_factory, lengths, capacity, dtype):
-    folder = tmp_path_factory.mktemp("shards") / "train"
-    documents = [(np.arange(length) * 7 + number).astype(dtype) for number, length in enumerate(lengths)]
-    writer = ShardWriter(folder, np.dtype(dtype), capacity)
+def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(tmp_path_factory, lengths, capacity, dtype):
+    folder = tmp_path_factory.mktemp("shards")
+    documents = [(np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)]
+    stream = Stream(np.dtype(dtype), capacity)
     for document in documents:
-        writer.add(document)
-    writer.flush()
-    read, first_document, first_token = [], 0, 0
-    for shard in writer.shards:
-        offsets, values = map_list(folder.parent / shard["file"])
-        assert values.dtype == dtype and offsets[0] == 0 and offsets[-1] == len(values)
-        read += [values[start:end] for start, end in pairwise(offsets)]
-        assert (shard["documents"], shard["tokens"]) == (len(offsets) - 1, len(values))
-        assert (shard["first_document"], shard["first_token"]) == (first_document, first_token)
-        assert len(values) <= capacity or len(offsets) == 2  # beyond the bound only a single document
-        first_document, first_token = first_document + len(offsets) - 1, first_token + len(values)
-    assert [document.tolist() for document in read] == [document.tolist() for document in documents]
-    assert (writer.documents, writer.tokens) == (len(documents), sum(lengths))
+        stream.add(document, 0)
+    write_shard(folder / "x.arrow", stream.values[: stream.filled], stream.lengths)
+    offsets, values = map_list(folder / "x.arrow")
+    assert values.dtype == dtype and [path.name for path in folder.iterdir()] == ["x.arrow"]
+    assert [values[start:end].tolist() for start, end in pairwise(offsets)] == [
+        [*document, 0] for document in documents
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), shard_size=st.integers(1024, 4000))
+def test_units_are_the_documents_in_order_and_only_one_that_is_alone_is_too_large(sizes, shard_size):
+    table = np.array(sizes, dtype=np.int64)
+    documents = Documents(None, table, table, np.zeros((len(sizes), 32), dtype=np.uint8))  # type: ignore[arg-type]
+    units = plan_units(Corpus([documents], [], {}, {}), shard_size).units
+    assert [unit.number for unit in units] == list(range(len(units)))
+    assert [unit.first for unit in units] == [sum(u.documents for u in units[:k]) for k in range(len(units))]
+    assert sum(unit.documents for unit in units) == len(sizes)
+    for unit in units:
+        assert unit.size == sum(sizes[unit.first : unit.first + unit.documents])
+        assert unit.documents == 1 or 4 * (unit.size + unit.documents) <= shard_size
+    for unit, after in pairwise(units):
+        assert 4 * (unit.size + unit.documents + sizes[after.first] + 1) > shard_size
 
 
 def test_16_bits_hold_a_vocabulary_of_65536_and_not_one_more():

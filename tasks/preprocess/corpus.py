@@ -1,0 +1,187 @@
+"""The documents of a corpus: counted, hashed, filtered and split before any of them is tokenized."""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from configs.errors import DataError
+from tasks.preprocess.formats import Fault, Unreadable
+from tasks.preprocess.sources import Source, sources
+
+log = logging.getLogger("infini_llama.preprocess")
+NAMED = 10  # bad places that the report names
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """What is kept of one source, in order: 48 bytes a document, whatever its length."""
+
+    source: Source
+    numbers: np.ndarray  # int64 [documents]: place among all records of the source
+    sizes: np.ndarray  # int64 [documents]: UTF-8 bytes
+    hashes: np.ndarray  # uint8 [documents, 32]: blake3 of those bytes
+
+    def keep(self, mask: np.ndarray) -> "Documents":
+        return Documents(self.source, self.numbers[mask], self.sizes[mask], self.hashes[mask])
+
+    def identity(self) -> list[Any]:
+        """[name, bytes, hash], which stand for the text in the key."""
+        joined = self.hashes.tobytes()
+        return [
+            self.source.name,
+            int(self.sizes.sum()),
+            joined.hex() if len(self.sizes) == 1 else blake3(joined).hexdigest(),
+        ]
+
+    def texts(self, first: int = 0) -> Iterator[tuple[str, int]]:
+        """The text and the size of each document from the `first` on, read again.
+
+        Raises:
+            DataError: the source is not what it was when it was hashed.
+        """
+        at = first
+        try:
+            for number, record in enumerate(self.source.records()):
+                if at == len(self.numbers):
+                    return
+                if number != self.numbers[at]:
+                    continue
+                if isinstance(record, Fault) or blake3(record.encode()).digest() != self.hashes[at].tobytes():
+                    break
+                yield record, int(self.sizes[at])
+                at += 1
+        except Unreadable:
+            pass
+        if at < len(self.numbers):
+            raise DataError(f"{self.source.path} changed while it was being prepared; run the same command again.")
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Both splits in the order in which they are tokenized, and what was left out on the way."""
+
+    train: list[Documents]
+    validation: list[Documents]
+    identity: dict[str, Any]
+    report: dict[str, Any]
+
+
+def survey(data: dict) -> Corpus:
+    """Reads everything once: which documents there are, which are kept, and which are held out.
+
+    Raises:
+        DataError: no text, or bad input where data.on_bad_input=fail.
+    """
+    training, held_out = sources(data)
+    counts = dict.fromkeys(
+        ("records", "empty", "too_short", "duplicates", "also_validation", "bad_records", "bad_files"), 0
+    )
+    report: dict[str, Any] = counts | {"bad": []}
+    seen: set[bytes] = set()
+    own = _scan_all(held_out, data, report, seen)
+    texts = {row.tobytes() for documents in own for row in documents.hashes}
+    found = _scan_all(training, data, report, seen)
+    if texts:
+        masks = [np.array([row.tobytes() not in texts for row in documents.hashes], dtype=bool) for documents in found]
+        report["also_validation"] = int(sum((~mask).sum() for mask in masks))
+        found = _some([documents.keep(mask) for documents, mask in zip(found, masks, strict=True)])
+    identity: dict[str, Any] = {"documents": [documents.identity() for documents in found]}
+    if held_out:
+        identity["validation_documents"] = [documents.identity() for documents in own]
+    elif found:
+        masks = [is_validation(documents.hashes, data["validation_fraction"]) for documents in found]
+        own = _some([documents.keep(mask) for documents, mask in zip(found, masks, strict=True)])
+        found = _some([documents.keep(~mask) for documents, mask in zip(found, masks, strict=True)])
+    report["duplicates_dropped"] = data["deduplicate"]
+    _tell(report)
+    return Corpus(found, own, identity, report)
+
+
+def is_validation(hashes: np.ndarray, fraction: float) -> np.ndarray:
+    """Which documents, uint8 [n, 32], are held out: decided by content alone, so that adding files moves none."""
+    leading = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]
+    return leading < np.uint64(math.ceil(fraction * 2**64))
+
+
+def _scan_all(places: list[Source], data: dict, report: dict[str, Any], seen: set[bytes]) -> list[Documents]:
+    # The order of documents is that of names; two files of one name are told apart by what they hold.
+    scanned = []
+    for source in sorted(places, key=lambda source: source.name):
+        if (documents := _scan(source, data, report)) is not None:
+            scanned.append(documents)
+    scanned.sort(key=lambda documents: documents.identity()[::2])
+    return _some([_distinct(documents, data["deduplicate"], report, seen) for documents in scanned])
+
+
+def _some(several: list[Documents]) -> list[Documents]:
+    return [documents for documents in several if len(documents.sizes)]
+
+
+def _scan(source: Source, data: dict, report: dict[str, Any]) -> Documents | None:
+    """Counts and hashes; a file that turns out to be damaged half way contributes nothing."""
+    numbers: list[int] = []
+    sizes: list[int] = []
+    hashes, counts = bytearray(), dict.fromkeys(("records", "empty", "too_short", "bad_records"), 0)
+    bad: list[str] = []
+    skip = data["on_bad_input"] == "skip"
+    try:
+        for number, record in enumerate(source.records()):
+            counts["records"] += 1
+            if isinstance(record, Fault):
+                if not skip:
+                    raise Unreadable(record.reason)
+                counts["bad_records"] += 1
+                bad += [f"{source.path} {record.reason}"] * (len(bad) < NAMED)
+            elif not record:
+                counts["empty"] += 1
+            elif len(record) < data["min_length"]:
+                counts["too_short"] += 1
+            else:
+                encoded = record.encode()
+                numbers.append(number)
+                sizes.append(len(encoded))
+                hashes += blake3(encoded).digest()
+    except (Unreadable, OSError) as error:
+        reason = f"{source.path} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
+        if not skip:
+            verb = "mend" if isinstance(error, OSError) else "convert" if "UTF-8" in reason else "mend"
+            raise DataError(f"{reason}; {verb} it, or leave it out of {source.key}.") from None
+        report["bad_files"] += 1
+        report["bad"] += [reason] * (len(report["bad"]) < NAMED)
+        return None
+    for name, count in counts.items():
+        report[name] += count
+    report["bad"] += bad[: NAMED - len(report["bad"])]
+    columns = np.frombuffer(bytes(hashes), dtype=np.uint8).reshape(-1, 32)
+    return Documents(source, np.array(numbers, dtype=np.int64), np.array(sizes, dtype=np.int64), columns)
+
+
+def _distinct(documents: Documents, drop: bool, report: dict[str, Any], seen: set[bytes]) -> Documents:
+    """Counts the documents whose text came before (by 128 bits of its hash), and drops them where asked."""
+    fresh = np.ones(len(documents.sizes), dtype=bool)
+    for number, row in enumerate(documents.hashes):
+        if (digest := row[:16].tobytes()) in seen:
+            fresh[number] = False
+        seen.add(digest)
+    report["duplicates"] += int((~fresh).sum())
+    return documents.keep(fresh) if drop else documents
+
+
+def _tell(report: dict[str, Any]) -> None:
+    left_out = {
+        "empty": report["empty"],
+        "too short": report["too_short"],
+        "exact duplicates" if report["duplicates_dropped"] else "exact duplicates (kept)": report["duplicates"],
+        "also in the validation text": report["also_validation"],
+        "damaged records": report["bad_records"],
+        "damaged files": report["bad_files"],
+    }
+    if found := ", ".join(f"{count} {name}" for name, count in left_out.items() if count):
+        level = logging.WARNING if report["bad_records"] or report["bad_files"] else logging.INFO
+        named = f"; {'; '.join(report['bad'])}" if report["bad"] else ""
+        log.log(level, "of %d records left out: %s%s", report["records"], found, named)

@@ -1,0 +1,274 @@
+"""One file of any known format as texts, in order and in bounded memory."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+PLAIN = ("txt", "md", "rst", "py")
+RECORDS = ("json", "jsonl", "csv", "parquet", "arrow")
+COMPRESSED = ("gz", "xz", "zst")
+LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
+LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
+BLOCK = 2**20
+
+
+class Unreadable(Exception):
+    """The file as a whole is bad: nothing of it is used. The message completes '<file> …'."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One bad record among good ones; the text completes '<file> …'."""
+
+    reason: str
+
+
+Records = Iterator[str | Fault]
+
+
+def format_of(path: Path) -> str | None:
+    """The format by the file's name, without the compression; None for a name that says none."""
+    parts = path.name.lower().split(".")[1:]
+    if parts and parts[-1] in COMPRESSED:
+        parts.pop()
+    return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
+
+
+def read(path: Path, text_column: str) -> Records:
+    """Every text of the file and a Fault for each bad record; a name without a known ending is one text.
+
+    Raises:
+        Unreadable: the file is damaged, or has no such column.
+        OSError: the disk does not give it.
+    """
+    reader = READERS.get(format_of(path) or "txt", _plain)
+    try:
+        with _opened(path) as stream:
+            for record in reader(stream, text_column):
+                yield from (record,) if isinstance(record, Fault) else _pieces(record)
+    except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error) as error:
+        raise Unreadable(f"is damaged ({error})") from None
+    except OSError as error:
+        if error.errno is None:  # how pyarrow and zlib tell of a bad stream; the disk's own errors have a number
+            raise Unreadable(f"is damaged ({error})") from None
+        raise
+
+
+def _opened(path: Path) -> IO[bytes]:
+    match path.suffix.lower():
+        case ".gz":
+            return gzip.open(path, "rb")  # type: ignore[return-value]
+        case ".xz":
+            return lzma.open(path, "rb")  # type: ignore[return-value]
+        case ".zst":
+            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), BLOCK)  # type: ignore[arg-type]
+    return path.open("rb")
+
+
+def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
+    """The file as one text, or as several that end at a line where it is longer than one document may be."""
+    rest, base = b"", 0
+    while True:
+        data = rest + stream.read(LONGEST_DOCUMENT + 1 - len(rest))
+        end = _cut(data) if len(data) > LONGEST_DOCUMENT else len(data)
+        yield _decoded(data[:end], base)
+        rest, base = data[end:], base + end
+        if not rest:
+            return
+
+
+def _pieces(text: str) -> Iterator[str]:
+    if len(text) * 4 <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
+        yield text
+        return
+    while data:
+        end = _cut(data[: LONGEST_DOCUMENT + 1]) if len(data) > LONGEST_DOCUMENT else len(data)
+        yield data[:end].decode()
+        data = data[end:]
+
+
+def _cut(data: bytes) -> int:
+    """Where a text that is too long ends: after the last line that fits, or else between two characters."""
+    if (line := data.rfind(b"\n", 0, LONGEST_DOCUMENT)) >= 0:
+        return line + 1
+    end = LONGEST_DOCUMENT
+    while end > LONGEST_DOCUMENT - 4 and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
+
+
+def _decoded(data: bytes, base: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 (byte {base + error.start}: 0x{data[error.start]:02x})") from None
+
+
+def _lines(stream: IO[bytes], text_column: str) -> Records:
+    number = 0
+    while line := stream.readline(LONGEST_RECORD + 1):
+        number += 1
+        if len(line) > LONGEST_RECORD and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(BLOCK)
+            yield Fault(f"has a line longer than {LONGEST_RECORD:,} bytes (line {number})")
+            continue
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            yield Fault(f"is not UTF-8 in line {number} (byte {error.start} of it)")
+        except (ValueError, RecursionError):
+            yield Fault(f"has a line {number} that is not JSON")
+        else:
+            yield _text(value, text_column, f"line {number}")
+
+
+def _json(stream: IO[bytes], text_column: str) -> Records:
+    """An array of records, one record, or one after the other; decoded value by value."""
+    decode = json.JSONDecoder().raw_decode
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig")
+    buffer, position, number, wanted, depth, ended = "", 0, 0, BLOCK, 0, False
+    try:
+        while True:
+            while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
+                depth += (separator == "[") - (separator == "]")
+                position += 1
+            try:
+                if position == len(buffer):
+                    raise ValueError
+                value, end = decode(buffer, position)
+                if end == len(buffer) and not ended and not isinstance(value, dict | str):
+                    raise ValueError  # a number may go on
+            except (ValueError, RecursionError):
+                buffer, position = buffer[position:], 0
+                if ended and not buffer and depth == 0:
+                    return
+                if ended or depth not in (0, 1) or len(buffer) > LONGEST_RECORD:
+                    raise Unreadable(f"is not JSON after its value {number}") from None
+                ended = not (more := text.read(wanted))
+                buffer, wanted = buffer + more, max(BLOCK, len(buffer))
+                continue
+            number, position, wanted = number + 1, end, BLOCK
+            yield _text(value, text_column, f"value {number}")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+
+
+def _csv(stream: IO[bytes], text_column: str) -> Records:
+    csv.field_size_limit(LONGEST_RECORD)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    try:
+        rows = csv.reader(text, strict=True)
+        header = next(rows, [])
+        column = _column(header, text_column)
+        for row in rows:
+            if len(row) == len(header):
+                yield row[column]
+            elif row:
+                yield Fault(f"has {len(row)} fields instead of {len(header)} in line {rows.line_num}")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+
+
+def _parquet(stream: IO[bytes], text_column: str) -> Records:
+    with _seekable(stream) as file:
+        table = pyarrow.parquet.ParquetFile(file)
+        _column(table.schema_arrow.names, text_column)
+        yield from _batches(table.iter_batches(batch_size=256, columns=[text_column]), text_column)
+
+
+def _arrow(stream: IO[bytes], text_column: str) -> Records:
+    with _seekable(stream) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        opened: Any = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        _column(opened.schema.names, text_column)
+        batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
+        yield from _batches(batches, text_column)
+
+
+def _batches(batches: Iterable[pa.RecordBatch], text_column: str) -> Records:
+    number = 0
+    for batch in batches:
+        column = batch.column(text_column)
+        for start in range(0, len(column), 256):
+            try:
+                values = column.slice(start, 256).to_pylist()
+            except UnicodeDecodeError as error:
+                raise Unreadable(f"is not UTF-8 in the rows from {number + 1} ({error.reason})") from None
+            for value in values:
+                number += 1
+                yield _string("" if value is None else value, f"row {number}")
+
+
+def _seekable(stream: IO[bytes]) -> IO[bytes]:
+    """The file itself, or what it holds unpacked on disk: parquet is read from its end."""
+    if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
+        return stream
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
+    shutil.copyfileobj(stream, unpacked, BLOCK)
+    unpacked.seek(0)
+    return unpacked
+
+
+def _column(names: list[str], text_column: str) -> int:
+    if text_column not in names:
+        known = ", ".join(names) or "none"
+        raise Unreadable(
+            f"has no column '{text_column}' (it has {known}); name the one with the text in data.text_column"
+        )
+    return names.index(text_column)
+
+
+def _text(value: Any, text_column: str, place: str) -> str | Fault:
+    """The text of one JSON value: a string, or the named field of an object."""
+    if isinstance(value, dict):
+        if text_column not in value:
+            return Fault(f"has no field '{text_column}' in {place}")
+        value = value[text_column]
+    return _string("" if value is None else value, place)
+
+
+def _string(value: Any, place: str) -> str | Fault:
+    if not isinstance(value, str):
+        return Fault(f"has {type(value).__name__} instead of text in {place}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return Fault(f"has half a character (a lone surrogate) in {place}")
+    return value
+
+
+def datasets_texts(dataset: Any, text_column: str) -> Records:
+    """The texts of a `datasets.Dataset`."""
+    if text_column not in dataset.column_names:
+        _column(dataset.column_names, text_column)
+    rows = dataset.select_columns([text_column]).with_format("python").iter(batch_size=256)
+    values = chain.from_iterable(batch[text_column] for batch in rows)
+    for number, value in enumerate(values, start=1):
+        record = _string("" if value is None else value, f"row {number}")
+        yield from (record,) if isinstance(record, Fault) else _pieces(record)
+
+
+READERS: dict[str, Callable[[IO[bytes], str], Records]] = {
+    "jsonl": _lines,
+    "json": _json,
+    "csv": _csv,
+    "parquet": _parquet,
+    "arrow": _arrow,
+}

@@ -1,0 +1,136 @@
+"""Rows of whole documents: which pieces of the token stream each row holds, and what that costs.
+
+A document longer than a row is cut into pieces that overlap by one token, the label of the one and the first input of the
+next, so that every token but a document's first is the target of exactly one row. Nothing is lost.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+PACKED = ("greedy", "first_fit", "best_fit", "padded")
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Rows as consecutive runs of pieces."""
+
+    rows: np.ndarray  # int64 [rows + 1]: row i holds the pieces rows[i] … rows[i + 1] - 1
+    pieces: np.ndarray  # int64 [pieces, 2]: first token in the stream, tokens
+
+
+def pieces_of(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
+    """int64 [pieces, 2], first token and tokens (2 … sequence_length + 1), of documents of these `lengths`, in order.
+
+    A document of one token has no target and is no piece.
+    """
+    counts = np.maximum(0, -(-(lengths - 1) // sequence_length))
+    starts = np.repeat(lengths.cumsum() - lengths, counts)
+    number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    sizes = np.minimum(np.repeat(lengths, counts) - number * sequence_length, sequence_length + 1)
+    return np.stack((starts + number * sequence_length, sizes), axis=1).astype(np.int64)
+
+
+def pack(lengths: np.ndarray, sequence_length: int, strategy: str) -> Packed:
+    """Rows of at most sequence_length + 1 tokens.
+
+    Args:
+        lengths: int64 [documents], tokens of each.
+        strategy: greedy (next fit: into the last row, else a new one), first_fit (into the first row with room), best_fit
+            (longest first, into the fullest row with room: best-fit decreasing), padded (a row for each piece).
+    """
+    pieces = pieces_of(lengths, sequence_length)
+    row_of, order = FITS[strategy](pieces[:, 1], sequence_length + 1)
+    taken = order[np.argsort(row_of[order], kind="stable")]
+    ends = np.bincount(row_of, minlength=0).cumsum() if len(row_of) else np.zeros(0, dtype=np.int64)
+    return Packed(np.concatenate((np.zeros(1, dtype=np.int64), ends)).astype(np.int64), pieces[taken])
+
+
+def _padded(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(len(sizes)), np.arange(len(sizes))
+
+
+def _greedy(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    row, room, row_of = -1, 0, np.empty(len(sizes), dtype=np.int64)
+    for number, size in enumerate(sizes.tolist()):
+        if size > room:
+            row, room = row + 1, capacity
+        row_of[number], room = row, room - size
+    return row_of, np.arange(len(sizes))
+
+
+def _first_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """A tree over the rows, each node the most room below it, finds the first row with room in log(rows) steps."""
+    leaves = 1 << max(0, len(sizes) - 1).bit_length()
+    most = [capacity] * (2 * leaves)
+    row_of = np.empty(len(sizes), dtype=np.int64)
+    for number, size in enumerate(sizes.tolist()):
+        node = 1
+        while node < leaves:
+            node *= 2
+            node += most[node] < size
+        row_of[number] = node - leaves
+        most[node] -= size
+        while node > 1:
+            node //= 2
+            most[node] = max(most[2 * node], most[2 * node + 1])
+    return row_of, np.arange(len(sizes))
+
+
+def _best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bit r of a number says that some row has room r: the fullest row with room is the lowest bit from the size on."""
+    order = np.argsort(-sizes, kind="stable")
+    row_of = np.empty(len(sizes), dtype=np.int64)
+    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms = rows = 0
+    for number, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            row = with_room[room].pop()
+            if not with_room[room]:
+                rooms &= ~(1 << room)
+        else:
+            row, room, rows = rows, capacity, rows + 1
+        row_of[number] = row
+        if (left := room - size) > 1:  # no piece is shorter than 2
+            with_room[left].append(row)
+            rooms |= 1 << left
+    return row_of, order
+
+
+FITS: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]] = {
+    "padded": _padded,
+    "greedy": _greedy,
+    "first_fit": _first_fit,
+    "best_fit": _best_fit,
+}
+
+
+def costs_packed(packed: Packed, lengths: np.ndarray, sequence_length: int) -> dict[str, float]:
+    """What these rows cost: share of their places that hold tokens, documents cut, tokens in no row."""
+    rows = len(packed.rows) - 1
+    in_rows = int(packed.pieces[:, 1].sum())
+    return {
+        "efficiency": in_rows / max(1, rows * (sequence_length + 1)),
+        "cut_documents": int((lengths > sequence_length + 1).sum()),
+        "lost_tokens": int((lengths == 1).sum()),
+        "targets": in_rows - len(packed.pieces),
+    }
+
+
+def costs_of_starts(starts: np.ndarray, lengths: np.ndarray, sequence_length: int) -> dict[str, float]:
+    """The same for rows without gaps that begin at `starts` (concat and window)."""
+    ends = lengths.cumsum()
+    last = int(starts[-1]) + sequence_length + 1 if len(starts) else 0
+    first_row = (
+        np.searchsorted(starts, ends - lengths, side="right") - 1
+    )  # the last row that begins by the document's first token
+    whole = (first_row >= 0) & (ends <= starts[first_row] + sequence_length + 1) if len(starts) else ends < 0
+    return {
+        "efficiency": 1.0,
+        "cut_documents": int((~whole).sum()),
+        "lost_tokens": int(ends[-1]) - last,
+        "targets": len(starts) * sequence_length,
+    }

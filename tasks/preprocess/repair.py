@@ -1,0 +1,59 @@
+"""Saving what is whole of a damaged dataset, so that the next build makes the rest alone."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import Damaged, check, file_checksum, move_aside, read_manifest
+from tasks.preprocess.journal import Journal
+
+log = logging.getLogger("infini_llama.preprocess")
+TOKENIZER = "tokenizer.json"
+
+
+def salvage(folder: Path, journal: Journal) -> None:
+    """Moves a damaged dataset aside and its good shards, tokenizer and row tables back to where the next build uses them.
+
+    The tokenizer decides every shard: without it, or without a manifest that says which bytes are good, nothing is kept.
+    A dataset with nothing damaged is left as it is.
+    """
+    tables = sorted((folder / "chunks").glob("[!.]*"))
+    for table in [table for table in tables if (fault := _fault(table, "chunks"))]:
+        log.warning("%s; it was moved to %s", fault, move_aside(table))
+    if not folder.exists() or (fault := _fault(folder, "dataset")) is None:
+        return
+    try:
+        manifest: dict[str, Any] = read_manifest(folder, "dataset")
+    except Damaged:
+        manifest = {"files": {}, "content": {}}
+    aside = move_aside(folder)
+    log.warning("%s; what is left of the damaged dataset is in %s", fault, aside)
+
+    def is_good(name: str) -> bool:
+        file = aside / name
+        known = name in manifest["files"] and file.is_file() and not file.is_symlink()
+        return known and file_checksum(file) == manifest["files"][name]["checksum"]
+
+    if not is_good(TOKENIZER):
+        return
+    journal.close()
+    journal.work.mkdir()
+    splits = [manifest["content"][split]["shards"] for split in ("train", "validation")]
+    facts = {
+        shard["file"]: {name: shard[name] for name in ("documents", "tokens")} for shards in splits for shard in shards
+    }
+    for name in [TOKENIZER, *filter(is_good, facts)]:
+        (journal.work / name).parent.mkdir(exist_ok=True)
+        (aside / name).rename(journal.work / name)
+        journal.record(name, **facts.get(name, {}))
+    if (aside / "chunks").is_dir():
+        shutil.move(aside / "chunks", journal.work / "chunks")
+
+
+def _fault(folder: Path, kind: str) -> Damaged | None:
+    try:
+        check(folder, kind, checksums=True)
+    except Damaged as fault:
+        return fault
+    return None

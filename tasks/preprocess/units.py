@@ -1,0 +1,58 @@
+"""The plan of work, fixed before any of it is done: unit k of a split becomes shard k, whoever does it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.preprocess.corpus import Corpus, Documents
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Consecutive documents of one split, whose shard is written as a whole."""
+
+    split: str
+    number: int
+    first: int  # document of the split
+    documents: int
+    size: int  # bytes of text
+
+    @property
+    def file(self) -> str:
+        return f"{self.split}/data-{self.number:05d}.arrow"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All units of both splits, in order."""
+
+    documents: dict[str, list[Documents]]
+    units: list[Unit]
+
+    def texts(self, split: str, first: int = 0) -> Iterator[tuple[str, int]]:
+        """Text and bytes of every document of a split from number `first` on."""
+        for documents in self.documents[split]:
+            if first < len(documents.sizes):
+                yield from documents.texts(first)
+            first = max(0, first - len(documents.sizes))
+
+
+def plan_units(corpus: Corpus, shard_size: int) -> Plan:
+    """Cuts both splits into units whose shard, at up to 4 bytes a token, has at most `shard_size` bytes.
+
+    A token stands for at least one byte of text, and one more ends each document. A document is never cut: a larger one
+    is a unit of its own.
+    """
+    documents = {"train": corpus.train, "validation": corpus.validation}
+    units: list[Unit] = []
+    for split, members in documents.items():
+        sizes = np.concatenate([member.sizes for member in members]) if members else np.zeros(0, dtype=np.int64)
+        ends = (sizes + 1).cumsum()
+        first = number = 0
+        while first < len(sizes):
+            before = int(ends[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, before + shard_size // 4, side="right")))
+            units.append(Unit(split, number, first, last - first, int(sizes[first:last].sum())))
+            first, number = last, number + 1
+    return Plan(documents, units)

@@ -1,0 +1,99 @@
+"""Doing the units of a plan, in this process or in several: the bytes are the same."""
+
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing.connection import wait as wait_for
+
+from tokenizers import Tokenizer
+
+from configs.errors import DataError, PipelineError
+from tasks.preprocess.journal import Journal
+from tasks.preprocess.tokenizers import encoder_of, special_ids
+from tasks.preprocess.tokens import Stream, batches, dtype_for, encode, write_shard
+from tasks.preprocess.units import Plan, Unit
+
+log = logging.getLogger("infini_llama.preprocess")
+LABELS = {"train": "tokenizing training text", "validation": "tokenizing validation text"}
+POLL = 0.2  # seconds
+
+
+def do_units(plan: Plan, units: list[Unit], journal: Journal, eos: int, workers: int) -> None:
+    """Writes the shard of every unit in `units` and notes it in the journal.
+
+    Raises:
+        PipelineError: a worker process was killed; what is done is kept.
+    """
+    processes = min(workers, len(units))
+    if processes < 2:
+        _do(plan, units, journal, eos, tell=True)
+        return
+    shares = [units[len(units) * k // processes : len(units) * (k + 1) // processes] for k in range(processes)]
+    threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads,)) as pool:
+        pending = {pool.submit(_do, plan, share, journal, eos) for share in shares}
+        while pending:
+            done, pending = wait(pending, timeout=POLL)
+            _tell_shares(units, journal)
+            for future in done:
+                try:
+                    future.result()
+                except BrokenProcessPool:
+                    raise PipelineError(
+                        "a worker process of preprocess was killed, perhaps for memory; what is done is kept: run the same command "
+                        "again, with a smaller data.num_workers or data.shard_size if it happens again."
+                    ) from None
+
+
+def _begin(threads: int) -> None:
+    """In a worker process: its share of the cores, and no life after its parent's."""
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: wait_for([parent.sentinel]) and os._exit(1), daemon=True).start()
+
+
+def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, tell: bool = False) -> None:
+    tokenizer = Tokenizer.from_file(str(journal.work / "tokenizer.json"))
+    encoder, dtype = encoder_of(tokenizer), dtype_for(tokenizer.get_vocab_size())
+    special = special_ids(tokenizer)
+    texts: Iterator[tuple[str, int]] = iter(())
+    following: tuple[str, int] | None = None
+    for unit in units:
+        if following != (unit.split, unit.first):  # else the files are read on from where they are
+            texts = plan.texts(unit.split, unit.first)
+        stream = Stream(dtype, unit.size + unit.documents)
+        done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
+        for batch, size in batches(islice(texts, unit.documents)):
+            for ids in encode(batch, encoder):
+                if special[ids].any():
+                    token = tokenizer.id_to_token(int(ids[special[ids]][0]))
+                    raise DataError(
+                        f"a text that contains '{token}' becomes that special token with this tokenizer; name a tokenizer in which it is "
+                        "an added token alone, or remove it from the text."
+                    )
+                stream.add(ids, eos)
+            done += size
+            if tell:
+                total = sum(other.size for other in plan.units if other.split == unit.split)
+                progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
+                log.info(LABELS[unit.split], extra={"progress": progress})
+        path = journal.work / unit.file
+        path.parent.mkdir(exist_ok=True)
+        write_shard(path, stream.values[: stream.filled], stream.lengths)
+        journal.record(unit.file, documents=len(stream.lengths), tokens=stream.filled)
+        following = (unit.split, unit.first + unit.documents)
+
+
+def _tell_shares(units: list[Unit], journal: Journal) -> None:
+    finished = journal.lines()
+    done = sum(unit.size for unit in units if unit.file in finished)
+    total = sum(unit.size for unit in units)
+    progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
+    log.info("tokenizing", extra={"progress": progress})
