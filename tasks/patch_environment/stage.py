@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import os
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from tasks.patch_environment.findings import finding, judge
 from tasks.patch_environment.pin import EXACT, follow, say_what_changed, to_pin
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
+from tasks.secrets import masked
 
 log = logging.getLogger("infini_llama.environment")
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 SEVERITIES = ("error", "warning", "note", "ok")
 
 
@@ -45,7 +44,7 @@ def patch_environment(config: dict, home: str, run: str) -> dict[str, Any]:
     record = {
         "pinned": to_pin(config, plan, pinned["pinned"] if pinned else {}),
         "pinned_at": pinned["pinned_at"] if pinned else datetime.now(UTC).isoformat(timespec="seconds"),
-        "plan": plan | {"env": _without_secrets(plan["env"])},
+        "plan": plan | {"env": masked(plan["env"])},
         "facts": facts,
     }
     write_atomic(path, json.dumps(record, indent=1))
@@ -88,11 +87,6 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _without_secrets(variables: dict[str, str]) -> dict[str, str]:
-    # The record is for people and stays in the run folder; the workers get the real values from the configuration.
-    return {name: "***" if SECRET.search(name) else value for name, value in variables.items()}
-
-
 def doctor(config: dict | None = None, home: str = "workspace") -> dict[str, Any]:
     """The report of `infini-llama doctor`, worst first: {"findings", "facts", "plan", "exit_code"}.
 
@@ -105,7 +99,7 @@ def doctor(config: dict | None = None, home: str = "workspace") -> dict[str, Any
         try:
             plan = resolve(config, facts)
             findings += plan["findings"]
-            plan["env"] = _without_secrets(plan["env"])
+            plan["env"] = masked(plan["env"])
         except ConfigError as refused:
             findings += [finding("configuration", "refused", "error", line.strip()) for line in _lines(refused)]
     findings.sort(key=lambda found: SEVERITIES.index(found["severity"]))

@@ -10,6 +10,7 @@ from subprocess import Popen
 
 from configs.errors import ConfigError, Preempted
 from tasks.artifacts import Lock, write_atomic
+from tasks.secrets import masked, without_secrets
 from tasks.train import checkpoints, launcher
 from tasks.train.outcome import Outcome, classify
 from tasks.train.progress import Progress
@@ -112,9 +113,9 @@ def write_order(
         "verify_on_read": reference.get("verify_on_read", False),
         "resume_from": str(chosen) if chosen else None,
         "left_out": lineage.get("left_out", []),
-        "config": config | {"train": train | {"micro_batch_size": smaller}},
+        "config": without_secrets(config) | {"train": train | {"micro_batch_size": smaller}},
         "model": model,
-        "plan": plan,
+        "plan": plan | {"env": masked(plan["env"])},  # the workers have the real ones in their environment
     }
     write_atomic(attempt_dir / "order.json", json.dumps(order, indent=1))
 

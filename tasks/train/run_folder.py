@@ -10,6 +10,7 @@ import yaml
 
 from configs.errors import ConfigError
 from tasks.artifacts import write_atomic
+from tasks.secrets import without_secrets
 
 log = logging.getLogger("infini_llama.train")
 # Another value of one of these is another run: the same folder is refused.
@@ -79,7 +80,7 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
                 log.warning("%s: from here on the run is no longer the one that began.", line)
         now = before | {"train": now["train"]}
     write_atomic(run.lineage, json.dumps(now, indent=1))
-    write_atomic(run.path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    write_atomic(run.path / "config.yaml", yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True))
     return now
 
 
