@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from laboratory import CONFIG, exact_metrics, inject, kill
+from laboratory import exact_metrics, inject, kill
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 
@@ -83,15 +83,10 @@ def not_finite(steps: range, rows_of_step: bool = False) -> str:
 
 
 def rows_of(lab) -> int:
-    """Training rows of the laboratory's dataset at the length that its configuration says."""
-    tables = [
-        json.loads(path.read_text())["content"]
-        for path in lab.home.glob("datasets/python-stdlib-*/chunks/*/manifest.json")
-    ]
-    (rows,) = {
-        table["rows"]["train"] for table in tables if table["sequence_length"] == CONFIG["data"]["sequence_length"]
-    }
-    return rows
+    """Training rows of the table that the undisturbed run was trained on."""
+    dataset = json.loads((lab.run_dir("calm-softmax-2") / "lineage.json").read_text())["dataset"]
+    manifest = lab.home / dataset["path"] / "chunks" / dataset["chunks"] / "manifest.json"
+    return json.loads(manifest.read_text())["content"]["rows"]["train"]
 
 
 def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninterrupted, tmp_path):
