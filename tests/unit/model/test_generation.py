@@ -143,11 +143,14 @@ def test_a_seed_decides_the_text(config):
 
 def test_generation_records_no_graph_and_leaves_the_mode_as_it_was(config):
     model = model_of(config, "softmax")
+    recorded = []
+    model.lm_head.register_forward_hook(lambda _module, _inputs, logits: recorded.append(logits.requires_grad))
     tokens = generate(model, [1], 3)
     next(tokens)
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
     model(torch.tensor([[1, 2]])).sum().backward()
     assert len(list(tokens)) == 2
+    assert recorded == [False, True, False, False]  # the second is the training in between
 
 
 def test_keep_likely():
