@@ -1,0 +1,22 @@
+"""Every section and key of a run. Titles, descriptions and limits here are what the documentation and Prefect's form show."""
+
+from configs.schema.data import DataConfig, TokenizerConfig, VerifyConfig
+from configs.schema.environment import EnvironmentConfig
+from configs.schema.model import ModelConfig
+from configs.schema.pipeline import PipelineConfig
+from configs.schema.runtime import RUN_NAME, RuntimeConfig
+from configs.schema.section import Section
+from configs.schema.training import TrainingConfig
+
+__all__ = [
+    "RUN_NAME",
+    "DataConfig",
+    "EnvironmentConfig",
+    "ModelConfig",
+    "PipelineConfig",
+    "RuntimeConfig",
+    "Section",
+    "TokenizerConfig",
+    "TrainingConfig",
+    "VerifyConfig",
+]

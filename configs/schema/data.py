@@ -1,0 +1,188 @@
+"""Which text is read, how it becomes tokens and rows, and how much of that is checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ByteSize, Field, model_validator
+
+from configs.schema.section import Section
+
+
+class TokenizerConfig(Section):
+    """The tokenizer: trained on the training documents, or given by its file and then never changed by new text."""
+
+    kind: Literal["bpe", "wordpiece", "unigram"] = Field(
+        default="bpe", title="Kind", description="What is trained; each works on bytes, so that any text has tokens."
+    )
+    path: str | None = Field(
+        default=None,
+        title="Path",
+        description="A tokenizer to use as it is: a tokenizer.json (also that of an earlier dataset, so that more text keeps its "
+        "tokens), a Hugging Face folder, or a .tiktoken rank file. Size, frequency and kind are then those of the file.",
+        min_length=1,
+    )
+    eos: str | None = Field(
+        default=None,
+        title="End of text",
+        description="The token of a given tokenizer that ends a document; default: what its folder or usual names say.",
+        min_length=1,
+    )
+    pattern: str = Field(
+        default=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        title="Pattern",
+        description="How a .tiktoken rank file cuts text into words; default: the pattern of cl100k_base.",
+        min_length=1,
+    )
+    special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        title="Special tokens",
+        description="Further tokens of a trained tokenizer that no text yields, with the ids after the end-of-text token's.",
+    )
+    vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = Field(
+        default=4096,
+        title="Vocabulary size",
+        description="Tokens to learn, the 256 bytes and the end-of-text token included.",
+    )
+    min_frequency: Annotated[int, Field(ge=1)] = Field(
+        default=2, title="Minimum frequency", description="A pair of tokens must occur this often to be merged."
+    )
+
+    @model_validator(mode="after")
+    def _tokens_fit(self) -> TokenizerConfig:
+        special = self.special_tokens
+        if len(set(special)) != len(special) or "<|endoftext|>" in special:
+            raise ValueError(
+                "special_tokens names a token twice, or <|endoftext|>, which is always there; leave it out"
+            )
+        if self.vocab_size < 257 + len(special):
+            raise ValueError(
+                f"vocab_size={self.vocab_size} has no room for 256 bytes, the end-of-text token and {len(special)} special_tokens; "
+                "raise it"
+            )
+        return self
+
+
+class DataConfig(Section):
+    """Which text is read and how it becomes rows of tokens."""
+
+    source: Literal["files", "python-stdlib", "huggingface"] = Field(
+        default="files",
+        title="Source",
+        description="'files' reads the paths of data.files; 'python-stdlib' reads the .py files of the running Python's own "
+        "standard library: real text on every machine without a download; 'huggingface' reads data.dataset through `datasets`.",
+    )
+    files: list[str] = Field(
+        default_factory=list,
+        title="Files",
+        description="Paths, folders or globs (** for any depth), relative to the working directory: txt, md, rst and py are a document "
+        "a file; json, jsonl, csv, parquet and arrow a document a record; each also as gz, xz or zst.",
+    )
+    validation_files: list[str] = Field(
+        default_factory=list,
+        title="Validation files",
+        description="Held-out text of your own, in the same forms as data.files; data.validation_fraction then holds out nothing, "
+        "and training text that is also in these files is left out.",
+    )
+    dataset: str = Field(
+        default="",
+        title="Dataset",
+        description="A Hugging Face dataset's name, a local folder of one, or a folder written by save_to_disk (source: huggingface).",
+    )
+    dataset_config: str | None = Field(
+        default=None, title="Dataset configuration", description="The dataset's configuration, where it has several."
+    )
+    dataset_split: str = Field(
+        default="train", title="Dataset split", description="The split of data.dataset that is read.", min_length=1
+    )
+    validation_split: str | None = Field(
+        default=None,
+        title="Validation split",
+        description="The split of data.dataset that is held out; default: data.validation_fraction of data.dataset_split.",
+    )
+    text_column: str = Field(
+        default="text",
+        title="Text column",
+        description="The column or field that holds the text of a record.",
+        min_length=1,
+    )
+    min_length: Annotated[int, Field(ge=0)] = Field(
+        default=0, title="Shortest document", description="Documents of fewer characters are left out, and counted."
+    )
+    deduplicate: bool = Field(
+        default=False,
+        title="Drop duplicates",
+        description="Of documents with exactly the same text only the first is kept; they are counted in any case.",
+    )
+    on_bad_input: Literal["fail", "skip"] = Field(
+        default="fail",
+        title="Bad input",
+        description="fail: a damaged file or record ends the build with its name; skip: it is left out, named and counted.",
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.05,
+        title="Validation fraction",
+        description="Share of documents held out, chosen by a hash of their content.",
+    )
+    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
+        default=256, title="Sequence length", description="Tokens the model sees in one row."
+    )
+    strategy: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = Field(
+        default="concat",
+        title="Chunking",
+        description="concat: documents joined by the end-of-text token and cut into rows; window: the same with rows that overlap "
+        "(data.stride); greedy, first_fit and best_fit: whole documents packed into rows, only those longer than a row cut, the "
+        "rest of a row padding that is never a target (best_fit leaves the least); padded: a row for each document.",
+    )
+    stride: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        title="Stride",
+        description="Tokens from one row's beginning to the next one's (strategy: window); at most sequence_length.",
+    )
+    tokenizer: TokenizerConfig = Field(
+        default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
+    )
+    shard_size: ByteSize = Field(
+        default=ByteSize(256 * 1024**2),
+        title="Shard size",
+        description="Upper bound of one token shard, for example 256MiB.",
+        ge=1024,
+    )
+    num_workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1,
+        title="Preprocessing workers",
+        description="Processes that tokenize, each its share of the shards; the bytes are the same with any number of them.",
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        default="auto",
+        title="Chunking device",
+        description="Where the row table is computed: auto (a GPU where there is one), cpu, cuda or cuda:K; the bytes are the same.",
+    )
+
+    @model_validator(mode="after")
+    def _window_has_a_stride(self) -> DataConfig:
+        if (self.strategy == "window") != (self.stride is not None):
+            raise ValueError(
+                f"stride={self.stride} and strategy={self.strategy} do not agree: 'window' needs a stride, no other has one"
+            )
+        if self.stride is not None and self.stride > self.sequence_length:
+            raise ValueError(
+                f"stride={self.stride} is more than sequence_length={self.sequence_length}: tokens would be left out"
+            )
+        return self
+
+
+class VerifyConfig(Section):
+    """How much of the dataset is checked before training."""
+
+    level: Literal["quick", "deep"] = Field(
+        default="quick",
+        title="Level",
+        description="'quick' checks manifest, sizes and tokenizer; 'deep' also reads every token and decodes samples.",
+    )
+    full_below: ByteSize = Field(
+        default=ByteSize(20_000_000_000),
+        title="Full checksums below",
+        description="A dataset up to this size has every checksum checked before training; a larger one at each shard's first read.",
+        ge=0,
+    )

@@ -1,0 +1,56 @@
+"""One run, and what its sections must agree on."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from configs.schema.data import DataConfig, VerifyConfig
+from configs.schema.environment import EnvironmentConfig
+from configs.schema.model import ModelConfig
+from configs.schema.runtime import RuntimeConfig
+from configs.schema.section import Section
+from configs.schema.training import TrainingConfig
+
+
+class PipelineConfig(Section):
+    """One run: data, model, training, the machine, and the run itself."""
+
+    data: DataConfig = Field(
+        default_factory=DataConfig, title="Data", description="Which text is read and how it becomes rows of tokens."
+    )
+    verify: VerifyConfig = Field(
+        default_factory=VerifyConfig, title="Verify", description="How much is checked before training."
+    )
+    model: ModelConfig = Field(default_factory=ModelConfig, title="Model", description="The architecture.")
+    train: TrainingConfig = Field(
+        default_factory=TrainingConfig, title="Training", description="How the model is trained."
+    )
+    environment: EnvironmentConfig = Field(
+        default_factory=EnvironmentConfig, title="Environment", description="What the workers run on."
+    )
+    runtime: RuntimeConfig = Field(
+        default_factory=RuntimeConfig, title="Run", description="The run's name and what happens around it."
+    )
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> PipelineConfig:
+        problems = []
+        if self.data.source == "files" and not self.data.files:
+            problems.append("data.files is empty; name text files or globs, or set data.source=python-stdlib")
+        if self.data.source == "huggingface" and not self.data.dataset:
+            problems.append("data.dataset is empty; name a Hugging Face dataset or the folder of one")
+        if self.model.attention == "infini" and self.data.sequence_length <= self.model.segment_length:
+            problems.append(
+                f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="
+                f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
+            )
+        processes = self.environment.nproc_per_node
+        batch = self.train.micro_batch_size * (processes if isinstance(processes, int) else 1)
+        if self.train.global_batch_size % batch:
+            problems.append(
+                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of train.micro_batch_size="
+                f"{self.train.micro_batch_size} x environment.nproc_per_node={processes}; change one of them"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

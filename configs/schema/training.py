@@ -1,0 +1,103 @@
+"""How the model is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from configs.schema.section import Section
+
+
+class TrainingConfig(Section):
+    """How the model is trained. Batches: accumulation is derived as global / (micro x processes) and must be whole."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=1234, title="Seed", description="Decides initial weights and the order of samples."
+    )
+    max_steps: Annotated[int, Field(ge=1)] = Field(
+        default=1000, title="Steps", description="Optimizer steps of the whole run."
+    )
+    global_batch_size: Annotated[int, Field(ge=1)] = Field(
+        default=32, title="Global batch", description="Sequences of one optimizer step, over all processes."
+    )
+    micro_batch_size: Annotated[int, Field(ge=1)] = Field(
+        default=8, title="Micro-batch", description="Sequences of one forward pass of one process."
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=1e-3, title="Learning rate", description="Peak rate, after the warm-up."
+    )
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.1, title="Final rate", description="The cosine ends at this share of the peak rate."
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        default=100,
+        title="Warm-up steps",
+        description="Steps of linear warm-up from zero; must be fewer than max_steps.",
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.1,
+        title="Weight decay",
+        description="AdamW's decay of matrices; norms, embeddings and gates have none.",
+    )
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.9, title="Adam beta 1", description="Decay of the first moment."
+    )
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.95, title="Adam beta 2", description="Decay of the second moment."
+    )
+    adam_epsilon: Annotated[float, Field(gt=0)] = Field(
+        default=1e-8, title="Adam epsilon", description="Added to the denominator."
+    )
+    gate_learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=0.01,
+        title="Gate learning rate",
+        description="Peak rate of Infini-attention's gates, an optimizer group of their own without weight decay; same schedule.",
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, title="Clip norm", description="Gradients are scaled down to this norm."
+    )
+    eval_every: Annotated[int, Field(ge=1)] = Field(
+        default=100, title="Evaluate every", description="Steps between validation losses."
+    )
+    eval_sequences: Annotated[int, Field(ge=1)] = Field(
+        default=64,
+        title="Evaluation sequences",
+        description="Validation rows per evaluation, the same ones each time; fewer if there are fewer.",
+    )
+    save_every: Annotated[int, Field(ge=1)] = Field(
+        default=200, title="Save every", description="Steps between checkpoints."
+    )
+    save_total_limit: Annotated[int, Field(ge=2)] = Field(
+        default=3,
+        title="Checkpoints kept",
+        description="Newest checkpoints kept beside the best one; at least 2, so a damaged one has a predecessor.",
+    )
+    log_every: Annotated[int, Field(ge=1)] = Field(
+        default=10,
+        title="Log every",
+        description="Steps between lines on the console and in TensorBoard; metrics.jsonl has every step.",
+    )
+    max_skips: Annotated[int, Field(ge=0)] = Field(
+        default=10,
+        title="Skips borne",
+        description="An update that is not finite is left out; more than this many in a window go back to the last good checkpoint.",
+    )
+    skip_window: Annotated[int, Field(ge=1)] = Field(
+        default=100, title="Skip window", description="Steps over which left-out updates are counted."
+    )
+    sample_prompt: str = Field(
+        default="def ",
+        title="Sample prompt",
+        description="Text that the finished model continues, as a first look at it.",
+        min_length=1,
+    )
+    sample_tokens: Annotated[int, Field(ge=1)] = Field(
+        default=128, title="Sample length", description="Tokens of that sample."
+    )
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> TrainingConfig:
+        if self.warmup_steps >= self.max_steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} must be fewer than max_steps={self.max_steps}")
+        return self
