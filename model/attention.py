@@ -4,30 +4,66 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from model.backends import causal_attention
 from model.config import LlamaConfig
+from model.layout import Rows
+from model.norm import RMSNorm
 from model.rope import Rotary
 
 
-def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Softmax attention of q [B, H, T, d] over k, v [B, Hkv, T, d]; a token sees itself and those before it."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-
-
 class KeyValues:
-    """Rotated keys and values of `filled` tokens, in buffers [B, Hkv, capacity, d] that never grow; `filled` is the next one's position."""
+    """Rotated keys and values of what was read, in buffers [B, Hkv, capacity, d] that never grow; row b holds filled[b] of them."""
 
-    def __init__(self, k: torch.Tensor, v: torch.Tensor, capacity: int) -> None:
-        """Starts with k, v [B, Hkv, t, d], t <= capacity."""
-        batch, heads, self.filled, size = k.shape
-        self.k, self.v = k.new_empty(batch, heads, capacity, size), v.new_empty(batch, heads, capacity, size)
-        self.k[:, :, : self.filled], self.v[:, :, : self.filled] = k, v
+    def __init__(
+        self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.k, self.v = (torch.zeros(batch, heads, capacity, size, dtype=dtype, device=device) for _ in range(2))
+        self.filled = [0] * batch
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Takes in one more token's k, v [B, Hkv, 1, d] and attends to all with its query [B, H, 1, d]."""
-        self.k[:, :, self.filled], self.v[:, :, self.filled] = k[:, :, 0], v[:, :, 0]
-        self.filled += 1
-        keys, values = self.k[:, :, : self.filled], self.v[:, :, : self.filled]
-        return F.scaled_dot_product_attention(q, keys, values, enable_gqa=q.shape[1] != k.shape[1])
+    def together(self) -> bool:
+        """Whether all rows hold the same number of tokens."""
+        return len(set(self.filled)) == 1
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Places of the next `length` tokens, [length] where rows stand together, else [B, length].
+
+        Raises:
+            ValueError: there is no room for them.
+        """
+        if max(self.filled) + length > self.k.shape[2]:
+            raise ValueError(f"{max(self.filled)} tokens and {length} more are over the capacity of {self.k.shape[2]}")
+        filled = torch.tensor(self.filled[:1] if self.together() else self.filled, device=self.k.device)
+        places = filled[:, None] + torch.arange(length, device=self.k.device)
+        return places[0] if self.together() else places
+
+    def append(self, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None = None) -> None:
+        """Takes in k, v [B, Hkv, t, d]; of row b the first lengths[b] count."""
+        length = k.shape[2]
+        if self.together():
+            place = slice(self.filled[0], self.filled[0] + length)
+            self.k[:, :, place], self.v[:, :, place] = k, v
+        else:
+            row = torch.arange(len(self.filled), device=k.device)[:, None]
+            place = self.positions(length)
+            self.k[row, :, place], self.v[row, :, place] = k.transpose(1, 2), v.transpose(1, 2)
+        self.filled = [old + new for old, new in zip(self.filled, lengths or [length] * len(self.filled), strict=True)]
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None) -> torch.Tensor:
+        """Takes in the next tokens' k, v [B, Hkv, t, d], and what their queries [B, H, t, d] find in everything so far."""
+        if max(self.filled) == 0:
+            self.append(k, v, lengths)
+            return causal_attention(q, k, v)
+        length, gqa = q.shape[2], q.shape[1] != k.shape[1]
+        places = self.positions(length)
+        alone = length == 1 and self.together()
+        self.append(k, v, lengths)
+        reach = max(self.filled) if lengths is None else int(places.max()) + 1
+        k, v = self.k[:, :, :reach], self.v[:, :, :reach]
+        if alone:
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=gqa)
+        seen = torch.arange(reach, device=q.device) <= places[..., None]
+        seen = seen if seen.ndim == 2 else seen[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
 
     def size_in_bytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
@@ -36,38 +72,52 @@ class KeyValues:
 class Attention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the whole row; parameter names are Hugging Face's.
 
-    `forward` trains. `prefill` and `decode` generate: the first reads a prompt and returns what the layer must remember, the
-    second takes one more token and updates that in place.
+    `forward` is for whole rows. `read` continues from a state, which it updates.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.backend, self.dropout = config.head_dim, backend, config.attention_dropout
+        self.kv_heads = config.num_key_value_heads
         width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, width, bias=False)
         self.k_proj = nn.Linear(width, kv_width, bias=False)
         self.v_proj = nn.Linear(width, kv_width, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        """x [B, T, hidden_size] to the same shape; `rotary` holds positions 0 … T - 1."""
+    def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """x [B, T, hidden_size] to the same shape."""
         q, k, v = self.project(x)
-        return self.merge(causal_attention(rotary.turn(q), rotary.turn(k), v))
+        return self.merge(self.softmax(rows.rotary.turn(q), rows.rotary.turn(k), v, rows.documents))
 
-    def prefill(self, x: torch.Tensor, rotary: Rotary, capacity: int) -> tuple[torch.Tensor, KeyValues]:
-        """`forward`, and the keys and values to `decode` from, with room for `capacity` tokens."""
-        q, k, v = self.project(x)
-        k = rotary.turn(k)
-        return self.merge(causal_attention(rotary.turn(q), k, v)), KeyValues(k, v, capacity)
+    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
+        """The next tokens' x [B, t, hidden_size] to the rows of `forward` over everything so far that are theirs.
 
-    def decode(self, x: torch.Tensor, rotary: Rotary, state: KeyValues) -> torch.Tensor:
-        """One more token x [B, 1, hidden_size]: the last row of `forward` over everything so far; `rotary` holds its position."""
+        `rotary` has the tables of all positions from 0. Of row b the first lengths[b] tokens count; None: all.
+        """
         q, k, v = self.project(x)
-        return self.merge(state.attend(rotary.turn(q), rotary.turn(k), v))
+        turn = rotary.at(state.positions(x.shape[1])).turn
+        return self.merge(state.attend(turn(q), turn(k), v, lengths))
+
+    def new_state(self, batch: int, capacity: int) -> KeyValues:
+        """Of a row that nothing was read of yet."""
+        weight = self.k_proj.weight
+        device = weight.device.type
+        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        return KeyValues(batch, self.kv_heads, capacity, self.head_dim, half, weight.device)
+
+    def softmax(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None
+    ) -> torch.Tensor:
+        return causal_attention(q, k, v, documents, self.backend, self.dropout if self.training else 0.0)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def merge(self, heads: torch.Tensor) -> torch.Tensor:

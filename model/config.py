@@ -1,14 +1,29 @@
-"""The architecture of a model, in the field names of Hugging Face's LlamaConfig."""
+"""The architecture of a model, in the field names of Hugging Face's LlamaConfig where it has them."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+Attention = Literal["softmax", "local", "infini"]
+MemoryUpdate = Literal["linear", "delta", "delta_bounded"]
+Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
     """What decides the parameters and the function of a Llama or Infini-Llama.
 
-    `max_position_embeddings` is the length it is trained at, kept for Hugging Face's readers: nothing here depends on it.
+    Attributes:
+        max_position_embeddings: the length it is trained at, kept for Hugging Face's readers: nothing here depends on it.
+        rope_scaling: as Hugging Face's, {"rope_type": "linear" | "llama3" | "yarn", "factor": …}; None is plain RoPE.
+        hidden_act: of the gated feed-forward block; silu makes it SwiGLU, gelu GeGLU.
+        pre_norm: x + f(norm(x)); else norm(x + f(x)), as in Vaswani et al. 2017.
+        qk_norm: an RMSNorm over each head's query and key before they are rotated or remembered.
+        attention: softmax over the whole row; local: over segments of segment_length alone; infini: those and a memory.
+        memory_update: eq. 8 (linear) or eq. 9 (delta) of the paper; delta_bounded divides by the sum of keys with the current
+            segment's (`model.memory.memories`).
+        first_segment: local leaves the gate out where there is no memory to read; literal mixes in zeros, as the paper's
+            equations read.
+        memory_gradient_segments: the gradient reaches at most so many segments back through the memory; None: all.
 
     Raises:
         ValueError: heads do not divide the width or each other, or a field has a value outside its choices.
@@ -25,8 +40,17 @@ class LlamaConfig:
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
-    attention: Literal["softmax", "infini"] = "softmax"
+    attention: Attention = "softmax"
     segment_length: int = 64
+    rope_scaling: dict[str, Any] | None = None
+    hidden_act: Activation = "silu"
+    pre_norm: bool = True
+    qk_norm: bool = False
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    memory_update: MemoryUpdate = "linear"
+    first_segment: Literal["local", "literal"] = "local"
+    memory_gradient_segments: int | None = None
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
@@ -37,10 +61,20 @@ class LlamaConfig:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} does not divide num_attention_heads={self.num_attention_heads}"
             )
-        if self.attention not in ("softmax", "infini"):
-            raise ValueError(f"attention={self.attention!r} is neither 'softmax' nor 'infini'")
-        if self.segment_length < 1:
-            raise ValueError(f"segment_length={self.segment_length} is below 1")
+        for field, choices in (
+            ("attention", get_args(Attention)),
+            ("memory_update", get_args(MemoryUpdate)),
+            ("hidden_act", get_args(Activation)),
+            ("first_segment", ("local", "literal")),
+        ):
+            if getattr(self, field) not in choices:
+                raise ValueError(f"{field}={getattr(self, field)!r} is none of {', '.join(choices)}")
+        for field, lowest in (("segment_length", 1), ("memory_gradient_segments", 1)):
+            if (value := getattr(self, field)) is not None and value < lowest:
+                raise ValueError(f"{field}={value} is below {lowest}")
+        for field in ("attention_dropout", "hidden_dropout"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} is outside [0, 1)")
 
     @property
     def head_dim(self) -> int:

@@ -4,119 +4,201 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.attention import Attention, KeyValues, causal_attention
-from model.config import LlamaConfig
-from model.memory import mix, read, written
+from model.attention import Attention, KeyValues
+from model.config import LlamaConfig, MemoryUpdate
+from model.layout import Rows, Segments
+from model.memory import Memory, memories, mix, retrieve
 from model.rope import Rotary
 
 
 class InfiniState(KeyValues):
     """What one layer remembers during generation; its size does not depend on how much was read.
 
-    Beside the current segment's keys and values: M [B, Hkv, d, d] and z [B, Hkv, d] of the `segments` completed ones, which
-    stay as they are during a segment, as every query of it reads them; what its tokens write waits in pending_M, pending_z.
+    Beside the current segment's keys and values, rotated: its keys as they are, which are written to memory when it is full, and
+    M, z of the segments[b] completed ones, which stay as they are during a segment, as every query of it reads them.
     """
 
     def __init__(
-        self, k: torch.Tensor, v: torch.Tensor, capacity: int, M: torch.Tensor, z: torch.Tensor, segments: int
+        self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Starts inside or at the end of a segment whose rotated keys and values are k, v; `capacity` is a segment's length."""
-        super().__init__(k, v, capacity)
-        self.M, self.z, self.segments = M, z, segments
-        self.pending_M, self.pending_z = torch.zeros_like(M), torch.zeros_like(z)
-
-    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Notes tokens of the current segment for the memory: k (not rotated), v [B, Hkv, t, d]. A full segment ends here."""
-        added_M, added_z = written(k, v)
-        self.pending_M += added_M
-        self.pending_z += added_z
-        if self.filled == self.k.shape[2]:
-            self.M += self.pending_M
-            self.z += self.pending_z
-            self.pending_M.zero_()
-            self.pending_z.zero_()
-            self.filled = 0
-            self.segments += 1
+        super().__init__(batch, heads, capacity, size, dtype, device)
+        wide = torch.promote_types(dtype, torch.float32)
+        self.plain_k = torch.zeros_like(self.k)
+        self.memory = Memory(
+            torch.zeros(batch, heads, size, size, dtype=wide, device=device),
+            torch.zeros(batch, heads, size, dtype=wide, device=device),
+        )
+        self.segments = [0] * batch
 
     def size_in_bytes(self) -> int:
-        return super().size_in_bytes() + 2 * (self.M.nbytes + self.z.nbytes)
+        return super().size_in_bytes() + self.plain_k.nbytes + self.memory.M.nbytes + self.memory.z.nbytes
 
 
 class InfiniAttention(Attention):
     """Attention of which each query head takes the share sigmoid(gate) from the memory of all earlier segments.
 
-    A row of one segment at most is plain causal attention, exactly: it has no memory to read.
+    A row of one segment at most is plain causal attention, exactly: it has no memory to read. With `attention: local` there is
+    neither gate nor memory, and where `uses_memory` is False the memory is left out.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.segment_length = config.segment_length
-        self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
+    gate: nn.Parameter  # [H], only where there is a memory
 
-    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        """x [B, T, hidden_size] to the same shape; `rotary` holds positions 0 … min(T, segment_length) - 1."""
-        if x.shape[1] <= self.segment_length:
-            return super().forward(x, rotary)
-        return self.merge(self.attend(*self.project(x), rotary)[0])
+    def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
+        super().__init__(config, backend)
+        self.segment_length = config.segment_length
+        self.update: MemoryUpdate = config.memory_update
+        self.gradient_segments = config.memory_gradient_segments
+        self.literal = config.first_segment == "literal"
+        self.has_memory = self.uses_memory = config.attention == "infini"
+        if self.has_memory:
+            self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
+        """x [B, T, hidden_size] to the same shape."""
+        assert isinstance(rows, Segments)
+        q, k, v = self.project(x)
+        return self.merge(self.attend(q, k, v, rows)[0])
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Segments, state: InfiniState | None = None
+    ) -> tuple[torch.Tensor, Memory | None]:
         """All segments at once, without a loop.
 
         They are folded into the batch for local attention, each with positions from 0. Each but the last writes to memory, and
         the running sum of that is what the next one reads, so the first reads nothing and its gate is left out. The last
-        may be ragged: it is padded on the right, where causal attention does not look, and as it never writes, neither
-        does the padding.
+        may be ragged: it is padded on the right, where causal attention does not look.
 
         Args:
-            q: [B, H, T, d]; k, v: [B, Hkv, T, d]; not rotated; T > segment_length.
+            q: [B, H, T, d]; k, v: [B, Hkv, T, d]; not rotated.
+            state: whose memory the first segment reads and all, the last too, write to.
 
         Returns:
-            the heads' outputs [B, H, T, d], and M [B, Hkv, d, d], z [B, Hkv, d] as the last segment reads them.
+            the heads' outputs [B, H, T, d], and with a state the memories after each segment [B, S, …], of which that of a
+            ragged one has padding in it.
         """
-        length, size = q.shape[2], self.segment_length
-        segments = -(-length // size)
-        if padding := segments * size - length:
+        length, size = q.shape[2], min(self.segment_length, q.shape[2])
+        count = -(-length // size)
+        if padding := count * size - length:
             q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
         # [B, h, S N, d] to [B, S, h, N, d]
-        q, k, v = (x.unflatten(2, (segments, size)).transpose(1, 2) for x in (q, k, v))
-        local = causal_attention(rotary.turn(q).flatten(0, 1), rotary.turn(k).flatten(0, 1), v.flatten(0, 1))
-        local = local.unflatten(0, (-1, segments))
+        q, k, v = (x.unflatten(2, (count, size)).transpose(1, 2) for x in (q, k, v))
+        turn = layout.rotary.first(size).turn
+        local = self.softmax(turn(q).flatten(0, 1), turn(k).flatten(0, 1), v.flatten(0, 1), layout.documents)
+        local = local.unflatten(0, (-1, count))
+        heads, after = self._with_memory(q, k, v, local, layout, state) if self.uses_memory else (local, None)
+        # Joined as [B, S N, H, d], so that the output projection reads it without another copy.
+        return heads.transpose(2, 3).flatten(1, 2)[:, :length].transpose(1, 2), after
+
+    def _with_memory(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        local: torch.Tensor,
+        layout: Segments,
+        state: InfiniState | None,
+    ) -> tuple[torch.Tensor, Memory | None]:
+        """`local` [B, S, H, N, d] mixed with what its queries find, and the memories."""
         with torch.autocast(q.device.type, enabled=False):
-            added_M, added_z = written(k[:, :-1], v[:, :-1])
-            M, z = added_M.cumsum(dim=1), added_z.cumsum(dim=1)
-            mixed = mix(local[:, 1:], read(q[:, 1:], M, z), self.gate)
-        # Joined as [B, S, N, H, d], so that the output projection reads it without another copy.
-        heads = torch.cat((local[:, :1].transpose(2, 3), mixed.transpose(2, 3)), dim=1).flatten(1, 2)
-        return heads[:, :length].transpose(1, 2), M[:, -1], z[:, -1]
+            before = state.memory if state is not None and state.segments[0] else None
+            first = 0 if before is not None else 1  # the first segment that has something to read
+            last = k.shape[1] if state is not None else k.shape[1] - 1  # of those that write
+            after = None
+            if last:
+                keeps, writes = (None if x is None else x[:, :last] for x in (layout.keeps, layout.writes))
+                after = memories(k[:, :last], v[:, :last], self.update, before, keeps, writes, self.gradient_segments)
+            parts = [self._without_memory(local[:, :first])]
+            if after is not None and first < k.shape[1]:
+                M, z = after.M[:, : k.shape[1] - 1], after.z[:, : k.shape[1] - 1]
+                if before is not None:
+                    M, z = torch.cat((before.M[:, None], M), dim=1), torch.cat((before.z[:, None], z), dim=1)
+                reads = None if layout.reads is None else layout.reads[:, first:]
+                parts.append(mix(local[:, first:], retrieve(q[:, first:], M, z), self.gate, reads, self.literal))
+        return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
 
-    def prefill(self, x: torch.Tensor, rotary: Rotary, capacity: int) -> tuple[torch.Tensor, InfiniState]:
-        """`forward`, and the state to `decode` from, which has room for any number of tokens whatever `capacity` says."""
-        q, k, v = self.project(x)
-        batch, kv_heads, length, size = k.shape
-        if length <= self.segment_length:
-            heads = causal_attention(rotary.turn(q), rotary.turn(k), v)
-            M = k.new_zeros(batch, kv_heads, size, size, dtype=torch.promote_types(k.dtype, torch.float32))
-            z = M[..., 0].clone()
-        else:
-            heads, M, z = self.attend(q, k, v, rotary)
-            M, z = M.clone(), z.clone()  # lets go of the other segments' memories
-        earlier = (length - 1) // self.segment_length
-        k, v = k[:, :, earlier * self.segment_length :], v[:, :, earlier * self.segment_length :]
-        turned_k = rotary.first(k.shape[2]).turn(k)
-        state = InfiniState(turned_k, v, self.segment_length, M, z, earlier)
-        with torch.autocast(x.device.type, enabled=False):
-            state.write(k, v)
-        return self.merge(heads), state
+    def _without_memory(self, local: torch.Tensor) -> torch.Tensor:
+        """Outputs [..., H, N, d] of queries that find nothing."""
+        if not self.literal:
+            return local
+        return mix(local, torch.zeros_like(local, dtype=torch.promote_types(local.dtype, torch.float32)), self.gate)
 
-    def decode(self, x: torch.Tensor, rotary: Rotary, state: KeyValues) -> torch.Tensor:
-        """One more token x [B, 1, hidden_size]: the last row of `forward` over everything so far; `rotary` holds its position."""
+    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
+        """As `Attention.read`; `rotary` has the tables of a segment's positions.
+
+        Raises:
+            ValueError: several tokens for rows that do not stand together.
+        """
         assert isinstance(state, InfiniState)
         q, k, v = self.project(x)
-        heads = state.attend(rotary.turn(q), rotary.turn(k), v)
-        with torch.autocast(x.device.type, enabled=False):
-            if state.segments:
-                heads = mix(heads, read(q, state.M, state.z), self.gate)
-            state.write(k, v)
-        return self.merge(heads)
+        if x.shape[1] > 1 and not (state.together() and len(set(state.segments)) == 1):
+            raise ValueError("rows that stand at different places read one token at a time; read each by itself")
+        heads, start = [], 0
+        if lengths is None:  # what still fits into the segment that was begun
+            start = min(x.shape[1], self.segment_length - max(state.filled))
+            heads.append(self._inside(q[:, :, :start], k[:, :, :start], v[:, :, :start], rotary, state))
+        if start < x.shape[1]:
+            q, k, v = (part[:, :, start:] for part in (q, k, v))
+            heads.append(self._whole(q, k, v, rotary, state, lengths or [q.shape[2]] * q.shape[0]))
+        return self.merge(torch.cat(heads, dim=2))
+
+    def _inside(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary, state: InfiniState
+    ) -> torch.Tensor:
+        """Tokens that stay inside their rows' current segments; those that are then full are written to memory."""
+        places = state.positions(q.shape[2])
+        turn = rotary.at(places).turn
+        if places.ndim == 1:
+            state.plain_k[:, :, places] = k
+        else:
+            state.plain_k[torch.arange(len(places), device=k.device)[:, None], :, places] = k.transpose(1, 2)
+        heads = state.attend(turn(q), turn(k), v, None)
+        with torch.autocast(q.device.type, enabled=False):
+            if self.uses_memory and any(state.segments):
+                reads = None
+                if not all(state.segments):
+                    reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
+                heads = mix(heads, retrieve(q, *state.memory), self.gate, reads, self.literal)
+            elif self.uses_memory:
+                heads = self._without_memory(heads)
+            self._close_full(state)
+        return heads
+
+    def _close_full(self, state: InfiniState) -> None:
+        """Writes full segments to memory and begins the next ones."""
+        full = [row for row, filled in enumerate(state.filled) if filled == self.segment_length]
+        if not full:
+            return
+        keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
+        before = Memory(state.memory.M[full], state.memory.z[full])
+        after = memories(state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps)
+        state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
+        for row in full:
+            state.filled[row] = 0
+            state.segments[row] += 1
+
+    def _whole(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotary: Rotary,
+        state: InfiniState,
+        lengths: list[int],
+    ) -> torch.Tensor:
+        """Tokens that begin with a segment: the parallel form, from and to the state's memory. Of row b lengths[b] count."""
+        size = self.segment_length
+        heads, after = self.attend(q, k, v, Segments(rotary), state)
+        for row, length in enumerate(lengths):
+            completed, rest = divmod(length, size)
+            tail = slice(completed * size, length)
+            state.plain_k[row, :, :rest], state.v[row, :, :rest] = k[row, :, tail], v[row, :, tail]
+            state.k[row, :, :rest] = rotary.first(rest).turn(k[row, :, tail])
+            if completed and after is not None:
+                state.memory.M[row], state.memory.z[row] = after.M[row, completed - 1], after.z[row, completed - 1]
+            state.filled[row], state.segments[row] = rest, state.segments[row] + completed
+        return heads
+
+    def new_state(self, batch: int, capacity: int) -> InfiniState:
+        """Of a row that nothing was read of yet; it has room for any number of tokens, whatever `capacity` says."""
+        plain = super().new_state(batch, 0)
+        return InfiniState(batch, self.kv_heads, self.segment_length, self.head_dim, plain.k.dtype, plain.k.device)

@@ -4,8 +4,7 @@ Parameter names are those of Hugging Face's LlamaForCausalLM, so that a softmax 
 Infini-attention adds model.layers.<i>.self_attn.gate.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,43 +12,59 @@ from torch import nn
 from model.attention import Attention, KeyValues
 from model.config import LlamaConfig
 from model.infini_attention import InfiniAttention
+from model.layout import Rows, Segments, rows, segments
 from model.loss import cross_entropy_sum
 from model.mlp import MLP
 from model.norm import RMSNorm
-from model.rope import Rotary, rotary
+from model.rope import Rotary, rotary, scaled_frequencies
+
+
+class States(NamedTuple):
+    """What a model remembers of the rows it reads: rotary tables, and each layer's state."""
+
+    rotary: Rotary
+    layers: list[KeyValues]
+
+    def size_in_bytes(self) -> int:
+        return sum(state.size_in_bytes() for state in self.layers)
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x is [B, T, hidden_size]."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), x [B, T, hidden_size]; without pre_norm norm(x + attention(x)) and so on."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, backend: str) -> None:
         super().__init__()
-        self.self_attn = InfiniAttention(config) if config.attention == "infini" else Attention(config)
-        self.mlp = MLP(config.hidden_size, config.intermediate_size)
+        self.pre_norm = config.pre_norm
+        self.self_attn = (Attention if config.attention == "softmax" else InfiniAttention)(config, backend)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, config.hidden_act)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        return self._finish(x + self.self_attn(self.input_layernorm(x), rotary))
+    def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
+        return self._finish(x, self.self_attn(self._begin(x), rows))
 
-    def prefill(self, x: torch.Tensor, rotary: Rotary, capacity: int) -> tuple[torch.Tensor, KeyValues]:
-        attended, state = self.self_attn.prefill(self.input_layernorm(x), rotary, capacity)
-        return self._finish(x + attended), state
+    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None) -> torch.Tensor:
+        return self._finish(x, self.self_attn.read(self._begin(x), rotary, state, lengths))
 
-    def decode(self, x: torch.Tensor, rotary: Rotary, state: KeyValues) -> torch.Tensor:
-        return self._finish(x + self.self_attn.decode(self.input_layernorm(x), rotary, state))
+    def _begin(self, x: torch.Tensor) -> torch.Tensor:
+        return self.input_layernorm(x) if self.pre_norm else x
 
-    def _finish(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        x = x + self.dropout(attended)
+        if self.pre_norm:
+            return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+        x = self.input_layernorm(x)
+        return self.post_attention_layernorm(x + self.dropout(self.mlp(x)))
 
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm: what Hugging Face names `model.`"""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, backend: str) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, backend) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -58,14 +73,17 @@ class Llama(nn.Module):
 
     Its initial weights depend on torch's global seed alone. Under `torch.device("meta")` it is built without memory; give it some
     by `to_empty(device=…)` and call `init_weights()`, and it is the same model. There are no buffers.
+
+    `attention_backend` is one of `model.backends.BACKENDS`: what computes softmax attention, no part of the architecture.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
         self.config = config
+        scaled_frequencies(config, torch.device("cpu"), torch.float32)  # a wrong rope_scaling is refused here
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
-            self.model = Decoder(config)
+            self.model = Decoder(config, attention_backend)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if device.type == "meta":
             self.tie_weights()
@@ -96,59 +114,77 @@ class Llama(nn.Module):
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
-    def hidden(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What the head reads: input_ids [B, T] int64 to [B, T, hidden_size]."""
-        x = self.model.embed_tokens(input_ids)
-        positions = self._positions(0, self._window(x.shape[1]), x)
+    def use_memory(self, on: bool) -> None:
+        """Lets Infini-attention read its memory or leaves it out, gates and all; what was trained stays as it is."""
         for layer in self._layers():
-            x = layer(x, positions)
+            if isinstance(layer.self_attn, InfiniAttention):
+                layer.self_attn.uses_memory = on and layer.self_attn.has_memory
+
+    def hidden(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+        """What the head reads: input_ids [B, T] int64 to [B, T, hidden_size].
+
+        documents [B, T] numbers each token's document in packed rows (`model.layout`): no token sees another document's.
+        """
+        x = self.model.embed_tokens(input_ids)
+        layout = (rows if self.config.attention == "softmax" else segments)(self.config, input_ids.shape, documents, x)
+        for layer in self._layers():
+            x = layer(x, layout)
         return self.model.norm(x)
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [B, T, vocab_size] for input_ids [B, T] int64."""
-        return self.lm_head(self.hidden(input_ids))
+        return self.lm_head(self.hidden(input_ids, documents))
 
-    def loss(self, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum of cross-entropies (nats, fp32) of input_ids [B, T] against labels [B, T], and the number of targets.
 
         Labels are already one token ahead of the inputs; -100 is no target.
         """
-        return cross_entropy_sum(self(input_ids), labels)
+        return cross_entropy_sum(self(input_ids, documents), labels)
 
-    def prefill(self, input_ids: torch.Tensor, capacity: int) -> tuple[torch.Tensor, list[KeyValues]]:
-        """Reads a prompt, input_ids [B, T], in the parallel form.
+    def new_states(self, batch: int, capacity: int) -> States:
+        """What `batch` rows remember before their first token; a softmax model's have room for `capacity` tokens."""
+        reach = capacity if self.config.attention == "softmax" else self.config.segment_length
+        weight = self.model.embed_tokens.weight
+        tables = rotary(torch.arange(reach, device=weight.device), self.config, weight.dtype)
+        return States(tables, [layer.self_attn.new_state(batch, capacity) for layer in self._layers()])
 
-        Returns:
-            logits [B, vocab_size] after its last token, and each layer's state to `decode` from; a softmax layer's has room for
-            `capacity` tokens, the prompt's included.
+    def read(self, input_ids: torch.Tensor, states: States, lengths: list[int] | None = None) -> torch.Tensor:
+        """The next tokens of each row, input_ids [B, t], and what the head reads of them [B, t, hidden_size].
+
+        A text of any length can be read in pieces: the states are updated in place, and Infini-attention's do not grow.
+
+        Args:
+            lengths: how many of the t tokens are row b's, the others are padding on the right; None: all. Only the first piece
+                may have them: later ones read one token at a time where rows do not stand together.
+
+        Raises:
+            ValueError: more tokens than a softmax model's states have room for, or rows that do not stand together.
         """
         x = self.model.embed_tokens(input_ids)
-        positions = self._positions(0, self._window(x.shape[1]), x)
-        states = []
-        for layer in self._layers():
-            x, state = layer.prefill(x, positions, capacity)
-            states.append(state)
-        return self.lm_head(self.model.norm(x[:, -1])), states
+        for layer, state in zip(self._layers(), states.layers, strict=True):
+            x = layer.read(x, states.rotary, state, lengths)
+        return self.model.norm(x)
 
-    def decode(self, tokens: torch.Tensor, states: Sequence[KeyValues]) -> torch.Tensor:
-        """Logits [B, vocab_size] after one more token each, tokens [B]; equal to `forward` over everything so far.
+    def prefill(
+        self, input_ids: torch.Tensor, capacity: int, lengths: list[int] | None = None
+    ) -> tuple[torch.Tensor, States]:
+        """Reads prompts, input_ids [B, T], in the parallel form; of row b the first lengths[b] tokens, None: all.
 
-        The states are updated in place.
+        Returns:
+            logits [B, vocab_size] after each prompt's last token, and the states to `decode` from; a softmax model's have room
+            for `capacity` tokens, the prompt's included.
         """
-        x = self.model.embed_tokens(tokens[:, None])
-        position = self._positions(states[0].filled, 1, x)
-        for layer, state in zip(self._layers(), states, strict=True):
-            x = layer.decode(x, position, state)
-        return self.lm_head(self.model.norm(x[:, -1]))
+        states = self.new_states(input_ids.shape[0], capacity)
+        hidden = self.read(input_ids, states, lengths)
+        last = torch.tensor(lengths or [input_ids.shape[1]] * len(hidden), device=hidden.device) - 1
+        return self.lm_head(hidden[torch.arange(len(hidden), device=hidden.device), last]), states
 
-    def _window(self, length: int) -> int:
-        """Positions that a row of `length` tokens uses: Infini-attention's start anew in each segment."""
-        return min(length, self.config.segment_length) if self.config.attention == "infini" else length
-
-    def _positions(self, first: int, length: int, x: torch.Tensor) -> Rotary:
-        """Rotary tables of positions first … first + length - 1, for the device and type of x."""
-        integers = torch.arange(first, first + length, device=x.device)
-        return rotary(integers, self.config.head_dim, self.config.rope_theta, x.dtype)
+    def decode(self, tokens: torch.Tensor, states: States) -> torch.Tensor:
+        """Logits [B, vocab_size] after one more token each, tokens [B]; equal to `forward` over everything so far."""
+        return self.lm_head(self.read(tokens[:, None], states)[:, -1])
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]

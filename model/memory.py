@@ -4,11 +4,23 @@ Symbols are the paper's: sigma(x) = ELU(x) + 1; M, z what past segments have wri
 positions. Everything is computed in fp32 at least, whatever the inputs' type; callers switch autocast off around it.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
+from model.config import MemoryUpdate
+from model.scan import scan
+
 # sigma(q) z sums positive terms, so only a memory that hardly anything was written to comes below this.
 SMALLEST_DENOMINATOR = 1e-6
+
+
+class Memory(NamedTuple):
+    """M [..., Hkv, d, d] and z [..., Hkv, d]."""
+
+    M: torch.Tensor
+    z: torch.Tensor
 
 
 def sigma(x: torch.Tensor) -> torch.Tensor:
@@ -16,20 +28,74 @@ def sigma(x: torch.Tensor) -> torch.Tensor:
     return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
 
 
-def written(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What tokens add to M and z, eq. 8 (the paper's "Linear" update).
+def memories(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    update: MemoryUpdate,
+    before: Memory | None = None,
+    keeps: torch.Tensor | None = None,
+    writes: torch.Tensor | None = None,
+    gradient_segments: int | None = None,
+) -> Memory:
+    """The memory after each segment.
+
+    linear, eq. 8:  M_s = M_(s-1) + sigma(K)^T V,  z_s = z_(s-1) + sum of sigma(K) over the tokens.
+    delta, eq. 9:   M_s = M_(s-1) + sigma(K)^T (V - sigma(K) M_(s-1) / (sigma(K) z_(s-1))),  z_s as before. All tokens of a
+        segment subtract what the same M_(s-1) holds, so that M_s = A M_(s-1) + B with A = I - sigma(K)^T (sigma(K) / sigma(K) z).
+    delta_bounded:  the same with z_s in A's denominator. By z_(s-1) a segment with more key mass than all before it makes the
+        eigenvalues of A exceed 1 in size; by z_s they never do (Perron-Frobenius: the rows of sigma(K)^T sigma(K) z / (sigma(K) z)
+        sum up to at most z).
 
     Args:
-        k, v: [..., N, d].
+        k, v: [B, S, Hkv, N, d].
+        before: the memory that the first segment finds, [B, …]; None: none.
+        keeps: [B, S], False where a segment starts anew and what was before is dropped; None: it never does.
+        writes: [B, S, N], False for tokens that are not written; None: all are.
+        gradient_segments: the gradient ends at every so many segments.
 
     Returns:
-        sigma(K)^T V [..., d, d], and the sum of sigma(K) over the tokens [..., d].
+        [B, S, …], in fp32 at least.
     """
+    count = k.shape[1]
+    if gradient_segments is not None and gradient_segments < count:
+        parts = []
+        for first in range(0, count, gradient_segments):
+            part = slice(first, first + gradient_segments)
+            kept, written = (None if x is None else x[:, part] for x in (keeps, writes))
+            parts.append(memories(k[:, part], v[:, part], update, before, kept, written))
+            before = Memory(parts[-1].M[:, -1].detach(), parts[-1].z[:, -1].detach())
+        return Memory(torch.cat([part.M for part in parts], dim=1), torch.cat([part.z for part in parts], dim=1))
     features = sigma(k)
-    return features.transpose(-1, -2) @ v.to(features.dtype), features.sum(dim=-2)
+    if writes is not None:
+        features = features * writes[:, :, None, :, None]
+    M, z = features.transpose(-1, -2) @ v.to(features.dtype), features.sum(dim=-2)
+    z_after = _summed(z, None if before is None else before.z, keeps)
+    if update == "linear":
+        return Memory(_summed(M, None if before is None else before.M, keeps), z_after)
+    anew = torch.zeros_like(z[:, :1]) if before is None else before.z[:, None]
+    z_read = z_after if update == "delta_bounded" else torch.cat((anew, z_after[:, :-1]), dim=1)
+    shares = features / (features @ z_read[..., None]).clamp_min(SMALLEST_DENOMINATOR)
+    A = torch.eye(k.shape[-1], dtype=M.dtype, device=M.device) - features.transpose(-1, -2) @ shares
+    if keeps is not None:
+        A = torch.where(keeps[:, :, None, None, None], A, 0.0)
+    if before is not None:
+        M = torch.cat((A[:, :1] @ before.M[:, None] + M[:, :1], M[:, 1:]), dim=1)
+    A = torch.cat((torch.zeros_like(A[:, :1]), A[:, 1:]), dim=1)  # the first has no other before it
+    return Memory(scan(A, M, torch.matmul), z_after)
 
 
-def read(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+def _summed(added: torch.Tensor, before: torch.Tensor | None, keeps: torch.Tensor | None) -> torch.Tensor:
+    """Running sums [B, S, …] over segments, on top of `before` [B, …], anew where a segment does not keep."""
+    if keeps is None:
+        total = added.cumsum(dim=1)
+        return total if before is None else total + before[:, None]
+    kept = keeps.to(added.dtype).view(*keeps.shape, *(1 for _ in added.shape[2:]))
+    if before is not None:
+        added = torch.cat((added[:, :1] + kept[:, :1] * before[:, None], added[:, 1:]), dim=1)
+    return scan(kept, added, torch.mul)
+
+
+def retrieve(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """What queries find in a memory, eq. 7: sigma(Q) M / (sigma(Q) z).
 
     Args:
@@ -47,15 +113,28 @@ def read(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return (features @ M / denominator).reshape(*outer, heads, length, size)
 
 
-def mix(local: torch.Tensor, found: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+def mix(
+    local: torch.Tensor,
+    found: torch.Tensor,
+    gate: torch.Tensor,
+    reads: torch.Tensor | None = None,
+    literal: bool = False,
+) -> torch.Tensor:
     """sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot, eq. 10.
 
     Args:
         local: A_dot [..., H, N, d]; found: A_mem, the same shape.
         gate: beta [H].
+        reads: [..., N], False where there is nothing to read; such tokens keep A_dot as it is, or with `literal` A_mem is zero.
 
     Returns:
         [..., H, N, d] in the type of `local`.
     """
     share = gate.sigmoid()[:, None, None].to(found.dtype)
+    if reads is not None:
+        there = reads[..., None, :, None]
+        if literal:
+            found = torch.where(there, found, 0.0)
+        else:
+            share = torch.where(there, share, 0.0)
     return torch.lerp(local.to(found.dtype), found, share).to(local.dtype)

@@ -1,18 +1,25 @@
-"""The gated feed-forward block (SwiGLU, Shazeer 2020, arXiv 2002.05202)."""
+"""The gated feed-forward block (SwiGLU and GeGLU, Shazeer 2020, arXiv 2002.05202)."""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from model.config import Activation
+
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
+
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)); x is [B, T, hidden_size]."""
+    """down(act(gate(x)) * up(x)); x is [B, T, hidden_size]."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: Activation = "silu") -> None:
         super().__init__()
+        self.act = ACTIVATIONS[hidden_act]
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))

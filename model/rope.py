@@ -1,14 +1,17 @@
 """Rotary positions (Su et al. 2021, arXiv 2104.09864, section 3.2) in Hugging Face's layout: element i of a head turns with
-element i + head_dim / 2.
+element i + head_dim / 2. The scalings are those of Hugging Face's `rope_parameters`, under the same keys.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 
+from model.config import LlamaConfig
+
 
 class Rotary(NamedTuple):
-    """Cosines and sines [T, head_dim] of T positions, shared by all layers of one forward pass."""
+    """Cosines and sines [T, head_dim] of T positions, or [B, 1, T, head_dim] where rows differ; all layers share them."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -18,15 +21,89 @@ class Rotary(NamedTuple):
         first, second = x.chunk(2, dim=-1)
         return (x * self.cos + torch.cat((-second, first), dim=-1) * self.sin).to(x.dtype)
 
+    def at(self, positions: torch.Tensor) -> "Rotary":
+        """The tables of positions [T], or [B, T] where rows differ, out of these of 0, 1, 2, …"""
+        cos, sin = self.cos[positions], self.sin[positions]
+        return Rotary(cos, sin) if positions.ndim == 1 else Rotary(cos[:, None], sin[:, None])
+
     def first(self, length: int) -> "Rotary":
         """The first `length` positions."""
         return Rotary(self.cos[:length], self.sin[:length])
 
 
-def rotary(positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
+def rotary(positions: torch.Tensor, config: LlamaConfig, dtype: torch.dtype) -> Rotary:
     """Tables of integer positions [T], in `dtype` or fp32 if that is wider."""
     wide = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, head_dim, 2, device=positions.device).to(wide) / head_dim
-    angles = positions.to(wide)[:, None] * (1.0 / theta**exponents)
+    frequencies, scale = scaled_frequencies(config, positions.device, wide)
+    angles = positions.to(wide)[:, None] * frequencies
     angles = torch.cat((angles, angles), dim=-1)
-    return Rotary(angles.cos(), angles.sin())
+    return Rotary(angles.cos() * scale, angles.sin() * scale)
+
+
+def scaled_frequencies(config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    """Angles a position [head_dim / 2], and what cosines and sines are multiplied by.
+
+    Raises:
+        ValueError: rope_scaling has an unknown type, or a key is missing or out of its range.
+    """
+    size, theta = config.head_dim, config.rope_theta
+    plain = 1.0 / theta ** (torch.arange(0, size, 2, device=device).to(dtype) / size)
+    scaling = config.rope_scaling or {"rope_type": "default"}
+    match scaling.get("rope_type"):
+        case "default":
+            return plain, 1.0
+        case "linear":
+            return plain / _number(scaling, "factor", 1.0), 1.0
+        case "llama3":
+            return _llama3(plain, scaling), 1.0
+        case "yarn":
+            return _yarn(plain, scaling, config)
+        case other:
+            raise ValueError(f"rope_scaling.rope_type={other!r} is none of default, linear, llama3, yarn")
+
+
+def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
+    """Llama 3.1's (Grattafiori et al. 2024, arXiv 2407.21783): long waves slowed by the factor, short ones kept, a ramp between."""
+    factor, trained = _number(scaling, "factor", 1.0), _number(scaling, "original_max_position_embeddings", 1.0)
+    low, high = _number(scaling, "low_freq_factor", 0.0), _number(scaling, "high_freq_factor", 0.0)
+    if low >= high:
+        raise ValueError(f"rope_scaling.low_freq_factor={low} must be less than high_freq_factor={high}")
+    turns = trained * plain / (2 * math.pi)  # full turns over the length it was trained at
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * plain / factor + kept * plain
+
+
+def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> tuple[torch.Tensor, float]:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4): a ramp over the index of the frequency, and a temperature."""
+    size, theta = config.head_dim, config.rope_theta
+    factor = _number(scaling, "factor", 1.0)
+    trained = _number(scaling, "original_max_position_embeddings", 1.0)
+    fast, slow = _number(scaling, "beta_fast", 0.0, 32.0), _number(scaling, "beta_slow", 0.0, 1.0)
+
+    def index_of(turns: float) -> float:
+        """Where the frequency that makes so many turns over the trained length stands."""
+        return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = index_of(fast), index_of(slow)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    steps = torch.arange(size // 2, device=plain.device).to(plain.dtype)
+    slowed = ((steps - first) / max(last - first, 0.001)).clamp(0.0, 1.0)
+    frequencies = plain / factor * slowed + plain * (1 - slowed)
+    if (scale := scaling.get("attention_factor")) is None:
+        mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        given = mscale and mscale_all
+        scale = _temperature(factor, mscale) / _temperature(factor, mscale_all) if given else _temperature(factor, 1.0)
+    return frequencies, float(scale)
+
+
+def _temperature(factor: float, mscale: Any) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _number(scaling: dict[str, Any], key: str, lowest: float, default: float | None = None) -> float:
+    value = scaling.get(key, default)
+    if not isinstance(value, int | float) or value < lowest:
+        raise ValueError(f"rope_scaling.{key}={value!r} must be a number of at least {lowest:g}")
+    return float(value)

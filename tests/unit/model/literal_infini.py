@@ -15,32 +15,67 @@ def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat((pairs.real, pairs.imag), dim=1)
 
 
-def one_head(Q, K, V, beta, segment_length, theta):
-    """Q, K, V [T, d] of one row and head, not rotated; the output [T, d]."""
+def one_head(Q, K, V, beta, segment_length, theta, update, documents, literal, gradient_segments):
+    """Q, K, V [T, d] of one row and head, not rotated; `documents` a list of T numbers, -1 for padding; the output [T, d].
+
+    A document's tokens find only what its own tokens wrote: the memory belongs to the document that the last segment ended in.
+    """
     size = Q.shape[1]
-    M, z, outputs = None, None, []
-    for start in range(0, len(Q), segment_length):
+    M, z, owner, outputs, last = None, None, None, [], None
+    for number, start in enumerate(range(0, len(Q), segment_length)):
         q, k, v = (x[start : start + segment_length] for x in (Q, K, V))
+        docs = documents[start : start + segment_length]
         scores = turned(q, theta) @ turned(k, theta).T / math.sqrt(size)  # eq. 6
-        scores = scores.masked_fill(torch.ones(len(q), len(q)).triu(1).bool(), -math.inf)
-        A = scores.softmax(dim=1) @ v
+        hidden = [[j > i or docs[i] != docs[j] for j in range(len(q))] for i in range(len(q))]
+        A_dot = scores.masked_fill(torch.tensor(hidden), -math.inf).softmax(dim=1) @ v
         feature_q, feature_k = torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1
-        if M is not None and z is not None:
-            A_mem = (feature_q @ M) / (feature_q @ z)[:, None]  # eq. 7
-            A = beta.sigmoid() * A_mem + (1 - beta.sigmoid()) * A  # eq. 10
-        outputs.append(A)
-        added_M, added_z = feature_k.T @ v, feature_k.sum(dim=0)  # eq. 8
-        M, z = (added_M, added_z) if M is None or z is None else (M + added_M, z + added_z)
-    return torch.cat(outputs)
+        for i, document in enumerate(docs):
+            if M is not None and z is not None and document == owner:
+                A_mem = (feature_q[i] @ M) / (feature_q[i] @ z)  # eq. 7
+                outputs.append(beta.sigmoid() * A_mem + (1 - beta.sigmoid()) * A_dot[i])  # eq. 10
+            else:
+                outputs.append((1 - beta.sigmoid()) * A_dot[i] if literal else A_dot[i])
+        last = next((document for document in reversed(docs) if document >= 0), last)
+        if last is None:
+            continue
+        if last != owner:
+            M, z, owner = None, None, last
+        if gradient_segments and number % gradient_segments == 0 and M is not None and z is not None:
+            M, z = M.detach(), z.detach()
+        ours = torch.tensor([document == owner for document in docs])
+        feature_k, v = feature_k[ours], v[ours]
+        added_z = feature_k.sum(dim=0)
+        if M is None or z is None:
+            M, z = feature_k.T @ v, added_z
+        elif update == "linear":
+            M, z = M + feature_k.T @ v, z + added_z  # eq. 8
+        else:
+            weights = z if update == "delta" else z + added_z
+            M = M + feature_k.T @ (v - (feature_k @ M) / (feature_k @ weights)[:, None])  # eq. 9
+            z = z + added_z
+    return torch.stack(outputs)
 
 
-def literal_infini(q, k, v, gate, segment_length, theta):
+def literal_infini(
+    q, k, v, gate, segment_length, theta, update="linear", documents=None, literal=False, gradient_segments=None
+):
     """q [B, H, T, d], k, v [B, Hkv, T, d] to [B, H, T, d]; query heads h of a group share key-value head h // (H / Hkv)."""
     group = q.shape[1] // k.shape[1]
+    documents = documents.tolist() if documents is not None else [[0] * q.shape[2]] * q.shape[0]
+    options = (segment_length, theta, update)
     rows = [
         torch.stack(
             [
-                one_head(q[b, h], k[b, h // group], v[b, h // group], gate[h], segment_length, theta)
+                one_head(
+                    q[b, h],
+                    k[b, h // group],
+                    v[b, h // group],
+                    gate[h],
+                    *options,
+                    documents[b],
+                    literal,
+                    gradient_segments,
+                )
                 for h in range(q.shape[1])
             ]
         )

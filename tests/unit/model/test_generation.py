@@ -7,6 +7,7 @@ from differences import largest, relative
 from model.generate import choose, generate, keep_likely
 from model.infini_attention import InfiniAttention, InfiniState
 from model.llama import Llama
+from model.memory import memories
 from model.rope import rotary
 
 N = 8
@@ -20,12 +21,23 @@ def model_of(config, attention, **changes):
     return model
 
 
-@pytest.mark.parametrize("attention", ["softmax", "infini"])
+MODELS = {
+    "softmax": {"attention": "softmax"},
+    "post-norm": {"attention": "softmax", "pre_norm": False, "qk_norm": True},
+    "local": {"attention": "local"},
+    "linear": {"attention": "infini"},
+    "delta": {"attention": "infini", "memory_update": "delta"},
+    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
+    "literal": {"attention": "infini", "first_segment": "literal"},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("length", [1, N - 1, N, N + 1, 2 * N, 3 * N + 7])
 @torch.inference_mode()
-def test_prefill_and_decode_equal_the_full_forward(config, attention, kv_heads, length):
-    model = model_of(config, attention, num_key_value_heads=kv_heads)
+def test_prefill_and_decode_equal_the_full_forward(config, kind, kv_heads, length):
+    model = model_of(config, **MODELS[kind], num_key_value_heads=kv_heads)
     ids = torch.randint(0, 97, (2, length + 2 * N + 1))
     full = model(ids)
     logits, states = model.prefill(ids[:, :length], capacity=ids.shape[1])
@@ -33,6 +45,43 @@ def test_prefill_and_decode_equal_the_full_forward(config, attention, kv_heads, 
     for position in range(length, ids.shape[1]):
         logits = model.decode(ids[:, position], states)
         assert relative(logits, full[:, position]) < 1e-5, position
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.inference_mode()
+def test_rows_of_different_lengths_do_as_if_they_were_alone(config, kind):
+    model = model_of(config, **MODELS[kind])
+    lengths = [1, N - 1, N, N + 1, 2 * N, 3 * N + 7]
+    ids = torch.randint(0, 97, (len(lengths), 6 * N))
+    full, longest = model(ids), max(lengths)
+    logits, states = model.prefill(ids[:, :longest], capacity=6 * N, lengths=lengths)
+    for step in range(2 * N + 1):
+        places = torch.tensor(lengths) + step
+        expected = full[torch.arange(len(lengths)), places - 1]
+        assert relative(logits, expected) < 1e-5, step
+        logits = model.decode(ids[torch.arange(len(lengths)), places], states)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.inference_mode()
+def test_a_text_read_in_pieces_is_read_as_a_whole(config, kind):
+    model = model_of(config, **MODELS[kind])
+    ids = torch.randint(0, 97, (2, 80))
+    states = model.new_states(2, capacity=80)
+    pieces = [model.read(piece, states) for piece in ids.split([3, 5, 1, 20, N, 2 * N, 11, 80 - 40 - 3 * N], dim=1)]
+    assert relative(torch.cat(pieces, dim=1), model.hidden(ids)) < 1e-5
+
+
+@torch.inference_mode()
+def test_what_cannot_be_read_is_refused(config):
+    softmax, infini = model_of(config, "softmax"), model_of(config, "infini")
+    _, states = softmax.prefill(torch.tensor([[1, 2, 3]]), capacity=4)
+    softmax.decode(torch.tensor([1]), states)
+    with pytest.raises(ValueError, match="over the capacity of 4"):
+        softmax.decode(torch.tensor([1]), states)
+    _, states = infini.prefill(torch.tensor([[1, 2, 3], [1, 2, 0]]), capacity=4, lengths=[3, 2])
+    with pytest.raises(ValueError, match="one token at a time"):
+        infini.read(torch.tensor([[1, 2], [1, 2]]), states)
 
 
 @torch.inference_mode()
@@ -54,33 +103,33 @@ def test_the_state_of_infini_does_not_grow(config):
         _, states = model.prefill(torch.randint(0, 97, (1, length)), capacity=10_000)
         for _ in range(2 * N + 1):
             model.decode(torch.tensor([3]), states)
-            sizes.add(sum(state.size_in_bytes() for state in states))
-            storages.add(sum(_storage(value) for state in states for value in vars(state).values()))
+            sizes.add(states.size_in_bytes())
+            storages.add(sum(_storage(value) for state in states.layers for value in vars(state).values()))
     heads, size = 2, 8
-    per_layer = 4 * (
-        2 * heads * N * size + 2 * heads * (size * size + size)
-    )  # keys, values; M, z and what waits for them
+    per_layer = 4 * heads * (3 * N * size + size * size + size)  # keys, rotated and not, and values; M, z
     assert sizes == {2 * per_layer}
     assert storages == sizes  # no view that keeps a larger tensor alive
 
 
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 @pytest.mark.parametrize("length", [1, N - 1, N, N + 1, 2 * N, 3 * N + 7])
 @torch.inference_mode()
-def test_the_state_holds_the_tokens_of_the_prompt_and_no_padding(config, length):
-    layer = model_of(config, "infini").double().get_submodule("model.layers.0.self_attn")
+def test_the_state_holds_the_tokens_of_the_prompt_and_no_padding(config, length, update):
+    layer = model_of(config, "infini", memory_update=update).double().get_submodule("model.layers.0.self_attn")
     assert isinstance(layer, InfiniAttention)
     x = torch.randn(2, length, 32, dtype=torch.float64)
-    _, state = layer.prefill(x, rotary(torch.arange(min(length, N)), 8, 10_000.0, torch.float64), capacity=length)
+    state = layer.new_state(2, 0)
+    layer.read(x, rotary(torch.arange(N), config(), torch.float64), state)
     _, k, v = layer.project(x)
-    features, completed = torch.nn.functional.elu(k) + 1, length // N * N
-    for tokens, M, z in (
-        (slice(0, completed), state.M, state.z),
-        (slice(completed, length), state.pending_M, state.pending_z),
-    ):
-        part = features[:, :, tokens]
-        assert largest(M, part.transpose(-1, -2) @ v[:, :, tokens]) < 1e-11
-        assert largest(z, part.sum(dim=2)) < 1e-11
-    assert (state.segments, state.filled) == divmod(length, N)
+    completed, rest = divmod(length, N)
+    k_of, v_of = (part[:, :, : completed * N].unflatten(2, (-1, N)).transpose(1, 2) for part in (k, v))
+    if completed:
+        M, z = memories(k_of, v_of, update)
+        assert largest(state.memory.M, M[:, -1]) < 1e-11 and largest(state.memory.z, z[:, -1]) < 1e-11
+    else:
+        assert not state.memory.M.any() and not state.memory.z.any()
+    assert largest(state.plain_k[:, :, :rest], k[:, :, completed * N :]) < 1e-12 if rest else True
+    assert (state.segments, state.filled) == ([completed] * 2, [rest] * 2)
 
 
 @torch.inference_mode()
@@ -95,14 +144,16 @@ def test_decoding_in_bf16_keeps_the_memory_in_fp32(config):
         for position in range(3, ids.shape[1]):
             model.decode(ids[:, position], states)
         _, k, v = layer.project(model.model.layers[0].get_submodule("input_layernorm")(model.model.embed_tokens(ids)))
-    assert isinstance(state := states[0], InfiniState)
+    assert isinstance(state := states.layers[0], InfiniState)
     features = torch.nn.functional.elu(k.double()) + 1
-    assert k.dtype == torch.bfloat16 and state.M.dtype == state.z.dtype == torch.float32
-    assert relative(state.M, features.transpose(-1, -2) @ v.double()) < 1e-5
-    assert relative(state.z, features.sum(dim=2)) < 1e-5
+    assert k.dtype == torch.bfloat16 and state.memory.M.dtype == state.memory.z.dtype == torch.float32
+    assert relative(state.memory.M, features.transpose(-1, -2) @ v.double()) < 1e-5
+    assert relative(state.memory.z, features.sum(dim=2)) < 1e-5
 
 
 def _storage(value):
+    if isinstance(value, tuple):
+        return sum(map(_storage, value))
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from differences import largest, relative
 from literal_infini import literal_infini
 
 from model.infini_attention import InfiniAttention
+from model.layout import segments
 from model.llama import Llama
-from model.memory import read, written
-from model.rope import rotary
+from model.memory import memories, retrieve
 
 N = 8
 
@@ -24,38 +23,109 @@ def attention(config, **changes):
     return layer
 
 
-def positions(layer, length, dtype=torch.float64):
-    return rotary(torch.arange(min(length, N)), layer.head_dim, 10_000.0, dtype)
+def layout(config, x, documents=None):
+    """What a model would hand to its layers for x [B, T, hidden_size]."""
+    return segments(config(attention="infini", segment_length=N), x.shape[:2], documents, x)
+
+
+def of_one_segment(k, v):
+    """What the tokens of k, v [..., h, N, d] write to an empty memory."""
+    M, z = memories(k[:, None], v[:, None], "linear")
+    return M[:, 0], z[:, 0]
 
 
 def test_heads_that_share_a_memory_are_those_that_share_keys():
     """The order of SDPA's groups: query head h belongs to key-value head h // (H / Hkv)."""
     q, k, v = torch.randn(1, 6, 5, 4), torch.randn(1, 3, 5, 4), torch.randn(1, 3, 5, 4)
-    M, z = written(k, v)
-    expected = read(q, M.repeat_interleave(2, dim=1), z.repeat_interleave(2, dim=1))
-    assert largest(read(q, M, z), expected) < 1e-6
-    assert largest(read(q, M, z), read(q, M.repeat(1, 2, 1, 1), z.repeat(1, 2, 1))) > 0.1
+    M, z = of_one_segment(k, v)
+    expected = retrieve(q, M.repeat_interleave(2, dim=1), z.repeat_interleave(2, dim=1))
+    assert largest(retrieve(q, M, z), expected) < 1e-6
+    assert largest(retrieve(q, M, z), retrieve(q, M.repeat(1, 2, 1, 1), z.repeat(1, 2, 1))) > 0.1
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("length", [N - 1, N, N + 1, 2 * N, 4 * N + 3])
-def test_equals_the_paper_literally(config, kv_heads, length):
-    layer = attention(config, num_key_value_heads=kv_heads)
-    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
-    weights = torch.randn(2, length, 32, dtype=torch.float64)
+def assert_literal(layer, x, rows, **options):
+    """Outputs and every gradient against the loop over tokens, heads and segments."""
+    weights = torch.randn(x.shape, dtype=torch.float64)
     inputs = [x, *layer.parameters()]
-
-    output = layer(x, positions(layer, length))
+    output = layer(x, rows)
     gradients = torch.autograd.grad((output * weights).sum(), inputs, allow_unused=True)
     q, k, v = layer.project(x)
-    literal = layer.merge(literal_infini(q, k, v, layer.gate, N, 10_000.0))
+    literal = layer.merge(literal_infini(q, k, v, layer.gate, N, 10_000.0, layer.update, **options))
     expected = torch.autograd.grad((literal * weights).sum(), inputs, allow_unused=True)
-
     assert largest(output, literal) < 1e-9
     for gradient, other in zip(gradients, expected, strict=True):
-        assert (gradient is None) == (other is None)
-        if gradient is not None:
-            assert largest(gradient, other) < 1e-9
+        zero = torch.zeros(())
+        assert largest(zero if gradient is None else gradient, zero if other is None else other) < 1e-9
+
+
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("length", [N - 1, N, N + 1, 2 * N, 4 * N + 3, 7 * N])
+def test_equals_the_paper_literally(config, update, kv_heads, length):
+    layer = attention(config, num_key_value_heads=kv_heads, memory_update=update)
+    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(config, x))
+
+
+@pytest.mark.parametrize("length", [N - 1, 4 * N + 3])
+def test_a_literal_first_segment_is_mixed_with_nothing(config, length):
+    layer = attention(config, first_segment="literal")
+    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(config, x), literal=True)
+
+
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
+@pytest.mark.parametrize("segments_back", [1, 2, 3, 5, 100])
+def test_the_gradient_can_be_cut_every_so_many_segments(config, update, segments_back):
+    layer = attention(config, memory_update=update, memory_gradient_segments=segments_back)
+    x = torch.randn(1, 6 * N + 3, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(config, x), gradient_segments=segments_back)
+
+
+PACKED = {  # each of the two rows: how many tokens of which document
+    "one document a row": [[(0, 40)], [(5, 40)]],
+    "a document ends with a segment": [[(0, N), (1, 2 * N), (2, 2 * N)], [(0, 3 * N), (1, 2 * N)]],
+    "documents end inside segments": [[(0, 3), (1, 22), (2, 15)], [(0, 29), (1, 1), (2, 10)]],
+    "many short documents": [[(i, 4) for i in range(10)], [(i, 5) for i in range(8)]],
+    "padding at the end": [[(0, 21), (-1, 19)], [(0, 10), (1, 13), (-1, 17)]],
+    "padding at the beginning": [[(-1, 5), (0, 35)], [(-1, 12), (3, 20), (1, 8)]],
+    "padding alone": [[(-1, 40)], [(0, 40)]],
+}
+
+
+def numbers(row):
+    return [document for document, length in row for _ in range(length)]
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_packed_documents_equal_the_paper_literally(config, name, update, kv_heads):
+    layer = attention(config, num_key_value_heads=kv_heads, memory_update=update)
+    documents = torch.tensor([numbers(row) for row in PACKED[name]])
+    x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(config, x, documents), documents=documents)
+
+
+def test_packed_documents_with_a_literal_first_segment(config):
+    layer = attention(config, first_segment="literal")
+    documents = torch.tensor([numbers(row) for row in PACKED["documents end inside segments"]])
+    x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(config, x, documents), documents=documents, literal=True)
+
+
+def test_a_short_first_segment_blows_up_the_papers_delta_and_not_the_bounded_one(config):
+    """After a reset a few tokens' keys are a small z, by which the paper divides the next segment's."""
+    sizes = {}
+    for update in ("delta", "delta_bounded"):
+        k = torch.randn(1, 2, 1, 64, 16, dtype=torch.float64)
+        writes = torch.ones(1, 2, 64, dtype=torch.bool)
+        writes[:, 0, 3:] = False
+        v = torch.randn(1, 2, 1, 64, 16, dtype=torch.float64)
+        M, _ = memories(k, v, update, writes=writes)
+        linear, _ = memories(k, v, "linear", writes=writes)
+        sizes[update] = (M[:, 1].norm() / linear[:, 1].norm()).item()
+    assert sizes["delta"] > 2 and sizes["delta_bounded"] < 1.5
 
 
 @pytest.mark.parametrize("length", [1, N - 1, N])
@@ -112,7 +182,7 @@ def test_rotating_by_position_plays_no_part_in_the_memory(config):
     torch.nn.init.constant_(layer.gate, 100.0)
     x = torch.randn(1, 2 * N, 32, dtype=torch.float64)
     shuffled = torch.cat((x[:, torch.randperm(N)], x[:, N:]), dim=1)
-    tables = positions(layer, 2 * N)
+    tables = layout(config, x)
     assert largest(layer(x, tables)[:, N:], layer(shuffled, tables)[:, N:]) < 1e-12
 
 
@@ -122,38 +192,39 @@ def test_memory_is_not_detached(config, projection):
     layer = attention(config)
     torch.nn.init.constant_(layer.gate, 100.0)  # memory alone
     x = torch.randn(1, 4 * N, 32, dtype=torch.float64, requires_grad=True)
-    layer(x, positions(layer, 4 * N))[:, -N:].square().sum().backward()
+    layer(x, layout(config, x))[:, -N:].square().sum().backward()
     gradient = layer.get_parameter(f"{projection}.weight").grad
     assert gradient is not None and gradient.abs().max() > 1e-6
     assert x.grad is not None and (x.grad[0, : 3 * N].abs().amax(dim=1) > 1e-9).all()
 
 
-@pytest.mark.parametrize("segments", [16, 256])
-def test_the_memory_survives_bf16_autocast(config, segments):
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
+@pytest.mark.parametrize("count", [16, 256])
+def test_the_memory_survives_bf16_autocast(config, count, update):
     """Sums over many segments stay in fp32: only the rounding of the layer's bf16 inputs and outputs remains."""
-    layer = attention(config)
+    layer = attention(config, memory_update=update)
     torch.nn.init.constant_(layer.gate, 100.0)
-    length = segments * N
-    x = torch.randn(1, length, 32).bfloat16()
-    exact = layer(x.double(), positions(layer, length))[:, -N:]
+    x = torch.randn(1, count * N, 32).bfloat16()
+    exact = layer(x.double(), layout(config, x.double()))[:, -N:]
     layer.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = layer(x, positions(layer, length, torch.float32))[:, -N:]
-        q, k, v = layer.project(x)
-        _, M, z = layer.attend(q, k, v, positions(layer, length, torch.float32))
-    assert output.dtype == torch.bfloat16 and M.dtype == z.dtype == torch.float32
+        output = layer(x, layout(config, x))[:, -N:]
+        _, k, v = layer.project(x)
+    assert output.dtype == torch.bfloat16
     assert relative(output, exact) < 1e-2
-    features = F.elu(k[:, :, :-N].double()) + 1
-    exact_M = features.transpose(-1, -2) @ v[:, :, :-N].double()
+    k, v = (part.unflatten(2, (count, N)).transpose(1, 2) for part in (k, v))
+    M, z = memories(k, v, update)
+    exact_M, exact_z = memories(k.double(), v.double(), update)
+    assert k.dtype == torch.bfloat16 and M.dtype == z.dtype == torch.float32
     assert relative(M, exact_M) < 1e-5
-    assert relative(z, features.sum(dim=2)) < 1e-5
+    assert relative(z, exact_z) < 1e-5
 
 
 def test_a_memory_that_nothing_was_written_to_reads_as_zero():
     q, nothing = torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)
-    assert torch.equal(read(q, nothing, nothing[..., 0]), torch.zeros(1, 2, 3, 4))
+    assert torch.equal(retrieve(q, nothing, nothing[..., 0]), torch.zeros(1, 2, 3, 4))
     hardly = torch.full((1, 2, 3, 4), -200.0)  # sigma is exactly zero there
-    assert read(hardly, nothing + 1, nothing[..., 0] + 1).isfinite().all()
+    assert retrieve(hardly, nothing + 1, nothing[..., 0] + 1).isfinite().all()
 
 
 def test_a_head_is_a_slice_of_the_projection_at_its_own_token(config):
@@ -170,7 +241,7 @@ def test_a_head_is_a_slice_of_the_projection_at_its_own_token(config):
 def test_rows_and_calls_share_no_memory(config):
     layer = attention(config)
     x = torch.randn(3, 3 * N + 2, 32, dtype=torch.float64)
-    tables = positions(layer, x.shape[1])
+    tables = layout(config, x)
     together = layer(x, tables)
     for row in range(3):
         assert largest(layer(x[row : row + 1], tables), together[row : row + 1]) < 1e-12
@@ -182,7 +253,8 @@ def test_a_gate_far_from_zero_still_learns(config, beta):
     """Unlike a hard sigmoid's, whose gradient is exactly zero beyond 2.5."""
     layer = attention(config)
     torch.nn.init.constant_(layer.gate, beta)
-    layer(torch.randn(1, 2 * N, 32, dtype=torch.float64), positions(layer, 2 * N)).square().sum().backward()
+    x = torch.randn(1, 2 * N, 32, dtype=torch.float64)
+    layer(x, layout(config, x)).square().sum().backward()
     assert layer.gate.grad is not None and (layer.gate.grad.abs() > 1e-9).all()
 
 
@@ -203,8 +275,8 @@ def test_gates_are_one_per_query_head_and_come_back_from_a_state_dict(config, tm
 def test_a_memory_of_half_precision_tokens_is_single_precision(dtype):
     """Thousands of tokens of one sign: in fp16 the sums pass 65504, in bf16 they stop growing."""
     k, v = torch.full((1, 1, 50_000, 2), 3.0, dtype=dtype), torch.full((1, 1, 50_000, 2), 2.0, dtype=dtype)
-    M, z = written(k, v)
+    M, z = of_one_segment(k, v)
     assert M.dtype == z.dtype == torch.float32
     assert relative(M, torch.full((2, 2), 400_000.0)) < 1e-5 and relative(z, torch.full((2,), 200_000.0)) < 1e-5
-    found = read(k[:, :, :3], M, z)
+    found = retrieve(k[:, :, :3], M, z)
     assert found.dtype == torch.float32 and relative(found, torch.full((3, 2), 2.0)) < 1e-5

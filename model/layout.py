@@ -1,0 +1,84 @@
+"""What all layers of one forward pass share: rotary tables, and which tokens of a row may see one another.
+
+`documents` [B, T] int numbers the documents of packed rows: equal numbers in a row are one document, whose tokens stand together;
+padding is PADDING. Without it a row is one document.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from model.config import LlamaConfig
+from model.rope import Rotary, rotary
+
+PADDING = -1
+
+
+class Rows(NamedTuple):
+    """A pass of attention over whole rows [B, T]: `documents` [B, T] or None."""
+
+    rotary: Rotary
+    documents: torch.Tensor | None
+
+
+class Segments(NamedTuple):
+    """A pass of attention inside segments of N tokens, S of them a row, the last one filled up with padding.
+
+    Attributes:
+        rotary: of the positions 0 … N - 1 in a segment.
+        documents: [B * S, N], or None without documents; what follows is then None, too.
+        writes: [B, S, N], tokens that may be written to memory: those of the segment's last document.
+        keeps: [B, S], whether a segment ends in the document that the one before ended in: its memory goes on, else it starts anew.
+        reads: [B, S, N], tokens that may read: those of the document that the segment before ended in.
+    """
+
+    rotary: Rotary
+    documents: torch.Tensor | None = None
+    writes: torch.Tensor | None = None
+    keeps: torch.Tensor | None = None
+    reads: torch.Tensor | None = None
+
+
+def rows(config: LlamaConfig, shape: torch.Size, documents: torch.Tensor | None, like: torch.Tensor) -> Rows:
+    """For rows of `shape` [B, T]; positions start anew in each document."""
+    tables = rotary(torch.arange(shape[1], device=like.device), config, like.dtype)
+    if documents is None:
+        return Rows(tables, None)
+    return Rows(tables.at(positions(documents)), documents)
+
+
+def positions(documents: torch.Tensor) -> torch.Tensor:
+    """Each token's place in its document, [B, T]."""
+    places = torch.arange(documents.shape[1], device=documents.device)
+    starts = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+    return places - torch.where(starts, places, 0).cummax(dim=1).values
+
+
+def segments(config: LlamaConfig, shape: torch.Size, documents: torch.Tensor | None, like: torch.Tensor) -> Segments:
+    """For rows of `shape` [B, T], cut every segment_length tokens from the row's beginning, whatever the documents.
+
+    A token's position is its place in the segment: rotary attention sees differences of positions alone, so that starting anew in
+    a document would change nothing.
+    """
+    size = min(config.segment_length, shape[1])
+    tables = rotary(torch.arange(size, device=like.device), config, like.dtype)
+    if documents is None:
+        return Segments(tables)
+    count = -(-shape[1] // size)
+    documents = torch.nn.functional.pad(documents, (0, count * size - shape[1]), value=PADDING)
+    ends = _last_document(documents).unflatten(1, (count, size))[:, :, -1]  # [B, S]
+    cut = documents.unflatten(1, (count, size))
+    before = torch.nn.functional.pad(ends[:, :-1], (1, 0), value=PADDING)
+    return Segments(
+        tables,
+        cut.flatten(0, 1),
+        writes=(cut == ends[:, :, None]) & (cut != PADDING),
+        keeps=(ends == before) & (before != PADDING),
+        reads=(cut == before[:, :, None]) & (cut != PADDING),
+    )
+
+
+def _last_document(documents: torch.Tensor) -> torch.Tensor:
+    """The document of each token, and for padding that of the last token before it [B, T]."""
+    places = torch.arange(documents.shape[1], device=documents.device)
+    return documents.gather(1, torch.where(documents != PADDING, places, 0).cummax(dim=1).values)
