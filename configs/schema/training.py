@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -73,6 +73,39 @@ class TrainingConfig(Section):
         title="Checkpoints kept",
         description="Newest checkpoints kept beside the best one; at least 2, so a damaged one has a predecessor.",
     )
+    save_permanent_every: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        title="Permanent every",
+        description="Checkpoints at multiples of this many steps are kept for ever, beside train.save_total_limit; null: none.",
+    )
+    async_save: bool = Field(
+        default=True,
+        title="Asynchronous save",
+        description="A checkpoint is copied to memory and written while training goes on; false: training waits, without the copy.",
+    )
+    parallel: Literal["ddp", "fsdp", "hsdp"] = Field(
+        default="ddp",
+        title="Parallel strategy",
+        description="ddp: every process holds the whole model; fsdp: its parameters, gradients and optimizer state are split over all "
+        "processes (FSDP2); hsdp: split over train.shard_size of them, and copied over the groups.",
+    )
+    shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        title="Shard size",
+        description="Processes that share one copy of the model under train.parallel=hsdp; auto: those of one machine.",
+    )
+    reshard_after_forward: bool = Field(
+        default=True,
+        title="Reshard after forward",
+        description="Under fsdp and hsdp, a layer's parameters are freed between forward and backward (ZeRO-3); false keeps them "
+        "(ZeRO-2: more memory, less communication).",
+    )
+    compile: Literal["off", "block", "whole"] = Field(
+        default="off",
+        title="Compile",
+        description="torch.compile of each layer (block) or of model and loss (whole, not with fsdp or hsdp); used once its loss and "
+        "gradients of a first batch agree with eager execution's.",
+    )
     log_every: Annotated[int, Field(ge=1)] = Field(
         default=10,
         title="Log every",
@@ -100,4 +133,12 @@ class TrainingConfig(Section):
     def _warmup_ends(self) -> TrainingConfig:
         if self.warmup_steps >= self.max_steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be fewer than max_steps={self.max_steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _compile_fits_parallel(self) -> TrainingConfig:
+        if self.compile == "whole" and self.parallel != "ddp":
+            raise ValueError(
+                f"compile=whole does not go with parallel={self.parallel}, which gathers parameters layer by layer; use compile=block"
+            )
         return self

@@ -72,15 +72,19 @@ def best(folder: Path) -> Path | None:
     return min(measured)[2] if measured else None
 
 
-def point_and_prune(folder: Path, keep: int) -> None:
-    """Moves the pointers `latest` and `best`, then removes all but the `keep` newest checkpoints and the best one."""
+def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None) -> None:
+    """Moves the pointers `latest` and `best`, then removes all but the `keep` newest checkpoints and the best one.
+
+    Checkpoints of every `permanent_every`-th step are never removed, and not among the `keep`.
+    """
     checkpoints, best_one = committed(folder), best(folder)
     if not checkpoints:
         return
     set_pointer(folder, "latest", checkpoints[0].name)
     if best_one is not None:
         set_pointer(folder, "best", best_one.name)
-    for path in checkpoints[keep:]:
+    passing = [path for path in checkpoints if not permanent_every or step_of(path) % permanent_every]
+    for path in passing[keep:]:
         if path != best_one:
             remove(path)
 

@@ -16,7 +16,17 @@ log = logging.getLogger("infini_llama.train")
 # Another value of one of these is another run: the same folder is refused.
 FIXED = ("seed", "global_batch_size")
 # These change what is reported or kept, not what is computed.
-FREE = ("log_every", "eval_every", "eval_sequences", "save_every", "save_total_limit", "sample_prompt", "sample_tokens")
+FREE = (
+    "log_every",
+    "eval_every",
+    "eval_sequences",
+    "save_every",
+    "save_total_limit",
+    "save_permanent_every",
+    "async_save",
+    "sample_prompt",
+    "sample_tokens",
+)
 
 
 @dataclass(frozen=True)

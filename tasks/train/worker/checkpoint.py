@@ -22,7 +22,7 @@ from torch.futures import Future
 from configs.errors import DataError
 from tasks.artifacts import commit, staging
 from tasks.train.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
-from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.strategy import whole
 
 # DCP keeps its table of contents as a pickle. Only what such a table is made of may be built from it; anything else,
 # whatever the file says, is refused before it runs.
@@ -112,24 +112,36 @@ def tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
 
 
 def state_hash(state: dict[str, torch.Tensor], prefix: str) -> str:
-    """sha256 over names, types, shapes and bytes of the tensors below `prefix`: equal if and only if bitwise equal."""
+    """sha256 over names, types, shapes and bytes of the tensors below `prefix`: equal if and only if bitwise equal.
+
+    Sharded tensors are gathered one at a time, so every rank has to ask.
+    """
     digest = hashlib.sha256()
     for name in sorted(name for name in state if name.startswith(prefix)):
-        value = state[name].detach().cpu().contiguous()
+        value = whole(state[name].detach()).cpu().contiguous()
         digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def save(folder: Path, step: int, state: dict[str, torch.Tensor], scalars: dict, ranks: Ranks) -> Path:
-    """Commits `step-XXXXXXXX`: every rank writes its share into a staging folder, then the first one commits it whole."""
+def save(
+    folder: Path, step: int, state: dict[str, torch.Tensor], scalars: dict, group: dist.ProcessGroup | None = None
+) -> Path:
+    """Commits `step-XXXXXXXX`: every rank of `group` writes its share into a staging folder, then the first commits it whole.
+
+    Args:
+        state: what this rank holds; of equal tensors on several ranks one writes each.
+    """
     target = checkpoint_path(folder, step)
-    staged = Path(ranks.from_first(str(staging(target)) if ranks.is_first else ""))
-    dcp_save(state, storage_writer=TensorWriter(staged))
-    if ranks.is_first:
+    first = dist.get_rank(group) == 0
+    box = [str(staging(target)) if first else None]
+    dist.broadcast_object_list(box, group=group, group_src=0)
+    staged = Path(str(box[0]))
+    dcp_save(state, storage_writer=TensorWriter(staged), process_group=group)
+    if first:
         (staged / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
         commit(staged, target, KIND, FORMAT_VERSION, meta={"torch": torch.__version__}, content={"step": step})
-    ranks.barrier()
+    dist.barrier(group)
     return target
 
 

@@ -8,7 +8,8 @@ import torch
 
 from tasks.preprocess.reader import TokenReader
 from tasks.train.worker.data import to_batch
-from tasks.train.worker.parallel import LossModule, Ranks
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.strategy import LossModule
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,31 @@ def evaluate(
     ranks: Ranks,
     autocast: torch.autocast,
 ) -> Validation:
-    """Mean over the targets of the first `sequences` validation rows; rank r takes rows r, r + world_size, …"""
-    rows = np.arange(ranks.rank, min(sequences, len(reader)), ranks.world_size, dtype=np.int64)
+    """Mean over the targets of the first `sequences` validation rows; rank r takes rows r, r + world_size, …
+
+    All ranks make the same number of forward passes, as sharded parameters need all of them; one that has run out of rows computes
+    one that does not count.
+    """
+    sequences = min(sequences, len(reader))
+    rows = np.arange(ranks.rank, sequences, ranks.world_size, dtype=np.int64)
+    most = -(-sequences // ranks.world_size)
     bytes_of = torch.from_numpy(token_bytes)
     loss_sum, target_bytes, targets = 0.0, 0, 0
     module.eval()
     with torch.no_grad():
-        for start in range(0, len(rows), micro_batch):
+        for start in range(0, most, micro_batch):
             chosen = rows[start : start + micro_batch]
+            counts = len(chosen) > 0
+            chosen = chosen if counts else np.zeros(1, dtype=np.int64)
             tokens, mask = reader.gather(chosen), reader.targets(chosen)
             inputs, labels = to_batch(tokens, mask, ranks.device)
             with autocast:
-                loss_sum += module(inputs, labels).item()
-            counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]
-            target_bytes += int(bytes_of[torch.from_numpy(counted)].sum())
-            targets += counted.size
+                loss = module(inputs, labels).item()
+            if counts:
+                loss_sum += loss
+                counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]
+                target_bytes += int(bytes_of[torch.from_numpy(counted)].sum())
+                targets += counted.size
     module.train()
     loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
     return Validation(

@@ -1,10 +1,10 @@
 """The training loop of one rank, from process group to final checkpoint."""
 
 import hashlib
-import json
 import logging
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +13,22 @@ import torch
 from model.config import LlamaConfig
 from model.flops import flops_per_token
 from model.llama import Llama
-from tasks.artifacts import write_atomic
 from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints
 from tasks.train.worker import checkpoint
+from tasks.train.worker.compiling import compile_if_it_agrees, eager
 from tasks.train.worker.data import TrainBatches
 from tasks.train.worker.divergence import Skips, next_sample
 from tasks.train.worker.evaluate import evaluate
 from tasks.train.worker.heartbeat import Heartbeat
 from tasks.train.worker.metrics import Metrics
-from tasks.train.worker.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
-from tasks.train.worker.parallel import LossModule, Ranks
-from tasks.train.worker.sample import sample_text
+from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.position import Position
+from tasks.train.worker.result import write_result
+from tasks.train.worker.saver import Saver
 from tasks.train.worker.step import accumulate, train_step
+from tasks.train.worker.strategy import LossModule, distribute, whole
 
 log = logging.getLogger("infini_llama.worker")
 
@@ -50,7 +53,11 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 def gate_means(model: Llama) -> dict[str, list[float]]:
     """Mean share of memory in the output of each layer's heads: {"gates": […]} for Infini-attention, else {}."""
-    gates = [gate.detach().sigmoid().mean().item() for name, gate in model.named_parameters() if name.endswith(".gate")]
+    gates = [
+        whole(gate.detach()).sigmoid().mean().item()
+        for name, gate in model.named_parameters()
+        if name.endswith(".gate")
+    ]
     return {"gates": gates} if gates else {}
 
 
@@ -65,175 +72,117 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     torch.manual_seed(train["seed"])
     model = Llama(LlamaConfig.from_dict(order["model"])).to(ranks.device)
     module = LossModule(model)
-    wrapped = ranks.wrap(module)
+    wrapped = distribute(module, train, ranks)
     optimizer = build_optimizer(model, train)
     autocast = torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=plan["precision"] == "bf16")
     batches = TrainBatches(
         train_reader, train["seed"], train["global_batch_size"], train["micro_batch_size"], ranks.rank, ranks.world_size
     )
-    sequence_length = order["sequence_length"]
+
+    def first_batch() -> float:
+        torch.manual_seed(step_seed(train["seed"], 0, ranks.rank))
+        first = list(batches.micro_batches(0, ranks.device))[:1]
+        return accumulate(wrapped, first, batches.targets(0), ranks, autocast).item()
 
     # One throw-away forward and backward: DDP lays out its buckets anew after the first iteration, and a resumed run
     # would otherwise sum gradients in another order than the uninterrupted one.
-    accumulate(wrapped, list(batches.micro_batches(0, ranks.device))[:1], batches.targets(0), ranks, autocast)
+    first_batch()
     optimizer.zero_grad(set_to_none=True)
+    compiled = compile_if_it_agrees(module, train["compile"], plan["precision"], first_batch, ranks, run_dir)
 
-    step, samples, tokens, best = 0, 0, 0, None
-    skips = Skips(train["max_skips"], train["skip_window"])
+    at = Position()
     if order["resume_from"]:
-        checkpoint.prime(optimizer)
-        source = Path(order["resume_from"])
-        checkpoint.load(source, checkpoint.tensors(model, optimizer))
-        scalars = checkpoints.read_state(source)
-        step, samples, tokens = scalars["step"], scalars["samples"], scalars["tokens"]
-        best = scalars["best_validation_loss"]
-        skips.steps = scalars["skips"]
-        log.info("resumed from %s at step %d", source.name, step)
+        at = resume(Path(order["resume_from"]), model, optimizer)
+    skips = Skips(train["max_skips"], train["skip_window"], at.skips)
+    metrics = Metrics(run_dir, at.step, train["log_every"]) if ranks.is_first else None
+    flops = flops_per_token(model.config, order["sequence_length"])
+    same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
+    save_time, stopping = 0.0, False
 
-    metrics = Metrics(run_dir, step, train["log_every"]) if ranks.is_first else None
-    flops = flops_per_token(model.config, sequence_length)
-    save_time, validation_loss, stopping = 0.0, None, False
+    with Saver(run_dir / "checkpoints", train, ranks, metrics.sync if metrics else None) as saver:
+        while at.step < train["max_steps"] and not stopping:
+            started = time.perf_counter()
+            heart.beat("data", at.step)
+            at.samples = next_sample(at.samples, order["left_out"])
+            # Everything random in a step depends on these three numbers alone, so no generator's state needs saving.
+            torch.manual_seed(step_seed(train["seed"], at.step, ranks.rank))
+            rate = set_learning_rate(optimizer, train, at.step)
+            micro_batches = list(batches.micro_batches(at.samples, ranks.device))
+            targets = batches.targets(at.samples)
+            data_time = time.perf_counter() - started
 
-    while step < train["max_steps"] and not stopping:
-        started = time.perf_counter()
-        heart.beat("data", step)
-        samples = next_sample(samples, order["left_out"])
-        # Everything random in a step depends on these three numbers alone, so no generator's state needs saving.
-        torch.manual_seed(step_seed(train["seed"], step, ranks.rank))
-        set_learning_rate(
-            optimizer,
-            learning_rate_factor(step, train["warmup_steps"], train["max_steps"], train["min_learning_rate_ratio"]),
-        )
-        rate = optimizer.param_groups[0]["lr"]
-        micro_batches = list(batches.micro_batches(samples, ranks.device))
-        global_tokens = batches.targets(samples)
-        tokens += global_tokens
-        data_time = time.perf_counter() - started
-        heart.beat("compute")
-        result = train_step(
-            wrapped,
-            optimizer,
-            micro_batches,
-            global_tokens,
-            train["max_grad_norm"],
-            ranks,
-            autocast,
-            lambda: stop.asked,
-        )
-        step, samples, stopping = step + 1, samples + train["global_batch_size"], result.stop
-        if result.skipped:
-            rows = batches.rows(samples - train["global_batch_size"]).tolist()
-            log.warning(
-                "step %d: loss %s, gradient norm %s; update left out, rows %s",
-                step,
-                result.loss,
-                result.grad_norm,
-                rows,
-            )
-            skips.note(step, samples)
-        step_time = time.perf_counter() - started
-        if metrics:
-            record = {
-                "step": step,
-                "loss": None if result.skipped else result.loss,
-                "learning_rate": rate,
-                "grad_norm": None if result.skipped else result.grad_norm,
-                "tokens": tokens,
-            }
-            timing = {
-                "step_time": step_time,
-                "data_time": data_time,
-                "save_time": save_time,
-                "tokens_per_second": global_tokens / step_time,
-                "flops_per_second": flops * global_tokens / step_time,
-            }
-            metrics.train(record | gate_means(model) | timing)
-        save_time, last = 0.0, step == train["max_steps"]
-        validation_loss = None
-        if last or step % train["eval_every"] == 0:
-            heart.beat("evaluate", step)
-            measured = evaluate(
-                module,
-                validation_reader,
-                token_bytes,
-                train["eval_sequences"],
-                train["micro_batch_size"],
+            heart.beat("compute")
+            result = train_step(
+                wrapped,
+                optimizer,
+                micro_batches,
+                targets,
+                train["max_grad_norm"],
                 ranks,
                 autocast,
+                lambda: stop.asked,
             )
-            validation_loss = measured.loss
-            best = measured.loss if best is None else min(best, measured.loss)
+            first_sample, stopping = at.samples, result.stop
+            at.advance(samples=train["global_batch_size"], tokens=targets)
+            if result.skipped:
+                rows, found = batches.rows(first_sample).tolist(), (result.loss, result.grad_norm)
+                log.warning("step %d: loss %s, gradient norm %s; update left out, rows %s", at.step, *found, rows)
+                skips.note(at.step, at.samples)
+            step_time, write_time, gates = time.perf_counter() - started, saver.poll(), gate_means(model)
             if metrics:
-                metrics.validation(
-                    {
-                        "step": step,
-                        "loss": measured.loss,
-                        "bits_per_byte": measured.bits_per_byte,
-                        "tokens": measured.tokens,
-                    }
-                )
-        if last or stopping or step % train["save_every"] == 0:
-            heart.beat("save", step)
-            saving = time.perf_counter()
-            if metrics:
-                metrics.sync()
-            _save(order, ranks, model, optimizer, step, samples, tokens, validation_loss, best, skips.steps)
-            save_time = time.perf_counter() - saving
+                record = {
+                    "step": at.step,
+                    "loss": None if result.skipped else result.loss,
+                    "learning_rate": rate,
+                    "grad_norm": None if result.skipped else result.grad_norm,
+                    "tokens": at.tokens,
+                }
+                timing = {
+                    "step_time": step_time,
+                    "data_time": data_time,
+                    "save_time": save_time,
+                    "save_write_time": write_time,
+                    "tokens_per_second": targets / step_time,
+                    "flops_per_second": flops * targets / step_time,
+                }
+                metrics.train(record | gates | timing)
 
-    heart.beat("finish", step)
+            last, save_time = at.step == train["max_steps"], 0.0
+            if last or at.step % train["eval_every"] == 0:
+                heart.beat("evaluate", at.step)
+                with eager(compiled):
+                    measured = evaluate(
+                        module,
+                        validation_reader,
+                        token_bytes,
+                        train["eval_sequences"],
+                        train["micro_batch_size"],
+                        ranks,
+                        autocast,
+                    )
+                at.note_validation(measured.loss)
+                if metrics:
+                    metrics.validation({"step": at.step} | asdict(measured))
+            if last or stopping or at.step % train["save_every"] == 0:
+                heart.beat("save", at.step)
+                saving = time.perf_counter()
+                scalars = at.scalars() | {"skips": skips.steps} | same
+                saver.save(at.step, checkpoint.tensors(model, optimizer), scalars)
+                save_time = time.perf_counter() - saving
+
+    heart.beat("finish", at.step)
     if metrics:
         metrics.close()
-    if step < train["max_steps"]:
-        return "preempted", step
-    if ranks.is_first:
-        _summarize(order, model, optimizer, step, dataset)
-    ranks.barrier()
-    return "done", step
+    if at.step < train["max_steps"]:
+        return "preempted", at.step
+    write_result(order, model, optimizer, at.step, ranks)
+    return "done", at.step
 
 
-def _save(
-    order: dict,
-    ranks: Ranks,
-    model: Llama,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    samples: int,
-    tokens: int,
-    loss: float | None,
-    best: float | None,
-    skips: list[int],
-) -> None:
-    """Commits a checkpoint, moves the pointers, drops old ones."""
-    folder = Path(order["run_dir"]) / "checkpoints"
-    state = checkpoint.tensors(model, optimizer)
-    scalars = {
-        "step": step,
-        "samples": samples,
-        "tokens": tokens,
-        "validation_loss": loss,
-        "best_validation_loss": best,
-        "skips": skips,
-        "world_size": ranks.world_size,
-        "model": order["model"],
-        "dataset": order["dataset_digest"],
-    }
-    target = checkpoint.save(folder, step, state, scalars, ranks)
-    if ranks.is_first:
-        checkpoints.point_and_prune(folder, order["config"]["train"]["save_total_limit"])
-        log.info("committed %s", target.name)
-
-
-def _summarize(order: dict, model: Llama, optimizer: torch.optim.Optimizer, step: int, dataset: Path) -> None:
-    """Writes result.json: hashes of the final state and a text by the finished model."""
-    train = order["config"]["train"]
-    state = checkpoint.tensors(model, optimizer)
-    result = {
-        "steps": step,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "weights_sha256": checkpoint.state_hash(state, "model."),
-        "optimizer_sha256": checkpoint.state_hash(state, "optimizer."),
-        "sample": sample_text(
-            model, dataset / "tokenizer.json", train["sample_prompt"], train["sample_tokens"], train["seed"]
-        ),
-    }
-    write_atomic(Path(order["run_dir"]) / "result.json", json.dumps(result, indent=1))
+def resume(source: Path, model: Llama, optimizer: torch.optim.Optimizer) -> Position:
+    """Fills model and optimizer from a checkpoint; returns where it was written."""
+    checkpoint.prime(optimizer)
+    checkpoint.load(source, checkpoint.tensors(model, optimizer))
+    at = Position.of(checkpoints.read_state(source))
+    log.info("resumed from %s at step %d", source.name, at.step)
+    return at

@@ -32,6 +32,9 @@ def build_optimizer(model: Llama, train: dict) -> torch.optim.AdamW:
     )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, train: dict, step: int) -> float:
+    """Every group's rate for the step that follows `step` completed ones; returns the first group's."""
+    factor = learning_rate_factor(step, train["warmup_steps"], train["max_steps"], train["min_learning_rate_ratio"])
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor
+    return optimizer.param_groups[0]["lr"]

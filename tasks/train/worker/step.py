@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from tasks.train.worker.data import Batch
-from tasks.train.worker.parallel import Ranks, no_sync
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.strategy import clip, synchronized
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def accumulate(
     """Adds to every parameter's gradient that of the mean loss over all `global_tokens` targets of the step, on all ranks.
 
     Dividing the *sum* of losses by the step's global token count makes the result independent of how the batch is split;
-    DDP then divides by the world size, which is multiplied in beforehand.
+    the strategy then divides by the world size, which is multiplied in beforehand.
 
     Returns:
         This rank's sum of losses, a scalar on its device.
@@ -35,7 +36,7 @@ def accumulate(
     batches = list(micro_batches)
     total = torch.zeros((), dtype=torch.float32, device=ranks.device)
     for number, (inputs, labels) in enumerate(batches):
-        with no_sync(module, skip=number < len(batches) - 1):
+        with synchronized(module, last=number == len(batches) - 1):
             with autocast:
                 loss = module(inputs, labels)
             (loss * (ranks.world_size / global_tokens)).backward()
@@ -59,7 +60,7 @@ def train_step(
     `stop` of the result says whether any rank was asked to stop.
     """
     loss_sum = accumulate(module, micro_batches, global_tokens, ranks, autocast)
-    norm = nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)
+    norm = clip(module, max_grad_norm)
     total, stop = ranks.sum(loss_sum.item(), float(wants_to_stop()))
     loss, grad_norm = total / global_tokens, norm.item()
     finite = math.isfinite(loss) and math.isfinite(grad_norm)

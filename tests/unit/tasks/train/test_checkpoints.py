@@ -75,6 +75,13 @@ def test_pruning_keeps_the_newest_and_the_best(folder):
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
+def test_permanent_ones_stay_beside_the_newest(folder):
+    for step in (40, 50, 60, 70):
+        make(folder, step, 2.0)
+    point_and_prune(folder, keep=2, permanent_every=30)
+    assert steps(folder) == [70, 60, 50, 30, 20], "30 and 60 are permanent, 20 is the best, and two others the newest"
+
+
 def test_steps_beyond_eight_digits_still_order(folder):
     make(folder, 99_999_999)
     make(folder, 100_000_000)

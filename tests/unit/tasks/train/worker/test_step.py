@@ -13,8 +13,8 @@ from model.llama import Llama
 from tasks.train.worker.data import TrainBatches
 from tasks.train.worker.loop import gate_means, step_seed
 from tasks.train.worker.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
-from tasks.train.worker.parallel import LossModule
 from tasks.train.worker.step import accumulate, train_step
+from tasks.train.worker.strategy import LossModule
 
 TRAIN = {
     "weight_decay": 0.1,
@@ -23,6 +23,9 @@ TRAIN = {
     "adam_beta1": 0.9,
     "adam_beta2": 0.95,
     "adam_epsilon": 1e-8,
+    "warmup_steps": 10,
+    "max_steps": 110,
+    "min_learning_rate_ratio": 0.1,
 }
 
 
@@ -115,7 +118,7 @@ def test_the_schedule_warms_up_and_ends_where_it_should():
 
 def test_gates_have_a_group_and_a_rate_of_their_own():
     optimizer = build_optimizer(small_model(), TRAIN)
-    set_learning_rate(optimizer, 0.5)
+    assert set_learning_rate(optimizer, TRAIN, 4) == 5e-4
     rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert rates == {"decay": (5e-4, 0.1), "no_decay": (5e-4, 0.0), "gates": (5e-3, 0.0)}
     assert {group["name"] for group in build_optimizer(small_model("softmax"), TRAIN).param_groups} == {

@@ -59,7 +59,7 @@ def trained(seed: int) -> tuple[Llama, torch.optim.Optimizer]:
 def saved(ranks, tmp_path):
     model, optimizer = trained(1)
     state = tensors(model, optimizer)
-    return save(tmp_path, 3, state, {"step": 3}, ranks), state
+    return save(tmp_path, 3, state, {"step": 3}), state
 
 
 def test_weights_and_moments_come_back_to_the_bit(saved):
@@ -158,7 +158,7 @@ def test_no_path_of_this_machine_is_in_a_checkpoint(saved, tmp_path):
 
 def test_it_loads_without_a_process_group(ranks, tmp_path):
     model, _ = trained(3)
-    path = save(tmp_path, 1, tensors(model, None), {"step": 1}, ranks)
+    path = save(tmp_path, 1, tensors(model, None), {"step": 1})
     dist.destroy_process_group()
     fresh, _ = trained(4)
     load(path, tensors(fresh, None))

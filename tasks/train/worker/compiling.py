@@ -1,0 +1,146 @@
+"""torch.compile, believed only after it agreed with eager execution on a first batch, and never silently off."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch._inductor.config as inductor
+from torch import nn
+
+from tasks.artifacts import write_atomic
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.strategy import LossModule, local_part
+
+# Largest relative difference of the loss, and of the gradients as one vector, that rounding explains.
+TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}
+log = logging.getLogger("infini_llama.worker")
+
+
+class Compiled:
+    """The compiled forward functions of the layers ("block") or of the whole model and loss ("whole"), on or off.
+
+    They take the place of `forward` itself, so that hooks around the modules (those of FSDP) run as they do without.
+    """
+
+    def __init__(self, module: LossModule, what: str) -> None:
+        self.parts: list[nn.Module] = [*module.model.model.layers] if what == "block" else [module]
+        # One shape each, so that no later shape changes the code of an earlier one; dropout draws as without compilation.
+        inductor.fallback_random = True
+        self.forwards = [torch.compile(part.forward, dynamic=False) for part in self.parts]
+
+    def switch_on(self) -> None:
+        for part, forward in zip(self.parts, self.forwards, strict=True):
+            part.forward = forward
+
+    def switch_off(self) -> None:
+        for part in self.parts:
+            part.__dict__.pop("forward", None)
+
+
+@contextmanager
+def eager(compiled: Compiled | None) -> Iterator[None]:
+    """Evaluation runs without compiled code: other shapes, no gradients, too seldom to pay for code of its own."""
+    if compiled is None:
+        yield
+        return
+    compiled.switch_off()
+    try:
+        yield
+    finally:
+        compiled.switch_on()
+
+
+def use_cache(home: Path) -> None:
+    """Keeps compiled code in `home`/compile-cache for all attempts and runs, unless TORCHINDUCTOR_CACHE_DIR says otherwise."""
+    folder = Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "compile-cache")))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def compile_if_it_agrees(
+    module: LossModule, what: str, precision: str, first_batch: Callable[[], float], ranks: Ranks, run_dir: Path
+) -> Compiled | None:
+    """train.compile: the compiled module, switched on, where loss and gradients of a first batch agree on all ranks; else None, said aloud.
+
+    What was found is kept in compile.json of the run: a run that began without stays so, and one that has to leave compiled code
+    says that it is no longer bitwise the same.
+
+    Args:
+        first_batch: forward and backward of this rank's first micro-batch from the same random state each time; returns its
+            loss and leaves the gradients in the parameters of `module`.
+    """
+    if what == "off":
+        return None
+    use_cache(run_dir.parent.parent)
+    path, before = run_dir / "compile.json", {}
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+    if before.get("compile") == what and not before["believed"]:
+        log.warning("train.compile=%s stays off, as this run began: %s", what, before["reason"])
+        return None
+    began = time.perf_counter()
+    compiled = Compiled(module, what)
+    reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[precision])
+    seconds = time.perf_counter() - began
+    if ranks.is_first:
+        record = {
+            "compile": what,
+            "believed": not reason,
+            "reason": reason,
+            "seconds": seconds,
+            "torch": torch.__version__,
+        }
+        write_atomic(path, json.dumps(record, indent=1))
+    if reason:
+        compiled.switch_off()
+        log.warning("train.compile=%s is left off and the run goes on without: %s", what, reason)
+        if before.get("believed"):
+            log.warning(
+                "it was on at an earlier attempt: the result is no longer bitwise that of an uninterrupted run."
+            )
+        return None
+    log.info("train.compile=%s agrees with eager execution; %.1f s", what, seconds)
+    return compiled
+
+
+def disagreement(
+    module: LossModule, compiled: Compiled, first_batch: Callable[[], float], ranks: Ranks, tolerance: float
+) -> str:
+    """Why compiled code is not believed, empty where it is; leaves it switched on."""
+    eager_loss = first_batch()
+    expected = {name: gradient.clone() for name, gradient in _gradients(module)}
+    module.zero_grad(set_to_none=True)
+    compiled.switch_on()
+    fault = ""
+    try:
+        loss = first_batch()
+    except Exception as error:  # a missing compiler, or a defect of it
+        fault, loss = f"it cannot be compiled here ({type(error).__name__}: {str(error).strip().splitlines()[0]})", 0.0
+    if not ranks.all(not fault):
+        module.zero_grad(set_to_none=True)
+        return fault or "it cannot be compiled on another rank"
+    squares = [
+        (float((gradient - expected[name]).square().sum()), float(expected[name].square().sum()))
+        for name, gradient in _gradients(module)
+    ]
+    module.zero_grad(set_to_none=True)
+    difference, size, losses, loss_difference = ranks.sum(
+        sum(pair[0] for pair in squares), sum(pair[1] for pair in squares), eager_loss, abs(loss - eager_loss)
+    )
+    gradients = (difference / size) ** 0.5 if size else difference
+    log.info("compiled against eager: loss differs by %.2g, gradients by %.2g", loss_difference / losses, gradients)
+    if loss_difference <= tolerance * losses and gradients <= tolerance:
+        return ""
+    return (
+        f"on the first batch its loss differs from eager execution's by {loss_difference / losses:.2g} and its gradients by "
+        f"{gradients:.2g}, relatively, and rounding explains {tolerance:g}"
+    )
+
+
+def _gradients(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """This rank's part of every gradient, by parameter name."""
+    return [(name, local_part(value.grad)) for name, value in module.named_parameters() if value.grad is not None]

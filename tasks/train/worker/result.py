@@ -1,0 +1,32 @@
+"""What a finished run leaves beside its checkpoints: result.json with hashes of its state and a text by its model."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from model.llama import Llama
+from tasks.artifacts import write_atomic
+from tasks.train.worker import checkpoint
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.sample import sample_text
+from tasks.train.worker.strategy import gathered
+
+
+def write_result(order: dict, model: Llama, optimizer: torch.optim.Optimizer, step: int, ranks: Ranks) -> None:
+    """Called by all ranks, since each may hold a share of the model; the first one writes."""
+    train = order["config"]["train"]
+    state = checkpoint.tensors(model, optimizer)
+    weights, moments = checkpoint.state_hash(state, "model."), checkpoint.state_hash(state, "optimizer.")
+    finished = gathered(model, ranks)
+    if finished is not None:
+        tokenizer = Path(order["dataset"]) / "tokenizer.json"
+        result = {
+            "steps": step,
+            "parameters": sum(parameter.numel() for parameter in finished.parameters()),
+            "weights_sha256": weights,
+            "optimizer_sha256": moments,
+            "sample": sample_text(finished, tokenizer, train["sample_prompt"], train["sample_tokens"], train["seed"]),
+        }
+        write_atomic(Path(order["run_dir"]) / "result.json", json.dumps(result, indent=1))
+    ranks.barrier()
