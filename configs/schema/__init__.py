@@ -2,7 +2,7 @@
 
 from configs.schema.data import DataConfig, TokenizerConfig, VerifyConfig
 from configs.schema.environment import EnvironmentConfig
-from configs.schema.model import ModelConfig
+from configs.schema.model import ModelConfig, RopeScaling
 from configs.schema.pipeline import PipelineConfig
 from configs.schema.runtime import RUN_NAME, RuntimeConfig
 from configs.schema.section import Section
@@ -14,6 +14,7 @@ __all__ = [
     "EnvironmentConfig",
     "ModelConfig",
     "PipelineConfig",
+    "RopeScaling",
     "RuntimeConfig",
     "Section",
     "TokenizerConfig",

@@ -9,6 +9,65 @@ from pydantic import Field, model_validator
 from configs.schema.section import Section
 
 
+class RopeScaling(Section):
+    """How rotary frequencies are stretched for rows longer than those of an earlier training, as Hugging Face's rope_scaling."""
+
+    rope_type: Literal["linear", "llama3", "yarn"] = Field(
+        title="Type",
+        description="linear: all positions divided by the factor; llama3: long waves alone; yarn: by index of the frequency.",
+    )
+    factor: Annotated[float, Field(ge=1)] = Field(title="Factor", description="How many times longer rows may become.")
+    original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, title="Original length", description="Tokens of a row in the earlier training (llama3, yarn)."
+    )
+    low_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        title="Low frequency factor",
+        description="Waves of fewer turns over the original length are slowed (llama3).",
+    )
+    high_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        title="High frequency factor",
+        description="Waves of more turns over the original length are kept (llama3).",
+    )
+    beta_fast: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        title="Beta fast",
+        description="Turns over the original length from which waves are kept (yarn); default 32.",
+    )
+    beta_slow: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, title="Beta slow", description="Turns below which waves are slowed in full (yarn); default 1."
+    )
+    attention_factor: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        title="Attention factor",
+        description="Scale of cosines and sines (yarn); default by the factor's logarithm.",
+    )
+    mscale: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, title="mscale", description="Weight of the factor's logarithm in the attention factor (yarn)."
+    )
+    mscale_all_dim: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, title="mscale of all dimensions", description="The same in its denominator (yarn)."
+    )
+    truncate: bool | None = Field(
+        default=None, title="Truncate", description="Whether yarn's ramp begins and ends at whole indices; default yes."
+    )
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> RopeScaling:
+        needed = {
+            "linear": (),
+            "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+            "yarn": ("original_max_position_embeddings",),
+        }[self.rope_type]
+        if missing := [key for key in needed if getattr(self, key) is None]:
+            raise ValueError(f"rope_type={self.rope_type} needs {', '.join(missing)}")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"low_freq_factor={low} must be less than high_freq_factor={high}")
+        return self
+
+
 class ModelConfig(Section):
     """The architecture, in the field names of Hugging Face's LlamaConfig."""
 
@@ -41,14 +100,54 @@ class ModelConfig(Section):
     tie_word_embeddings: bool = Field(
         default=True, title="Tie embeddings", description="Use the input embedding as the output head's weight."
     )
-    attention: Literal["softmax", "infini"] = Field(
+    rope_scaling: RopeScaling | None = Field(
+        default=None,
+        title="RoPE scaling",
+        description="Stretches rotary positions, as in Hugging Face's configurations.",
+    )
+    hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = Field(
+        default="silu", title="Activation", description="Of the gated feed-forward block: silu is SwiGLU, gelu GeGLU."
+    )
+    pre_norm: bool = Field(
+        default=True,
+        title="Pre-norm",
+        description="Each block reads normalised input; otherwise its sum with the residual stream is normalised (post-norm).",
+    )
+    qk_norm: bool = Field(
+        default=False, title="QK-norm", description="An RMSNorm over each head's queries and keys, before positions."
+    )
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, title="Attention dropout", description="Share of attention weights dropped in training."
+    )
+    hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, title="Dropout", description="Share of each block's output dropped in training."
+    )
+    attention: Literal["softmax", "local", "infini"] = Field(
         default="softmax",
         title="Attention",
-        description="'softmax': causal attention over the row; 'infini': attention inside segments plus a compressive memory "
-        "(Munkhdalai et al. 2024, arXiv 2404.07143).",
+        description="'softmax': causal attention over the row; 'local': inside segments alone; 'infini': inside segments plus a "
+        "compressive memory across them (Munkhdalai et al. 2024, arXiv 2404.07143).",
     )
     segment_length: Annotated[int, Field(ge=1)] = Field(
-        default=64, title="Segment length", description="Tokens of local attention in one segment (attention: infini)."
+        default=64,
+        title="Segment length",
+        description="Tokens of local attention in one segment (attention: infini or local).",
+    )
+    memory_update: Literal["linear", "delta", "delta_bounded"] = Field(
+        default="linear",
+        title="Memory update",
+        description="linear adds what a segment writes (the paper's eq. 8); delta first takes out what the memory holds already "
+        "(eq. 9); delta_bounded is delta with a denominator that keeps the memory bounded after short segments.",
+    )
+    first_segment: Literal["local", "literal"] = Field(
+        default="local",
+        title="First segment",
+        description="local: where no memory exists the gate is left out; literal: zeros are mixed in, as the paper's equations read.",
+    )
+    memory_gradient_segments: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        title="Gradient through the memory",
+        description="Segments that the gradient reaches back through the memory at most; default: all of a row.",
     )
 
     @model_validator(mode="after")

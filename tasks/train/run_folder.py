@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from configs.errors import ConfigError
+from model.config import LlamaConfig
 from tasks.artifacts import write_atomic
 from tasks.secrets import without_secrets
 
@@ -72,9 +73,8 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
     }
     before = run.read(run.lineage)
     if before:
-        refused = _differences(before["dataset"], now["dataset"], "dataset") + _differences(
-            before["model"], model, "model"
-        )
+        refused = _differences(before["dataset"], now["dataset"], "dataset")
+        refused += _differences(_in_full(before["model"]), _in_full(model), "model")
         refused += [
             line
             for line in _differences(before["train"], now["train"], "train")
@@ -92,6 +92,11 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
     write_atomic(run.lineage, json.dumps(now, indent=1))
     write_atomic(run.path / "config.yaml", yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True))
     return now
+
+
+def _in_full(model: dict) -> dict:
+    """With the defaults of fields that an older version did not have."""
+    return LlamaConfig.from_dict(model).to_dict()
 
 
 def _differences(before: dict, now: dict, section: str) -> list[str]:

@@ -76,6 +76,8 @@ def model_fields(config: dict, reference: dict) -> dict:
     """The architecture in full: the configuration's, with what the dataset decides."""
     fields = dict(config["model"])
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
+    if scaling := fields.get("rope_scaling"):
+        fields["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
     return fields | {"vocab_size": reference["vocab_size"], "max_position_embeddings": reference["sequence_length"]}
 
 

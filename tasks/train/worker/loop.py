@@ -70,7 +70,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
 
     torch.manual_seed(train["seed"])
-    model = Llama(LlamaConfig.from_dict(order["model"])).to(ranks.device)
+    model = Llama(LlamaConfig.from_dict(order["model"]), plan["attention_backend"]).to(ranks.device)
     module = LossModule(model)
     wrapped = distribute(module, train, ranks)
     optimizer = build_optimizer(model, train)
