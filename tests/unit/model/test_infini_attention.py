@@ -280,3 +280,27 @@ def test_a_memory_of_half_precision_tokens_is_single_precision(dtype):
     assert relative(M, torch.full((2, 2), 400_000.0)) < 1e-5 and relative(z, torch.full((2,), 200_000.0)) < 1e-5
     found = retrieve(k[:, :, :3], M, z)
     assert found.dtype == torch.float32 and relative(found, torch.full((3, 2), 2.0)) < 1e-5
+
+
+def test_without_its_memory_it_is_local_attention(config):
+    infini, local = (Llama(config(attention=kind, segment_length=N)) for kind in ("infini", "local"))
+    local.load_state_dict({name: value for name, value in infini.state_dict().items() if not name.endswith(".gate")})
+    ids = torch.randint(0, 97, (2, 4 * N + 3))
+    with torch.inference_mode():
+        with_memory = infini(ids)
+        infini.use_memory(False)
+        assert torch.equal(infini(ids), local(ids)) and not torch.equal(infini(ids), with_memory)
+        logits, states = infini.prefill(ids[:, : 2 * N + 1], capacity=0)
+        assert relative(logits, local(ids)[:, 2 * N]) < 1e-5
+        assert relative(infini.decode(ids[:, 2 * N + 1], states), local(ids)[:, 2 * N + 1]) < 1e-5
+        infini.use_memory(True)
+        assert torch.equal(infini(ids), with_memory)
+        local.use_memory(True)  # it has none
+        local(ids)
+
+
+def test_local_attention_sees_its_segment_alone(config):
+    model = Llama(config(attention="local", segment_length=N)).double()
+    ids = torch.randint(0, 97, (1, 3 * N))
+    for s in range(3):
+        assert largest(model(ids)[:, s * N : (s + 1) * N], model(ids[:, s * N : (s + 1) * N])) < 1e-12

@@ -152,10 +152,46 @@ def test_a_few_steps_learn_a_row_by_heart(config, attention):
     assert losses[0] > 4 and losses[-1] < 1
 
 
-@pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_the_graph_does_not_break(config, attention):
+KINDS = {
+    "softmax": {"attention": "softmax"},
+    "linear": {"attention": "infini"},
+    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_graph_does_not_break(config, kind, packed):
     """torch.compile could take the loss whole: traced by Dynamo alone, as its back end is not what is tested."""
-    model = Llama(config(attention=attention))
+    torch.compiler.reset()
+    model = Llama(config(**KINDS[kind]))
     ids = torch.randint(0, 97, (2, 30))
+    documents = torch.tensor([[0] * 11 + [1] * 18, [0] * 25 + [-1] * 4]) if packed else None
     compiled = torch.compile(model.loss, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(ids[:, :-1], ids[:, 1:])[0], model.loss(ids[:, :-1], ids[:, 1:])[0])
+    expected = model.loss(ids[:, :-1], ids[:, 1:], documents)[0]
+    assert torch.allclose(compiled(ids[:, :-1], ids[:, 1:], documents)[0], expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_losses_and_gradients_are_those_of_eager(config, kind, packed):
+    torch.compiler.reset()
+    model = Llama(config(**KINDS[kind], num_hidden_layers=1)).double()
+    ids = torch.randint(0, 97, (2, 30))
+    documents = torch.tensor([[0] * 11 + [1] * 18, [0] * 25 + [-1] * 4]) if packed else None
+    results = []
+    for loss in (model.loss, torch.compile(model.loss, fullgraph=True)):
+        model.zero_grad()
+        total, _ = loss(ids[:, :-1], ids[:, 1:], documents)
+        total.backward()
+        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
+    for eager, compiled in zip(*results, strict=True):
+        assert eager is not None and compiled is not None
+        assert torch.allclose(eager, compiled, rtol=1e-9, atol=1e-10)
+    if packed:  # an edit of one document does not reach the other
+        edited = ids.clone()
+        edited[0, 0] = (ids[0, 0] + 1) % 97
+        compiled = torch.compile(model.forward, fullgraph=True)
+        changed = (compiled(ids[:, :-1], documents) != compiled(edited[:, :-1], documents)).any(dim=2)
+        assert changed[0, 0] and not changed[0, 11:].any() and not changed[1].any()

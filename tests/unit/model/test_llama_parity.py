@@ -25,9 +25,8 @@ SHARED = (
 
 def theirs_of(config):
     fields = {name: getattr(config, name) for name in SHARED}
-    theirs = LlamaForCausalLM(
-        TheirConfig(**fields, rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta})
-    )
+    scaling = {"rope_type": "default", "rope_theta": config.rope_theta} | (config.rope_scaling or {})
+    theirs = LlamaForCausalLM(TheirConfig(**fields, rope_parameters=scaling, hidden_act=config.hidden_act))
     theirs.set_attn_implementation("sdpa")
     return theirs
 
@@ -62,6 +61,44 @@ def assert_equal(ours, theirs, length, tolerance):
 def test_equals_transformers(config, kv_heads, tied, dtype, tolerance):
     settings = config(num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_theta=500.0, initializer_range=0.1)
     assert_equal(*pair(settings, dtype), length=33, tolerance=tolerance)
+
+
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn of other ramps": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 2.0}
+    | {"truncate": False},
+    "yarn of a given scale": {"factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 0.7},
+    "yarn of two scales": {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.3},
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaled_positions_equal_transformers(config, name, dtype, tolerance):
+    scaling = {"rope_type": name.split()[0]} | SCALINGS[name]
+    settings = config(rope_scaling=scaling, rope_theta=500.0, initializer_range=0.1, hidden_size=64)
+    assert_equal(*pair(settings, dtype), length=33, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh"])
+def test_other_activations_equal_transformers(config, hidden_act):
+    assert_equal(*pair(config(hidden_act=hidden_act, initializer_range=0.1), torch.float32), length=33, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "word"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope_type"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings"),
+        (SCALINGS["llama3"] | {"rope_type": "llama3", "low_freq_factor": 4.0}, "low_freq_factor"),
+    ],
+)
+def test_impossible_scalings_are_refused(config, scaling, word):
+    with pytest.raises(ValueError, match=word):
+        Llama(config(rope_scaling=scaling))
 
 
 def test_equals_transformers_to_the_last_digits_of_fp64(config, monkeypatch):

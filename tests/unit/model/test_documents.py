@@ -1,0 +1,141 @@
+"""Packed documents: each as if it were alone, on every way to compute it."""
+
+import pytest
+import torch
+from differences import largest, relative
+
+from model import backends
+from model.backends import causal_attention
+from model.layout import PADDING, positions
+from model.llama import Llama
+
+N = 8
+ROW = [0] * 13 + [1] * 20 + [2] * 3 + [3] * 9
+KINDS = {
+    "softmax": {"attention": "softmax"},
+    "linear": {"attention": "infini"},
+    "delta": {"attention": "infini", "memory_update": "delta"},
+    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
+    "local": {"attention": "local"},
+}
+
+
+def model_of(config, kind):
+    model = Llama(config(segment_length=N, rope_theta=100.0, **KINDS[kind])).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith(".gate"):
+            torch.nn.init.normal_(parameter, 0, 2)
+    return model
+
+
+@pytest.fixture(params=["document by document", "mask"])
+def way(request, monkeypatch):
+    """Both ways of a CPU."""
+    monkeypatch.setattr(backends, "LONG", 0 if request.param == "document by document" else 10**9)
+
+
+def test_positions_start_anew():
+    documents = torch.tensor([[4, 4, 4, 2, 2, 7, PADDING, PADDING], [0, 0, 0, 0, 0, 0, 0, 0]])
+    assert positions(documents).tolist() == [[0, 1, 2, 0, 1, 0, 0, 1], list(range(8))]
+
+
+@pytest.mark.usefixtures("way")
+def test_softmax_attention_of_packed_documents_is_that_of_each_alone(config):
+    model = model_of(config, "softmax")
+    ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
+    labels = torch.randint(0, 97, (2, 45))
+    packed = model(ids, documents)
+    for row in range(2):
+        for document in range(4):
+            alone = documents[row] == document
+            assert largest(packed[row, alone], model(ids[row : row + 1, alone])[0]) < 1e-12
+    model.loss(ids, labels, documents)[0].backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    for row in range(2):
+        for document in range(4):
+            alone = documents[row] == document
+            model.loss(ids[row : row + 1, alone], labels[row : row + 1, alone])[0].backward()
+    for name, parameter in model.named_parameters():
+        packed, alone = gradients[name], parameter.grad
+        assert packed is not None and alone is not None and relative(packed, alone) < 1e-11, name
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("edited", range(4))
+def test_an_edited_document_changes_nothing_in_the_others(config, kind, edited):
+    """Neither the outputs, bit for bit, nor by their losses the gradients of its embeddings."""
+    model, documents = model_of(config, kind), torch.tensor([ROW])
+    first = ROW.index(edited)
+    before = torch.randint(1, 97, (1, 45))  # token 0 is only in the edited document
+    after = before.clone()
+    after[0, first] = 0
+    changed = (model(before, documents) != model(after, documents)).any(dim=2)[0]
+    assert not changed[documents[0] != edited].any()
+    reached = ROW.count(edited) if kind != "local" else 1
+    assert changed[first : first + reached].all()
+    labels = torch.where(documents != edited, before, -100)
+    model.loss(after, labels, documents)[0].backward()
+    gradient = model.model.embed_tokens.weight.grad
+    assert gradient is not None and (gradient[0] == 0).all() and gradient.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", ["linear", "delta_bounded"])
+def test_a_document_that_begins_with_a_segment_is_as_if_it_were_alone(config, kind):
+    model = model_of(config, kind)
+    ids = torch.randint(0, 97, (1, 6 * N))
+    documents = torch.tensor([[0] * (2 * N) + [1] * (4 * N)])
+    packed = model(ids, documents)
+    assert relative(packed[:, : 2 * N], model(ids[:, : 2 * N])) < 1e-12
+    assert relative(packed[:, 2 * N :], model(ids[:, 2 * N :])) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(config, kind):
+    """Neither where it stands at the end, nor, for the memory, inside a segment between a document's tokens."""
+    model = model_of(config, kind)
+    ids = torch.randint(0, 97, (1, 5 * N + 3))
+    alone = model(ids)
+    for padding in (1, N - 3, 2 * N):
+        more = torch.nn.functional.pad(ids, (0, padding), value=5)
+        documents = torch.tensor([[0] * ids.shape[1] + [PADDING] * padding])
+        assert relative(model(more, documents)[:, : ids.shape[1]], alone) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_document_is_no_documents(config, kind):
+    model, ids = model_of(config, kind), torch.randint(0, 97, (2, 5 * N + 3))
+    assert relative(model(ids, torch.zeros_like(ids)), model(ids)) < 1e-12
+
+
+@pytest.mark.usefixtures("way")
+def test_attention_weights_are_dropped_in_training_alone(config):
+    model = Llama(config(attention_dropout=0.5))
+    ids, documents = torch.randint(0, 97, (1, 45)), torch.tensor([ROW])
+    for arguments in ((ids,), (ids, documents)):
+        model.train()
+        assert not torch.equal(model(*arguments), model(*arguments))
+        model.eval()
+        assert torch.equal(model(*arguments), model(*arguments))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_block_outputs_are_dropped_in_training_alone(config, attention):
+    model, ids = Llama(config(attention=attention, hidden_dropout=0.5)), torch.randint(0, 97, (1, 45))
+    assert not torch.equal(model.train()(ids), model(ids))
+    torch.manual_seed(5)
+    first = model(ids)
+    torch.manual_seed(5)
+    assert torch.equal(model(ids), first)
+    assert torch.equal(model.eval()(ids), model(ids))
+
+
+def test_backends_say_what_they_lack():
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(ValueError, match="none of sdpa, varlen, flash2, flash4"):
+        causal_attention(q, q, q, backend="triton")
+    with pytest.raises(ValueError, match="cannot drop"):
+        causal_attention(q, q, q, backend="varlen", dropout=0.1)
+    with pytest.raises(RuntimeError, match="flash_attn_varlen_func"):
+        causal_attention(q, q, q, backend="flash2")
