@@ -1,0 +1,167 @@
+"""Between this model and Hugging Face's: configurations and state dicts, as plain dicts, both ways.
+
+A model that Hugging Face's LlamaForCausalLM can express becomes one of those ("llama"). Any other, so also one with
+Infini-attention, keeps its whole LlamaConfig under one key of a configuration of its own kind ("infini_llama"), which the code
+that is exported with it reads. Parameter names are the same in both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from model.config import LlamaConfig
+from model.llama import Llama
+
+OWN = "infini_llama"
+# Of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave it out.
+SAME = {
+    "vocab_size": None,
+    "hidden_size": None,
+    "intermediate_size": None,
+    "num_hidden_layers": None,
+    "num_attention_heads": None,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+}
+ROPE = {"rope_theta", "rope_scaling"}
+# Without effect on what a trained model computes, so that leaving them out loses nothing.
+TRAINING = {"hidden_dropout", "memory_gradient_segments"}
+# Without effect on softmax attention.
+SEGMENTS = {"segment_length", "memory_update", "first_segment"}
+
+
+def beyond_llama(config: LlamaConfig) -> list[str]:
+    """The settings, as name=value, that Hugging Face's Llama has no place for; empty where it can express the model."""
+    defaults = {field.name: field.default for field in fields(config)}
+    ours = defaults.keys() - SAME.keys() - ROPE - TRAINING - (SEGMENTS if config.attention == "softmax" else set())
+    return [
+        f"{name}={value}" for name in defaults if name in ours and (value := getattr(config, name)) != defaults[name]
+    ]
+
+
+def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
+    """What config.json of a "llama" says about the architecture.
+
+    Rotary settings stand there twice: under `rope_parameters`, where transformers 5 looks for them, and under `rope_theta` and
+    `rope_scaling`, where all other readers do.
+
+    Raises:
+        ValueError: Hugging Face's Llama cannot express the model; the message names the settings.
+    """
+    if beyond := beyond_llama(config):
+        raise ValueError(f"Hugging Face's Llama cannot express {', '.join(beyond)}")
+    ours = config.to_dict()
+    scaling = ours.get("rope_scaling")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{name: ours[name] for name in SAME if name in ours},
+        "head_dim": config.head_dim,
+        "hidden_act": ours.get("hidden_act", "silu"),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta} | (scaling or {}),
+    }
+
+
+def config_to_own(config: LlamaConfig) -> dict[str, Any]:
+    """What config.json of an "infini_llama" says: the whole LlamaConfig under one key, and the usual names beside it for readers
+    that only look at sizes."""
+    ours = config.to_dict()
+    return {
+        "architectures": ["InfiniLlamaForCausalLM"],
+        "model_type": OWN,
+        **{name: ours[name] for name in SAME if name in ours},
+        "head_dim": config.head_dim,
+        OWN: ours,
+    }
+
+
+def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
+    """The architecture that a config.json describes, of either kind.
+
+    Raises:
+        ValueError: it is another architecture, or has a setting that this model cannot express; the message names key and value.
+    """
+    if values.get("model_type") == OWN:
+        return LlamaConfig.from_dict(values[OWN])
+    if values.get("model_type") != "llama":
+        raise ValueError(f"model_type={values.get('model_type')!r} is neither 'llama' nor '{OWN}'")
+    names = {field.name for field in fields(LlamaConfig)}
+    found = {name: values.get(name, default) for name, default in SAME.items()}
+    found["num_key_value_heads"] = found["num_key_value_heads"] or found["num_attention_heads"]
+    if missing := [name for name, value in found.items() if value is None]:
+        raise ValueError(f"{', '.join(missing)} is missing")
+    head_dim = found["hidden_size"] // found["num_attention_heads"]
+    for name, ours in (("attention_bias", False), ("mlp_bias", False), ("head_dim", head_dim)):
+        if (value := values.get(name, ours)) not in (ours, None):
+            raise ValueError(f"{name}={value!r} cannot be expressed here, only {ours!r}")
+    theta, scaling = _rope(values)
+    rotary = {"rope_theta": theta, "rope_scaling": scaling}
+    for name, plain in (("hidden_act", "silu"), ("attention_dropout", 0.0), ("rope_scaling", None)):
+        if name not in names and (found | rotary)[name] != plain:
+            raise ValueError(f"{name}={(found | rotary)[name]!r} cannot be expressed here, only {plain!r}")
+    return LlamaConfig.from_dict({name: value for name, value in (found | rotary).items() if name in names})
+
+
+def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """rope_theta and rope_scaling of a config.json in the style of transformers 4 or 5."""
+    given = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    theta = given.pop("rope_theta", values.get("rope_theta", 10_000.0))
+    kind = given.pop("rope_type", given.pop("type", "default"))
+    given.pop("type", None)
+    if kind == "default":
+        return float(theta), None
+    if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
+        given.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
+    return float(theta), {"rope_type": kind} | given
+
+
+def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that a folder of this model holds; a tied head is not among them."""
+    with torch.device("meta"):
+        state = Llama(config).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in to_hf(state, config).items()}
+
+
+def to_hf(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
+    """Our state dict as a folder holds it: the same names, without a head that is the embedding."""
+    return {
+        name: tensor for name, tensor in state.items() if name != "lm_head.weight" or not config.tie_word_embeddings
+    }
+
+
+def ignored(name: str, config: LlamaConfig) -> bool:
+    """Whether a tensor of a folder says nothing new: rotary tables of old files, and the head where it is the embedding."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def is_gate(name: str) -> bool:
+    return name.endswith(".self_attn.gate")
+
+
+def check_shapes(found: Mapping[str, tuple[int, ...]], config: LlamaConfig) -> None:
+    """That a folder's tensors are exactly this model's; gates alone may be missing, as in a model to be converted.
+
+    Raises:
+        ValueError: names the first tensors that are missing, unknown or of another shape.
+    """
+    expected = shapes(config)
+    missing = [name for name in expected if name not in found and not is_gate(name)]
+    unknown = [name for name in found if name not in expected and not ignored(name, config)]
+    differing = [
+        f"{name} {found[name]}, not {shape}" for name, shape in expected.items() if found.get(name, shape) != shape
+    ]
+    for words, names in (("lacks", missing), ("has unknown", unknown), ("has of another shape", differing)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"it {words}: {', '.join(names[:3])}{more}")

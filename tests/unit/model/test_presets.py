@@ -1,0 +1,35 @@
+"""How large the ready configurations are: the counts that their first lines state."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import configs
+from configs.loading import load_config
+from model.config import LlamaConfig
+from model.llama import Llama
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("tiny_20m", 19_172_608),
+        ("small", 123_587_328),
+        ("medium", 353_551_360),
+        ("large", 813_442_560),
+        ("xl", 1_545_996_288),
+    ],
+)
+def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the packaged file is meant
+    config = load_config(f"configs/{name}.yaml")
+    fields = config.model.model_dump()
+    fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
+    sizes = {"vocab_size": config.data.tokenizer.vocab_size, "max_position_embeddings": config.data.sequence_length}
+    with torch.device("meta"):
+        model = Llama(LlamaConfig.from_dict(fields | sizes))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+    first_line = Path(configs.__path__[0], f"{name}.yaml").read_text().splitlines()[0]
+    assert f"{parameters:,} parameters" in first_line
