@@ -84,6 +84,17 @@ def build_parser() -> Parser:
         "--top-p", type=_share, metavar="P", help="choose among the likeliest tokens of this total probability"
     )
     generate.add_argument("--seed", type=int, default=0, metavar="S")
+    export = command("export", "a trained model as a Hugging Face folder")
+    export.add_argument("run", metavar="RUN", help="path of a run, or its name")
+    export.add_argument("--output", required=True, metavar="DIR", help="folder to write; it must not exist yet")
+    export.add_argument("--checkpoint", default="latest", help="latest, best or the name of one (default: latest)")
+    export.add_argument(
+        "--dtype",
+        default="float32",
+        choices=["float32", "bfloat16", "float16"],
+        help="of the weights (default: float32)",
+    )
+    export.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file (default: 5GB)")
     inspect = command("inspect", "what is in a dataset or a run")
     inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")
     return parser

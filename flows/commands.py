@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.errors import ConfigError, DataError, PipelineError
 
 Answer = tuple[dict, str]
+log = logging.getLogger("infini_llama.export")
 
 
 def run(arguments: Namespace) -> Answer:
@@ -142,6 +143,20 @@ def generate(arguments: Namespace) -> Answer:
             show(piece)
     show("\n")
     return {"prompt": arguments.prompt, "text": "".join(pieces), "tokens": tokens}, ""
+
+
+def export(arguments: Namespace) -> Answer:
+    run = _find(arguments.run, "runs")
+    from flows.inspection import as_text
+    from tasks.export.writing import export
+
+    record = export(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
+    if record["custom_code"]:
+        log.warning(
+            "Hugging Face's Llama cannot express %s: the folder carries its own code (trust_remote_code=True).",
+            ", ".join(record["custom_code"]),
+        )
+    return record, as_text(record)
 
 
 def inspect(arguments: Namespace) -> Answer:

@@ -33,14 +33,14 @@ SAME = {
 ROPE = {"rope_theta", "rope_scaling"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
 TRAINING = {"hidden_dropout", "memory_gradient_segments"}
-# Without effect on softmax attention.
+# Of attention in segments: without effect on softmax, and covered by naming the other attention.
 SEGMENTS = {"segment_length", "memory_update", "first_segment"}
 
 
 def beyond_llama(config: LlamaConfig) -> list[str]:
     """The settings, as name=value, that Hugging Face's Llama has no place for; empty where it can express the model."""
     defaults = {field.name: field.default for field in fields(config)}
-    ours = defaults.keys() - SAME.keys() - ROPE - TRAINING - (SEGMENTS if config.attention == "softmax" else set())
+    ours = defaults.keys() - SAME.keys() - ROPE - TRAINING - SEGMENTS
     return [
         f"{name}={value}" for name in defaults if name in ours and (value := getattr(config, name)) != defaults[name]
     ]

@@ -53,7 +53,8 @@ def file_checksum(path: Path) -> str:
     return "blake3:" + digest.hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -80,7 +81,7 @@ def write_atomic(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def staging(target: Path) -> Path:
@@ -130,9 +131,9 @@ def commit(
     manifest["self_checksum"] = checksum_of(manifest)
     (staged / MANIFEST).write_bytes(_serialized(manifest))
     for relative in [*files, MANIFEST]:
-        _sync(staged / relative)
+        sync(staged / relative)
     for folder, _, _ in os.walk(staged, topdown=False):
-        _sync(Path(folder))
+        sync(Path(folder))
     try:
         staged.rename(target)  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
@@ -141,7 +142,7 @@ def commit(
         existing = check(target, kind, checksums=False)
         remove(staged)
         return existing
-    _sync(target.parent)
+    sync(target.parent)
     return manifest
 
 

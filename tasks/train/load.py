@@ -20,29 +20,52 @@ def load_model(run_dir: Path, checkpoint: str = "latest") -> tuple[Llama, Tokeni
         ConfigError: no such run or checkpoint.
         DataError: checkpoint or tokenizer is damaged.
     """
-    run = RunFolder(run_dir)
-    lineage = run.read(run.lineage)
-    if not lineage:
-        raise ConfigError(f"{run_dir} is no run folder (it has no lineage.json); give runs/<name> of your home folder.")
-    if checkpoint == "latest":
-        chosen = checkpoints.newest_good(run.checkpoints)
-    else:
-        chosen = checkpoints.best(run.checkpoints) if checkpoint == "best" else run.checkpoints / checkpoint
-    if chosen is None or not chosen.is_dir():
-        raise ConfigError(
-            f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or name one of {run.checkpoints}."
-        )
+    chosen = find_checkpoint(run_dir, checkpoint)
     check(chosen, checkpoints.KIND, checksums=True)
-    model = Llama(LlamaConfig.from_dict(lineage["model"]))
+    model = Llama(LlamaConfig.from_dict(lineage_of(run_dir)["model"]))
     tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
-    tokenizer_file = run_dir.parent.parent / lineage["dataset"]["path"] / "tokenizer.json"
+    tokenizer_file = dataset_of(run_dir) / "tokenizer.json"
     if not tokenizer_file.exists():
         raise DataError(f"{tokenizer_file} is missing: the dataset of run {run_dir.name} was moved or removed.")
     return model.eval(), Tokenizer.from_file(str(tokenizer_file))
 
 
+def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
+    """The folder of a run's checkpoint: latest (the newest whole one), best, or the one of this name.
+
+    Raises:
+        ConfigError: no such run or checkpoint.
+    """
+    lineage_of(run_dir)
+    folder = RunFolder(run_dir).checkpoints
+    if checkpoint == "latest":
+        chosen = checkpoints.newest_good(folder)
+    else:
+        chosen = checkpoints.best(folder) if checkpoint == "best" else folder / checkpoint
+    if chosen is None or not chosen.is_dir() or chosen.parent != folder:
+        raise ConfigError(
+            f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or name one of {folder}."
+        )
+    return chosen
+
+
+def lineage_of(run_dir: Path) -> dict:
+    """What a run remembers of its beginning.
+
+    Raises:
+        ConfigError: this is the folder of no run.
+    """
+    run = RunFolder(run_dir)
+    if not (lineage := run.read(run.lineage)):
+        raise ConfigError(f"{run_dir} is no run folder (it has no lineage.json); give runs/<name> of your home folder.")
+    return lineage
+
+
+def dataset_of(run_dir: Path) -> Path:
+    """The folder of the dataset that a run was trained on."""
+    return run_dir.parent.parent / lineage_of(run_dir)["dataset"]["path"]
+
+
 def end_of_text_of(run_dir: Path) -> int:
     """Id of the token that ends a document, of the dataset that the run was trained on."""
-    run = RunFolder(run_dir)
-    dataset = run_dir.parent.parent / run.read(run.lineage)["dataset"]["path"]
-    return read_manifest(dataset, "dataset")["content"]["eos_id"]
+    return read_manifest(dataset_of(run_dir), "dataset")["content"]["eos_id"]

@@ -1,0 +1,1 @@
+"""Hugging Face folders, out of a run and into one."""

@@ -1,0 +1,75 @@
+"""The model card: README.md of an exported folder."""
+
+from typing import Any
+
+from model.config import LlamaConfig
+
+USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER"{arguments})
+inputs = tokenizer("{prompt}", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
+
+
+def model_card(facts: dict[str, Any], config: LlamaConfig, dtype: str, beyond: list[str]) -> str:
+    """Markdown with the front matter that Hugging Face's hub reads. It states facts of the run, no date and no path."""
+    kind = "Infini-Llama" if config.attention == "infini" else "Llama"
+    tags = ["llama", *(["infini-attention"] if config.attention == "infini" else []), "infini-llama"]
+    prompt = facts["train"]["sample_prompt"].strip().splitlines()[0].replace('"', "'")
+    use = USE.format(arguments=", trust_remote_code=True" if beyond else "", prompt=prompt)
+    trained = {
+        "steps": f"{facts['step']:,}",
+        "tokens seen": f"{facts['tokens']:,}",
+        "sequence length": f"{facts['sequence_length']:,}",
+        "sequences a step": f"{facts['train']['global_batch_size']:,}",
+        "peak learning rate": f"{facts['train']['learning_rate']:g}",
+        "seed": facts["train"]["seed"],
+        "validation loss": _number(facts["validation_loss"], "nats a token"),
+        "bits a byte": _number(facts["bits_per_byte"], ""),
+        "dataset": f"`{facts['dataset']}`, digest `{facts['dataset_digest']}`",
+        "vocabulary": f"{facts['vocabulary']:,} tokens",
+        "sha256 of the run's weights": f"`{facts['weights_sha256']}`",
+        "stored as": dtype,
+    }
+    own_code = (
+        f"\nHugging Face's Llama cannot express this model ({', '.join(beyond)}), so the folder carries the code that computes it; "
+        "`trust_remote_code=True` runs that code. It needs transformers 5.\n"
+        if beyond
+        else ""
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+{_lines(f"- {tag}" for tag in tags)}
+---
+
+# {facts["run"]}
+
+A {kind} of {facts["parameters"]:,} parameters, trained and exported by infini-llama {facts["infini_llama"]}.
+
+```python
+{use}
+```
+{own_code}
+## Training
+
+{_table(trained)}
+
+## Architecture
+
+{_table({name: f"`{value}`" for name, value in config.to_dict().items()})}
+"""
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "not measured at this step" if value is None else f"{value:.4f} {unit}".strip()
+
+
+def _table(facts: dict[str, Any]) -> str:
+    return "| | |\n|---|---|\n" + _lines(f"| {name} | {value} |" for name, value in facts.items())
+
+
+def _lines(lines: Any) -> str:
+    return "\n".join(lines)

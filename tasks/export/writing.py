@@ -1,0 +1,182 @@
+"""A run's model as a folder that Hugging Face's programs open: weights, configuration, tokenizer, model card."""
+
+import json
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from configs.errors import ConfigError
+from model import hf
+from model.config import LlamaConfig
+from tasks.artifacts import staging, sync
+from tasks.export.card import model_card
+from tasks.export.code import AUTO_MAP, write_code
+from tasks.train import checkpoints
+from tasks.train.load import dataset_of, end_of_text_of, find_checkpoint, load_model
+from tasks.train.run_folder import RunFolder, read_metrics
+from tasks.train.worker.checkpoint import state_hash
+
+INDEX = "model.safetensors.index.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_size: str) -> dict[str, Any]:
+    """Writes the folder `output`, all of it or nothing; the same run gives the same bytes.
+
+    A model that Hugging Face's Llama can express opens with `AutoModelForCausalLM` as it is; any other takes the code along that
+    computes it and needs trust_remote_code=True.
+
+    Args:
+        checkpoint: latest, best, or the name of one.
+        dtype: of the weights, one of DTYPES; gates stay fp32.
+        max_shard_size: of one file, as "5GB" or "200MB".
+
+    Returns:
+        {"path", "run", "step", "parameters", "dtype", "files", "custom_code": why the folder has some, [] where it has none}.
+
+    Raises:
+        ConfigError: no such run or checkpoint, `output` has something in it, or `max_shard_size` is no size.
+        DataError: checkpoint or tokenizer is damaged.
+    """
+    output = output.absolute()
+    if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
+        raise ConfigError(f"--output {output} exists already; name a new folder, or remove it.")
+    chosen = find_checkpoint(run_dir, checkpoint)
+    model, tokenizer = load_model(run_dir, chosen.name)
+    facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
+    weights = {
+        name: (tensor if hf.is_gate(name) else tensor.to(DTYPES[dtype])).contiguous()
+        for name, tensor in hf.to_hf(model.state_dict(), model.config).items()
+    }
+    beyond = hf.beyond_llama(model.config)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staged = staging(output)
+    try:
+        files = write_weights(weights, staged, max_shard_size, facts)
+        write_config(staged, model.config, dtype, end_of_text_of(run_dir))
+        write_tokenizer(staged, dataset_of(run_dir), tokenizer, end_of_text_of(run_dir), model.config)
+        (staged / "README.md").write_text(model_card(facts, model.config, dtype, beyond), encoding="utf-8")
+        publish(staged, output)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    return {
+        "path": str(output),
+        "run": facts["run"],
+        "step": facts["step"],
+        "parameters": facts["parameters"],
+        "dtype": dtype,
+        "files": files,
+        "custom_code": beyond,
+    }
+
+
+def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: int) -> dict[str, Any]:
+    """What is known of the weights: where they come from, how far they were trained, what they reached."""
+    run = RunFolder(run_dir)
+    lineage, state = run.read(run.lineage), checkpoints.read_state(chosen)
+    measured = [
+        record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state["step"]
+    ]
+    named = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
+    return {
+        "run": run_dir.name,
+        "step": state["step"],
+        "tokens": state["tokens"],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "validation_loss": measured[-1]["loss"] if measured else None,
+        "bits_per_byte": measured[-1]["bits_per_byte"] if measured else None,
+        "dataset": Path(lineage["dataset"]["path"]).name,
+        "dataset_digest": lineage["dataset"]["digest"],
+        "sequence_length": lineage["dataset"]["sequence_length"],
+        "vocabulary": vocabulary,
+        "weights_sha256": state_hash(named, "model."),
+        "train": lineage["train"],
+        "infini_llama": version("infini-llama"),
+    }
+
+
+def write_weights(
+    weights: dict[str, torch.Tensor], folder: Path, max_shard_size: str, facts: dict[str, Any]
+) -> list[str]:
+    """safetensors files of at most `max_shard_size` (a larger tensor has a file of its own), with an index where there are several.
+
+    Returns:
+        the files' names.
+    """
+    try:
+        split = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_size)
+    except ValueError:
+        raise ConfigError(f"--max-shard-size {max_shard_size} is no size; give for example 5GB or 200MB.") from None
+    names = ("run", "step", "tokens", "dataset", "dataset_digest", "weights_sha256", "infini_llama")
+    about = {"format": "pt"} | {f"infini_llama.{name}": str(facts[name]) for name in names}
+    for file, held in split.filename_to_tensors.items():
+        save_file({name: weights[name] for name in held}, folder / file, metadata=about)
+        order_metadata(folder / file)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        _write_json(folder / INDEX, index)
+    return list(split.filename_to_tensors)
+
+
+def order_metadata(file: Path) -> None:
+    """Writes the header's metadata in alphabetical order: safetensors leaves it in that of a hash table, another each time."""
+    with file.open("r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        assert len(ordered) == length
+        opened.seek(8)
+        opened.write(ordered)
+
+
+def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int) -> None:
+    """config.json and generation_config.json, and the code where Hugging Face's Llama cannot express the model."""
+    # A document follows an end-of-text token in training, so that is also what a text begins with.
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": None}
+    # `dtype` is for transformers 5, `torch_dtype` for all other readers.
+    types = {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
+    if hf.beyond_llama(config):
+        described = hf.config_to_own(config) | {"auto_map": AUTO_MAP}
+        write_code(folder)
+    else:
+        described = hf.config_to_hf(config)
+    _write_json(folder / "config.json", described | ends | types)
+    _write_json(folder / "generation_config.json", {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
+
+
+def write_tokenizer(folder: Path, dataset: Path, tokenizer: Tokenizer, end_of_text: int, config: LlamaConfig) -> None:
+    """tokenizer.json as the dataset has it, and what Hugging Face's classes want to know beside it."""
+    shutil.copyfile(dataset / "tokenizer.json", folder / "tokenizer.json")
+    end = tokenizer.id_to_token(end_of_text)
+    special = {"bos_token": end, "eos_token": end}
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        # Infini-attention reads on without end
+        "model_max_length": config.max_position_embeddings if config.attention == "softmax" else 10**30,
+    }
+    _write_json(folder / "tokenizer_config.json", special | about)
+    _write_json(folder / "special_tokens_map.json", special)
+
+
+def publish(staged: Path, output: Path) -> None:
+    """Renames the staged folder, once all of it is on the disk."""
+    for path in [*staged.iterdir(), staged]:
+        sync(path)
+    if output.exists():
+        output.rmdir()  # it is empty
+    staged.rename(output)
+    sync(output.parent)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

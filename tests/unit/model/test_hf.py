@@ -1,0 +1,80 @@
+"""Configurations and names, there and back; what the other side cannot express is named."""
+
+import pytest
+from transformers import LlamaConfig as TheirConfig
+
+from model import hf
+from model.config import LlamaConfig
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 1, "rope_theta": 5e5, "tie_word_embeddings": True}])
+def test_there_and_back(config, changes):
+    ours = config(segment_length=64, **changes)
+    assert hf.config_from_hf(hf.config_to_hf(ours)) == ours
+    assert hf.config_from_hf(hf.config_to_own(ours)) == ours
+
+
+def test_transformers_reads_and_writes_the_same(config):
+    ours = config(rope_theta=500.0, rms_norm_eps=1e-4, segment_length=64)
+    theirs = TheirConfig(**hf.config_to_hf(ours))
+    assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+    assert hf.config_from_hf(theirs.to_dict()) == ours
+
+
+def test_what_a_config_leaves_out_has_hugging_faces_default(config):
+    sizes = {name: value for name, value in config().to_dict().items() if hf.SAME.get(name, 0) is None}
+    del sizes["num_key_value_heads"]
+    ours, theirs = hf.config_from_hf({"model_type": "llama"} | sizes), TheirConfig(**sizes)
+    for name in hf.SAME:
+        if hasattr(ours, name):
+            assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_infini_attention_is_beyond_their_llama(config):
+    with pytest.raises(ValueError, match="attention=infini"):
+        hf.config_to_hf(config(attention="infini"))
+    assert hf.config_from_hf(hf.config_to_own(config(attention="infini"))) == config(attention="infini")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mistral"}, "model_type='mistral'"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"head_dim": 16}, "head_dim=16"),
+        ({"hidden_act": "relu"}, "hidden_act='relu'"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+    ],
+)
+def test_what_this_model_cannot_express_is_named(config, changes, words):
+    with pytest.raises(ValueError, match=words):
+        hf.config_from_hf(hf.config_to_hf(config()) | changes)
+
+
+def test_tensors_are_checked_by_name_and_shape(config):
+    infini = config(attention="infini", tie_word_embeddings=True)
+    found = hf.shapes(infini)
+    assert "lm_head.weight" not in found and sum(map(hf.is_gate, found)) == 2
+    hf.check_shapes(found, infini)
+    hf.check_shapes({name: shape for name, shape in found.items() if not hf.is_gate(name)}, infini)
+    extra = {"lm_head.weight": (97, 32), "model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}
+    hf.check_shapes(found | extra, infini)
+    name = "model.layers.1.mlp.up_proj.weight"
+    for wrong, words in (
+        ({key: shape for key, shape in found.items() if key != name}, f"lacks: {name}"),
+        (found | {"model.layers.2.mlp.up_proj.weight": (48, 32)}, "unknown: model.layers.2"),
+        (found | {name: (32, 48)}, "of another shape: " + name),
+    ):
+        with pytest.raises(ValueError, match=words):
+            hf.check_shapes(wrong, infini)
+
+
+def test_no_field_is_forgotten():
+    """A new field either has a name in Hugging Face's configuration or is refused there when it is not at its default."""
+    known = hf.SAME.keys() | hf.ROPE | hf.TRAINING | hf.SEGMENTS
+    assert known >= {"vocab_size", "rope_theta"}
+    sized = LlamaConfig(97, 32, 48, 2, 4, 2, 128)
+    assert hf.beyond_llama(sized) == []

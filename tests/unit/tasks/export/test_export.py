@@ -1,0 +1,201 @@
+"""Exported folders, opened by transformers itself."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as their_logging
+
+from configs.errors import ConfigError
+from model.generate import generate
+from tasks.artifacts import file_checksum
+from tasks.export.writing import export
+from tasks.train.load import load_model
+
+their_logging.disable_progress_bar()
+
+
+def exported(run, output, **changes):
+    return export(run, output, **({"checkpoint": "latest", "dtype": "float32", "max_shard_size": "5GB"} | changes))
+
+
+def opened(folder, **more):
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **more)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def greedy(model, prompt, length):
+    made = model.generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False)[0].tolist()
+    assert made[: len(prompt)] == prompt
+    return made[len(prompt) :]
+
+
+def ours(model, prompt, length, end=0):
+    """As theirs, which ends with the end-of-text token instead of before it."""
+    tokens = list(generate(model, prompt, length, stop_id=end))
+    return tokens if len(tokens) == length else [*tokens, end]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_softmax_model_opens_without_our_code(run_of, tmp_path, tied, kv_heads):
+    run, model = run_of(tie_word_embeddings=tied, num_key_value_heads=kv_heads, rope_theta=500.0)
+    record = exported(run, tmp_path / "out")
+    assert record["custom_code"] == [] and not list((tmp_path / "out").glob("*.py"))
+    theirs = opened(tmp_path / "out")
+    assert type(theirs).__name__ == "LlamaForCausalLM" and theirs.dtype == torch.float32
+    ids = torch.randint(0, 300, (3, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
+    for prompt in ([5], [7, 8, 9], list(range(40))):
+        assert greedy(theirs, prompt, 30) == ours(model, prompt, 30)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_infini_model_opens_with_the_code_it_carries(run_of, tmp_path, tied):
+    run, model = run_of(attention="infini", tie_word_embeddings=tied)
+    record = exported(run, tmp_path / "out")
+    assert record["custom_code"] == ["attention=infini"]
+    theirs = opened(tmp_path / "out", trust_remote_code=True)
+    assert type(theirs).__module__.startswith("transformers_modules.")
+    assert theirs._llama.__module__.startswith("transformers_modules."), "the code of the folder, not the installed one"
+    assert theirs.state_dict().keys() == model.state_dict().keys()
+    for length in (3, 8, 9, 40):  # within a segment, one, beyond it, several
+        ids = torch.randint(0, 300, (2, length))
+        with torch.no_grad():
+            assert torch.equal(theirs(ids).logits, model(ids))
+    for prompt in ([5], [7, 8, 9], list(range(40))):
+        assert greedy(theirs, prompt, 30) == ours(model, prompt, 30)
+
+
+def test_rows_padded_on_either_side_have_the_logits_of_their_own_tokens(run_of, tmp_path):
+    run, model = run_of(attention="infini")
+    exported(run, tmp_path / "out")
+    theirs = opened(tmp_path / "out", trust_remote_code=True)
+    row = torch.randint(0, 300, (1, 20))
+    padding = torch.full((1, 5), 3)
+    ids = torch.cat([torch.cat([padding, row], 1), torch.cat([row, padding], 1)])
+    mask = torch.ones_like(ids)
+    mask[0, :5] = mask[1, 20:] = 0
+    with torch.no_grad():
+        logits = theirs(ids, attention_mask=mask).logits
+        expected = model(row)[0]
+    torch.testing.assert_close(logits[0, 5:], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits[1, :20], expected, rtol=0, atol=1e-5)
+
+
+def test_the_loss_of_an_infini_model_is_that_of_the_next_token(run_of, tmp_path):
+    run, model = run_of(attention="infini")
+    exported(run, tmp_path / "out")
+    theirs = opened(tmp_path / "out", trust_remote_code=True)
+    ids = torch.randint(0, 300, (2, 20))
+    loss = theirs(ids, labels=ids).loss
+    total, count = model.loss(ids[:, :-1], ids[:, 1:])
+    torch.testing.assert_close(loss, total / count)
+    loss.backward()
+    assert theirs.model.layers[0].self_attn.gate.grad.abs().sum() > 0
+
+
+def test_shards_with_an_index_hold_every_tensor_once(run_of, tmp_path):
+    run, model = run_of(attention="infini")
+    record = exported(run, tmp_path / "out", max_shard_size="20KB")
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert len(record["files"]) > 3 and set(index["weight_map"].values()) == set(record["files"])
+    found = {}
+    for file in record["files"]:
+        with safe_open(tmp_path / "out" / file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (no dict)
+                assert index["weight_map"][name] == file and name not in found
+                found[name] = tensors.get_tensor(name)
+    state = model.state_dict()
+    assert found.keys() == state.keys() - {"lm_head.weight"}, "a tied head is the embedding"
+    assert all(torch.equal(found[name], state[name]) for name in found)
+    theirs = opened(tmp_path / "out", trust_remote_code=True)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items())
+
+
+def test_bfloat16_is_what_transformers_then_computes_in_and_gates_stay_fp32(run_of, tmp_path):
+    run, model = run_of(attention="infini")
+    exported(run, tmp_path / "out", dtype="bfloat16")
+    theirs = opened(tmp_path / "out", trust_remote_code=True)
+    kinds = {name: tensor.dtype for name, tensor in theirs.state_dict().items()}
+    assert {kind for name, kind in kinds.items() if name.endswith(".gate")} == {torch.float32}
+    assert {kind for name, kind in kinds.items() if not name.endswith(".gate")} == {torch.bfloat16}
+    ids = torch.randint(0, 300, (1, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits.float(), model(ids), rtol=0, atol=0.3)
+        assert theirs.generate(ids, max_new_tokens=5, do_sample=False).shape[1] <= 45
+
+
+def test_the_tokenizer_is_the_datasets(run_of, tmp_path):
+    run, _ = run_of()
+    exported(run, tmp_path / "out")
+    theirs, (_, ours) = AutoTokenizer.from_pretrained(tmp_path / "out"), load_model(run)
+    for text in (
+        "the cat sat",
+        " self.value = {x: 1}\n\t«größer» 日本語 🙂",
+        "",
+        "None:\n    return",
+        "don 't , stop .",
+    ):
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert theirs(text)["input_ids"] == ids
+        assert theirs.decode(ids) == text
+    assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == ("<|endoftext|>", 0, ours.get_vocab_size())
+    assert AutoConfig.from_pretrained(tmp_path / "out").eos_token_id == 0
+
+
+def test_the_files_say_where_the_weights_come_from(run_of, tmp_path):
+    run, _ = run_of("told")
+    record = exported(run, tmp_path / "out")
+    with safe_open(tmp_path / "out/model.safetensors", "pt") as tensors:
+        metadata = tensors.metadata()
+    assert metadata["format"] == "pt"
+    assert (metadata["infini_llama.run"], metadata["infini_llama.step"]) == ("told", "7")
+    card = (tmp_path / "out/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for fact in (
+        "# told",
+        f"{record['parameters']:,}",
+        "3,584",
+        "5.5000 nats",
+        "2.2500",
+        metadata["infini_llama.dataset_digest"],
+    ):
+        assert fact in card, fact
+    assert metadata["infini_llama.weights_sha256"] in card
+
+
+def test_the_same_run_gives_the_same_bytes(run_of, tmp_path):
+    run, _ = run_of(attention="infini")
+    for name in ("a", "b"):
+        exported(run, tmp_path / name)
+    first, second = ({p.name: file_checksum(p) for p in (tmp_path / n).iterdir()} for n in ("a", "b"))
+    assert first == second and "modeling_infini_llama.py" in first
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"checkpoint": "step-00000008"}, "no checkpoint 'step-00000008'"),
+        ({"checkpoint": "../../run"}, "no checkpoint '../../run'"),
+        ({"max_shard_size": "some"}, "--max-shard-size some is no size"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_and_leaves_nothing(run_of, tmp_path, changes, words):
+    run, _ = run_of()
+    before = set(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=words):
+        exported(run, tmp_path / "out", **changes)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_with_something_in_it_is_not_written_into(run_of, tmp_path):
+    run, _ = run_of()
+    (tmp_path / "full").mkdir()
+    exported(run, tmp_path / "full")
+    with pytest.raises(ConfigError, match="exists already"):
+        exported(run, tmp_path / "full")
