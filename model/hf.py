@@ -13,6 +13,7 @@ import torch
 
 from model.config import LlamaConfig
 from model.llama import Llama
+from model.rope import scaled_frequencies
 
 OWN = "infini_llama"
 # Of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave it out.
@@ -58,18 +59,16 @@ def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
     if beyond := beyond_llama(config):
         raise ValueError(f"Hugging Face's Llama cannot express {', '.join(beyond)}")
     ours = config.to_dict()
-    scaling = ours.get("rope_scaling")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **{name: ours[name] for name in SAME if name in ours},
+        **{name: ours[name] for name in SAME},
         "head_dim": config.head_dim,
-        "hidden_act": ours.get("hidden_act", "silu"),
         "attention_bias": False,
         "mlp_bias": False,
         "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta} | (scaling or {}),
+        "rope_scaling": ours["rope_scaling"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta} | (config.rope_scaling or {}),
     }
 
 
@@ -80,7 +79,7 @@ def config_to_own(config: LlamaConfig) -> dict[str, Any]:
     return {
         "architectures": ["InfiniLlamaForCausalLM"],
         "model_type": OWN,
-        **{name: ours[name] for name in SAME if name in ours},
+        **{name: ours[name] for name in SAME},
         "head_dim": config.head_dim,
         OWN: ours,
     }
@@ -96,21 +95,17 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         return LlamaConfig.from_dict(values[OWN])
     if values.get("model_type") != "llama":
         raise ValueError(f"model_type={values.get('model_type')!r} is neither 'llama' nor '{OWN}'")
-    names = {field.name for field in fields(LlamaConfig)}
     found = {name: values.get(name, default) for name, default in SAME.items()}
     found["num_key_value_heads"] = found["num_key_value_heads"] or found["num_attention_heads"]
     if missing := [name for name, value in found.items() if value is None]:
         raise ValueError(f"{', '.join(missing)} is missing")
-    head_dim = found["hidden_size"] // found["num_attention_heads"]
-    for name, ours in (("attention_bias", False), ("mlp_bias", False), ("head_dim", head_dim)):
+    theta, scaling = _rope(values)
+    config = LlamaConfig.from_dict(found | {"rope_theta": theta, "rope_scaling": scaling})
+    scaled_frequencies(config, torch.device("cpu"), torch.float32)  # an unknown scaling is refused here
+    for name, ours in (("attention_bias", False), ("mlp_bias", False), ("head_dim", config.head_dim)):
         if (value := values.get(name, ours)) not in (ours, None):
             raise ValueError(f"{name}={value!r} cannot be expressed here, only {ours!r}")
-    theta, scaling = _rope(values)
-    rotary = {"rope_theta": theta, "rope_scaling": scaling}
-    for name, plain in (("hidden_act", "silu"), ("attention_dropout", 0.0), ("rope_scaling", None)):
-        if name not in names and (found | rotary)[name] != plain:
-            raise ValueError(f"{name}={(found | rotary)[name]!r} cannot be expressed here, only {plain!r}")
-    return LlamaConfig.from_dict({name: value for name, value in (found | rotary).items() if name in names})
+    return config
 
 
 def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
@@ -123,7 +118,8 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
         return float(theta), None
     if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
         given.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
-    return float(theta), {"rope_type": kind} | given
+    scaling = {"rope_type": kind} | given
+    return float(theta), scaling
 
 
 def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:

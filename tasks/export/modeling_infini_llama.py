@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from model.config import LlamaConfig
-from model.llama import Llama
+from model.llama import Llama, States
 
 
 class InfiniLlamaConfig(PreTrainedConfig):
@@ -26,15 +26,32 @@ class InfiniLlamaConfig(PreTrainedConfig):
 
 
 class Remembered:
-    """What generation passes from token to token: each layer's state, and how many tokens were read."""
+    """What generation passes from token to token: the states of the rows, and how long they are with their padding."""
 
     is_compileable = False
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.states, self.length = capacity, None, 0
+        self.capacity, self.length = capacity, 0
+        self.states: States | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row b becomes what row beam_idx[b] was."""
+        if self.states is not None:
+            for state in self.states.layers:
+                for name, value in vars(state).items():
+                    setattr(state, name, _rows(value, beam_idx))
+
+
+def _rows(value: Any, order: torch.Tensor) -> Any:
+    """Those rows of a tensor, of a list with an entry a row, or of a tuple of tensors."""
+    if isinstance(value, torch.Tensor):
+        return value[order]
+    if isinstance(value, list):
+        return [value[row] for row in order.tolist()]
+    return type(value)(*(_rows(part, order) for part in value)) if isinstance(value, tuple) else value
 
 
 class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
@@ -45,6 +62,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["self_attn.gate"]  # noqa: RUF012
     _is_stateful = True  # what was read cannot be taken back, as assisted generation would
+    _llama: Llama
 
     def __init__(self, config: InfiniLlamaConfig) -> None:
         super().__init__(config)
@@ -67,34 +85,31 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits for input_ids [B, T], and with `labels` [B, T] (not shifted) the mean cross-entropy.
 
-        Rows may be padded on either side where `attention_mask` is 0. With `past_key_values` of `generate`, input_ids are the next
-        tokens, and logits those after the last one.
+        Rows may be padded on either side, where `attention_mask` is 0. With the `past_key_values` that `generate` passes, input_ids
+        are the next tokens; only the first of them may be padded.
         """
-        if past_key_values is not None:
-            logits = self._continue(input_ids, attention_mask, past_key_values)[:, None]
-            return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
-        if attention_mask is None or bool(attention_mask.all()):
-            logits = self._llama(input_ids)
+        if past_key_values is not None and past_key_values.states is not None:
+            hidden = self._llama.read(input_ids, past_key_values.states)
+        elif attention_mask is None or bool(attention_mask.all()):
+            hidden = self._begin(input_ids, past_key_values, None)
         else:  # the rows' own tokens first: no token looks at those behind it
             order = attention_mask.argsort(dim=1, descending=True, stable=True)
-            logits = self._llama(input_ids.gather(1, order))
-            back = order.argsort(dim=1)[..., None].expand_as(logits)
-            logits = logits.gather(1, back)
+            hidden = self._begin(input_ids.gather(1, order), past_key_values, attention_mask.sum(dim=1).tolist())
+            hidden = hidden.gather(1, order.argsort(dim=1)[..., None].expand_as(hidden))
+        if past_key_values is not None:
+            past_key_values.length += input_ids.shape[1]
+        logits = self.lm_head(hidden[:, -logits_to_keep:])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
-        return CausalLMOutputWithPast(loss=loss, logits=logits[:, -logits_to_keep:])
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)  # type: ignore
 
-    def _continue(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, past: Remembered) -> torch.Tensor:
-        """Logits [B, vocab_size] after the next tokens [B, t]."""
-        if past.states is None:
-            if attention_mask is not None and not bool(attention_mask.all()):
-                raise ValueError("prompts of different lengths are not generated from together; give them one by one")
-            logits, past.states = self._llama.prefill(input_ids, past.capacity)
-        else:
-            logits = [self._llama.decode(tokens, past.states) for tokens in input_ids.unbind(dim=1)][-1]
-        past.length += input_ids.shape[1]
-        return logits
+    def _begin(self, input_ids: torch.Tensor, past: Remembered | None, lengths: list[int] | None) -> torch.Tensor:
+        """What the head reads of rows from their first tokens on; of row b the first lengths[b] count."""
+        if past is None:
+            return self._llama.hidden(input_ids)
+        past.states = self._llama.new_states(len(input_ids), past.capacity)
+        return self._llama.read(input_ids, past.states, lengths)
 
     def _prepare_cache_for_generation(
         self,
@@ -103,7 +118,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         generation_mode: Any,
         batch_size: int,
         max_cache_length: int,
-    ) -> None:
+    ) -> Any:
         """Instead of transformers' growing cache, which has no place for a compressive memory."""
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = Remembered(max_cache_length + 1)

@@ -20,7 +20,7 @@ from tasks.export.code import AUTO_MAP, write_code
 from tasks.train import checkpoints
 from tasks.train.load import dataset_of, end_of_text_of, find_checkpoint, load_model
 from tasks.train.run_folder import RunFolder, read_metrics
-from tasks.train.worker.checkpoint import state_hash
+from tasks.train.worker.checkpoint import state_hash, tensors
 
 INDEX = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -84,7 +84,6 @@ def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: in
     measured = [
         record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state["step"]
     ]
-    named = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
     return {
         "run": run_dir.name,
         "step": state["step"],
@@ -96,7 +95,7 @@ def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: in
         "dataset_digest": lineage["dataset"]["digest"],
         "sequence_length": lineage["dataset"]["sequence_length"],
         "vocabulary": vocabulary,
-        "weights_sha256": state_hash(named, "model."),
+        "weights_sha256": state_hash(tensors(model, optimizer=None), "model."),
         "train": lineage["train"],
         "infini_llama": version("infini-llama"),
     }

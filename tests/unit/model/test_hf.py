@@ -1,5 +1,8 @@
 """Configurations and names, there and back; what the other side cannot express is named."""
 
+from copy import deepcopy
+from dataclasses import fields
+
 import pytest
 from transformers import LlamaConfig as TheirConfig
 
@@ -7,7 +10,14 @@ from model import hf
 from model.config import LlamaConfig
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 1, "rope_theta": 5e5, "tie_word_embeddings": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_key_value_heads": 1, "rope_theta": 5e5, "tie_word_embeddings": True},
+        {"hidden_act": "gelu", "attention_dropout": 0.1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ],
+)
 def test_there_and_back(config, changes):
     ours = config(segment_length=64, **changes)
     assert hf.config_from_hf(hf.config_to_hf(ours)) == ours
@@ -26,8 +36,7 @@ def test_what_a_config_leaves_out_has_hugging_faces_default(config):
     del sizes["num_key_value_heads"]
     ours, theirs = hf.config_from_hf({"model_type": "llama"} | sizes), TheirConfig(**sizes)
     for name in hf.SAME:
-        if hasattr(ours, name):
-            assert getattr(ours, name) == getattr(theirs, name), name
+        assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 
 
@@ -46,7 +55,7 @@ def test_infini_attention_is_beyond_their_llama(config):
         ({"head_dim": 16}, "head_dim=16"),
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
     ],
 )
 def test_what_this_model_cannot_express_is_named(config, changes, words):
@@ -72,9 +81,31 @@ def test_tensors_are_checked_by_name_and_shape(config):
             hf.check_shapes(wrong, infini)
 
 
-def test_no_field_is_forgotten():
-    """A new field either has a name in Hugging Face's configuration or is refused there when it is not at its default."""
+OTHER = {
+    "attention": "infini",
+    "pre_norm": False,
+    "qk_norm": True,
+}
+
+
+def test_every_field_is_carried_or_refused(config):
+    """A field that is new in LlamaConfig fails here until it is known where it goes."""
     known = hf.SAME.keys() | hf.ROPE | hf.TRAINING | hf.SEGMENTS
-    assert known >= {"vocab_size", "rope_theta"}
-    sized = LlamaConfig(97, 32, 48, 2, 4, 2, 128)
-    assert hf.beyond_llama(sized) == []
+    assert {field.name for field in fields(LlamaConfig)} - known == OTHER.keys()
+    for name, value in OTHER.items():
+        assert hf.beyond_llama(config(**{name: value})) == [f"{name}={value}"]
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_scaled_rotary_positions_in_the_styles_of_transformers_4_and_5(config, kind):
+    scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 64}
+    if kind == "llama3":
+        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    values = hf.config_to_hf(config(rope_scaling=scaling, rope_theta=5e5, segment_length=64))
+    five = {name: value for name, value in values.items() if name not in ("rope_theta", "rope_scaling")}
+    four = {name: value for name, value in values.items() if name != "rope_parameters"}
+    for style in (values, four, five):
+        read = hf.config_from_hf(style)
+        assert (read.rope_scaling, read.rope_theta) == (scaling, 5e5)
+        parameters = TheirConfig(**deepcopy(style)).rope_parameters
+        assert parameters["rope_theta"] == 5e5 and all(parameters[key] == value for key, value in scaling.items())

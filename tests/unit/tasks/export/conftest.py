@@ -39,13 +39,10 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
 
     def make(name: str = "run", **model: object) -> tuple[Path, Llama]:
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-        given = {
-            "data": data(),
-            "model": sizes | {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model,
-            "runtime": {"name": name, "home": str(home)},
-        }
+        wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
+        given = {"data": data(), "model": sizes, "runtime": {"name": name, "home": str(home)}}
         config = PipelineConfig.model_validate(given).model_dump(mode="json")
-        fields = model_fields(config, reference)
+        fields = model_fields(config, reference) | wanted
         run = RunFolder(home / "runs" / name)
         run.path.mkdir(parents=True)
         claim(run, config, fields, reference)
@@ -67,7 +64,7 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
             "model": fields,
             "dataset": reference["digest"],
         }
-        checkpoint.save(run.checkpoints, 7, checkpoint.tensors(made, optimizer=None), scalars, ranks)
+        checkpoint.save(run.checkpoints, 7, checkpoint.tensors(made, optimizer=None), scalars)
         line = {"kind": "validation", "step": 7, "loss": 5.5, "bits_per_byte": 2.25}
         run.metrics.write_text(json.dumps(line) + "\n")
         return run.path, made.eval()

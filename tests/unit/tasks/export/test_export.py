@@ -71,6 +71,73 @@ def test_an_infini_model_opens_with_the_code_it_carries(run_of, tmp_path, tied):
         assert greedy(theirs, prompt, 30) == ours(model, prompt, 30)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_scaling": LLAMA3},
+        {"rope_scaling": YARN},
+        {"hidden_act": "gelu", "attention_dropout": 0.1, "hidden_dropout": 0.2},
+        {"hidden_act": "gelu_pytorch_tanh"},
+    ],
+)
+def test_what_their_llama_can_express_opens_without_our_code(run_of, tmp_path, changes):
+    run, model = run_of(**changes)
+    assert exported(run, tmp_path / "out")["custom_code"] == []
+    theirs = opened(tmp_path / "out")
+    ids = torch.randint(0, 300, (2, 100))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"qk_norm": True},
+        {"pre_norm": False},
+        {"attention": "local"},
+        {"attention": "infini", "memory_update": "delta_bounded", "first_segment": "literal", "rope_scaling": YARN},
+    ],
+)
+def test_what_their_llama_cannot_express_takes_the_code_along(run_of, tmp_path, changes):
+    run, model = run_of(**changes)
+    assert exported(run, tmp_path / "out")["custom_code"]
+    theirs = opened(tmp_path / "out", trust_remote_code=True)
+    ids = torch.randint(0, 300, (2, 100))
+    with torch.no_grad():
+        assert torch.equal(theirs(ids).logits, model(ids))
+    assert greedy(theirs, ids[0].tolist(), 20) == ours(model, ids[0].tolist(), 20)
+
+
+@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"qk_norm": True}])
+def test_generation_of_a_padded_batch_and_of_beams(run_of, tmp_path, changes):
+    run, model = run_of(**changes)
+    exported(run, tmp_path / "out")
+    theirs = opened(tmp_path / "out", trust_remote_code=True)
+    prompts = [torch.randint(1, 300, (length,)).tolist() for length in (3, 20, 9)]
+    ids, mask = torch.zeros(3, 20, dtype=torch.long), torch.zeros(3, 20, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, -len(prompt) :], mask[row, -len(prompt) :] = torch.tensor(prompt), 1
+    made = theirs.generate(ids, attention_mask=mask, max_new_tokens=25, do_sample=False, pad_token_id=0)
+    for row, prompt in enumerate(prompts):
+        alone = ours(model, prompt, 25)
+        assert made[row, 20:].tolist()[: len(alone)] == alone
+    # Beams share states that must follow them; without any, every step reads the whole text anew.
+    beams = {"max_new_tokens": 25, "num_beams": 4, "do_sample": False, "pad_token_id": 0}
+    cached = theirs.generate(ids, attention_mask=mask, **beams)
+    assert torch.equal(cached, theirs.generate(ids, attention_mask=mask, use_cache=False, **beams))
+
+
 def test_rows_padded_on_either_side_have_the_logits_of_their_own_tokens(run_of, tmp_path):
     run, model = run_of(attention="infini")
     exported(run, tmp_path / "out")
