@@ -22,7 +22,7 @@ from tasks.locks import Busy as Busy
 from tasks.locks import Lock as Lock
 
 MANIFEST = "manifest.json"
-FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 1}
+FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 2}
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
 FIELDS = {"kind", "format_version", "files", "content", "digest", "created", "meta", "self_checksum"}
@@ -103,7 +103,13 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def commit(
-    staged: Path, target: Path, kind: str, format_version: int, meta: dict, content: dict | None = None
+    staged: Path,
+    target: Path,
+    kind: str,
+    format_version: int,
+    meta: dict,
+    content: dict | None = None,
+    checksums: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Turns the staged folder into the artifact `target`, all of it or nothing.
 
@@ -114,6 +120,7 @@ def commit(
         format_version: version of its layout.
         meta: when, from what, by whom; not part of the digest.
         content: facts that the bytes determine; part of the digest.
+        checksums: by relative path, of files whose writers computed them on the way; the others are read for theirs.
 
     Returns:
         the manifest; its "digest" proves bytes and content.
@@ -121,7 +128,8 @@ def commit(
     files = {}
     for relative in _files_below(staged):
         size = (staged / relative).stat().st_size
-        files[relative.as_posix()] = {"size": size, "checksum": file_checksum(staged / relative)}
+        checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged / relative)
+        files[relative.as_posix()] = {"size": size, "checksum": checksum}
     proven = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
     manifest = proven | {
         "digest": checksum_of(proven),

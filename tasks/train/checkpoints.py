@@ -8,7 +8,7 @@ from pathlib import Path
 from configs.errors import ConfigError
 from tasks.artifacts import Damaged, check, is_complete, move_aside, remove, set_pointer
 
-KIND, FORMAT_VERSION = "checkpoint", 1
+KIND, FORMAT_VERSION = "checkpoint", 2
 STATE_FILE = "train_state.json"
 log = logging.getLogger("infini_llama.train")
 

@@ -41,7 +41,7 @@ def finished(lab, uninterrupted):
 def test_a_damaged_newest_checkpoint_makes_the_next_older_one_serve(lab, finished):
     run_dir, expected = finished("damaged-checkpoint")
     (run_dir / "summary.json").unlink()
-    shard = max((run_dir / "checkpoints/step-00000060").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    shard = max((run_dir / "checkpoints/step-00000060").glob("rank-*.bin"), key=lambda path: path.stat().st_size)
     flip_a_bit(shard)
     started = lab.start("damaged-checkpoint", *SOFTMAX_2)
     assert started.wait() == 0, started.log.read_text()

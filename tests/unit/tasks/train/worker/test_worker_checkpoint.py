@@ -1,22 +1,31 @@
 """Tensors come back to the bit; nothing but tensors is ever built from a checkpoint's files."""
 
-import io
-import os
-import pickle
-from pathlib import Path
+import json
+import struct
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import metadata as metadata_classes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from configs.errors import DataError
 from model.config import LlamaConfig
 from model.llama import Llama
-from tasks.artifacts import check
-from tasks.train.worker.checkpoint import _MetadataUnpickler, load, prime, save, state_hash, tensors
+from tasks.artifacts import check, file_checksum
+from tasks.train.worker.checkpoint import load, prime, save, state_hash, tensors
 from tasks.train.worker.optimizer import build_optimizer
 from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.storage import TensorWriter
 
 TRAIN = {
     "weight_decay": 0.1,
@@ -96,59 +105,93 @@ def test_the_hash_sees_one_bit_a_name_and_a_shape():
     assert state_hash({"a": value}, "") != state_hash({"a": flipped}, "")
 
 
-class Malicious:
-    def __init__(self, target: Path) -> None:
-        self.target = target
+def test_nothing_in_a_checkpoint_is_a_pickle(saved):
+    path, _ = saved
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json",
+        "rank-00000.bin",
+        "tensors.json",
+        "train_state.json",
+    ]
+    for file in path.glob("*.json"):
+        json.loads(file.read_text())
+    first = struct.unpack("<f", (path / "rank-00000.bin").read_bytes()[:4])[0]
+    assert isinstance(first, float), "raw numbers from the first byte on"
 
-    def __reduce__(self):
-        return (os.mkdir, (str(self.target),))
 
-
-def test_a_malicious_pickle_is_refused_before_it_runs(saved, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda part: part.update(file="../rank-00000.bin"), "no file of a checkpoint"),
+        (lambda part: part.update(file="/etc/passwd"), "no file of a checkpoint"),
+        (lambda part: part.update(start=part["start"] + 3), "where none can be"),
+        (lambda part: part.update(start=-64), "where none can be"),
+        (lambda part: part.update(start=1 << 40), "beyond the end"),
+        (lambda part: part.update(sizes="all"), "cannot be loaded"),
+        (lambda part: part.pop("offsets"), "cannot be loaded"),
+    ],
+)
+def test_a_table_that_asks_for_anything_else_is_refused(saved, change, sentence):
     path, state = saved
-    trap = tmp_path / "trap"
-    (path / ".metadata").write_bytes(pickle.dumps(Malicious(trap)))
-    with pytest.raises(DataError, match=r"posix\.mkdir"):
+    table = json.loads((path / "tensors.json").read_text())
+    change(table["tensors"]["model.lm_head.weight" if "model.lm_head.weight" in state else min(state)]["parts"][0])
+    (path / "tensors.json").write_text(json.dumps(table))
+    with pytest.raises(DataError, match=sentence):
         load(path, state)
-    assert not trap.exists()
 
 
-class ByGetattr:
-    """What Python 3.11.2 writes for the member of an enumeration, pointed at something else."""
-
-    def __reduce__(self):
-        return (getattr, (torch.Size, "__subclasshook__"))
-
-
-def test_getattr_reaches_nothing_but_the_one_enumeration(saved):
+def test_unknown_types_and_byte_orders_are_refused(saved):
     path, state = saved
-    (path / ".metadata").write_bytes(pickle.dumps(ByGetattr()))
-    with pytest.raises(DataError, match="__subclasshook__"):
-        load(path, state)
+    table = json.loads((path / "tensors.json").read_text())
+    for change in ({"byteorder": "middle"}, {"tensors": table["tensors"] | {min(state): {"dtype": "object"}}}):
+        (path / "tensors.json").write_text(json.dumps(table | change))
+        with pytest.raises(DataError, match="cannot be loaded"):
+            load(path, state)
 
 
-def test_enumerations_are_read_as_every_version_of_python_writes_them():
-    member = metadata_classes._MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
-
-    class Old(pickle.Pickler):
-        def reducer_override(self, value):
-            return (getattr, (type(value), value.name)) if value is member else NotImplemented
-
-    written = io.BytesIO()
-    Old(written).dump(member)
-    assert b"getattr" in written.getvalue()
-    assert _MetadataUnpickler(io.BytesIO(written.getvalue())).load() is member
-    assert _MetadataUnpickler(io.BytesIO(pickle.dumps(member))).load() is member
-
-
-def test_tensor_files_are_read_as_tensors_alone(saved, tmp_path):
+def test_another_model_is_told_by_name(saved):
     path, state = saved
-    trap = tmp_path / "trap"
-    for file in path.glob("*.distcp"):
-        file.write_bytes(pickle.dumps(Malicious(trap), protocol=2).ljust(file.stat().st_size, b"\0"))
-    with pytest.raises(DataError, match="cannot be loaded"):
-        load(path, state)
-    assert not trap.exists()
+    name = min(state)
+    with pytest.raises(DataError, match="Missing key"):
+        load(path, state | {"model.unknown": torch.zeros(2)})
+    with pytest.raises(DataError, match=f"Size mismatch.*{name}"):
+        load(path, {name: torch.zeros(3, 3)})
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_block_of_any_tensor_comes_back(tmp_path_factory, data):
+    """Parts written by three ranks, read as other parts: what another world size does."""
+    folder = tmp_path_factory.mktemp("parts")
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 5)))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
+    whole = torch.randint(0, 2, shape).to(dtype)
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, shape[0]), min_size=2, max_size=2))), shape[0]]
+    metadata, results, writers = Metadata({}), [], [TensorWriter(folder) for _ in range(3)]
+    chunks = []
+    for rank, (writer, start, end) in enumerate(zip(writers, cuts, cuts[1:], strict=False)):
+        offsets, sizes = torch.Size([start, 0]), torch.Size([end - start, shape[1]])
+        if end > start:
+            chunks.append(ChunkStorageMetadata(offsets, sizes))
+        item = WriteItem(MetadataIndex("t", offsets), WriteItemType.SHARD)
+        plan = SavePlan([item] if end > start else [])
+        writer.set_up_storage_writer(rank == 0, rank=rank)
+        results.append(writer.write_data(plan, Resolves(whole[start:end])).value())
+    metadata.state_dict_metadata["t"] = TensorStorageMetadata(TensorProperties(dtype=dtype), whole.shape, chunks)
+    writers[0].finish(metadata, results)
+    assert all(file_checksum(folder / name) == checksum for name, checksum in writers[0].checksums.items())
+    found = torch.zeros_like(whole)
+    load(folder, {"t": found})
+    assert torch.equal(found, whole)
+
+
+class Resolves(DefaultSavePlanner):
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+    def resolve_data(self, write_item):
+        return self.tensor
 
 
 def test_no_path_of_this_machine_is_in_a_checkpoint(saved, tmp_path):

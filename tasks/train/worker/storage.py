@@ -1,0 +1,187 @@
+"""The files of a checkpoint, below torch.distributed.checkpoint's planning: raw bytes of tensors and a table in JSON, no pickle.
+
+`rank-00000.bin` holds the parts that this rank wrote, one after another, each at a multiple of 64 bytes. `tensors.json` lists them:
+{"byteorder", "tensors": {name: {"dtype", "shape", "parts": [{"offsets", "sizes", "file", "start"}]}}}; a part is the block of
+its tensor that begins at `offsets`, in row-major order.
+"""
+
+import json
+import math
+import mmap
+import os
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from configs.errors import DataError
+
+TABLE, FILE = "tensors.json", "rank-{:05d}.bin"
+ALIGNMENT = 64
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a part lies: file, first byte, and the checksum of the whole file."""
+
+    file: str
+    start: int
+    checksum: str
+
+
+class TensorWriter(StorageWriter):
+    """Each rank writes one file and syncs it; the coordinator writes the table, and then knows every file's checksum."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rank = folder, 0
+        self.checksums: dict[str, str] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.rank = kwargs["rank"]
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name, digest, position = FILE.format(self.rank), blake3(max_threads=blake3.AUTO), 0
+        starts: list[tuple[MetadataIndex, int, int]] = []
+        with (self.folder / name).open("wb", buffering=1 << 20) as file:
+            for item in plan.items:
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, torch.Tensor)
+                raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+                padding = bytes(-position % ALIGNMENT)
+                for piece in (padding, raw):
+                    file.write(piece)
+                    digest.update(piece)
+                starts.append((item.index, position + len(padding), raw.nbytes))
+                position += len(padding) + raw.nbytes
+            file.flush()
+            os.fsync(file.fileno())
+        checksum = "blake3:" + digest.hexdigest()
+        result: Future[list[WriteResult]] = Future()
+        result.set_result([WriteResult(index, size, Place(name, start, checksum)) for index, start, size in starts])
+        return result
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        parts = defaultdict(list)
+        for written in (one for of_rank in results for one in of_rank):
+            place: Place = written.storage_data
+            self.checksums[place.file] = place.checksum
+            entry = metadata.state_dict_metadata[written.index.fqn]
+            assert isinstance(entry, TensorStorageMetadata)
+            sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == written.index.offset)
+            part = {
+                "offsets": [*(written.index.offset or ())],
+                "sizes": [*sizes],
+                "file": place.file,
+                "start": place.start,
+            }
+            parts[written.index.fqn].append(part)
+        tensors = {}
+        for name, entry in sorted(metadata.state_dict_metadata.items()):
+            assert isinstance(entry, TensorStorageMetadata)
+            dtype = str(entry.properties.dtype).removeprefix("torch.")
+            tensors[name] = {"dtype": dtype, "shape": [*entry.size], "parts": parts[name]}
+        table = {"byteorder": sys.byteorder, "tensors": tensors}
+        (self.folder / TABLE).write_text(json.dumps(table), encoding="utf-8")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return False
+
+
+class TensorReader(StorageReader):
+    """Reads what TensorWriter wrote; a table that names anything but blocks of tensors inside the folder is refused."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.places: dict[MetadataIndex, tuple[str, int, torch.Size, torch.dtype]] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        pass
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        try:
+            table = json.loads((self.folder / TABLE).read_bytes())
+            if table["byteorder"] != sys.byteorder:
+                raise ValueError(f"it was written on a {table['byteorder']}-endian machine")
+            entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+            entries |= {name: self._entry(name, entry) for name, entry in table["tensors"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"checkpoint {self.folder} cannot be loaded: {TABLE}: {error}.") from error
+        return Metadata(entries)
+
+    def _entry(self, name: str, entry: dict) -> TensorStorageMetadata:
+        dtype, chunks = DTYPES[entry["dtype"]], []
+        for part in entry["parts"]:
+            offsets, sizes = torch.Size(part["offsets"]), torch.Size(part["sizes"])
+            if not re.fullmatch(r"rank-\d{5,}\.bin", part["file"]):
+                raise ValueError(f"'{name}' lies in '{part['file']}', which is no file of a checkpoint")
+            if min([part["start"], *offsets, *sizes]) < 0 or part["start"] % ALIGNMENT:
+                raise ValueError(f"'{name}' has a part at {part}, where none can be")
+            end = part["start"] + math.prod(sizes) * dtype.itemsize
+            if end > (self.folder / part["file"]).stat().st_size:
+                raise ValueError(f"'{name}' reaches beyond the end of {part['file']}")
+            self.places[MetadataIndex(name, offsets)] = (part["file"], part["start"], sizes, dtype)
+            chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
+        return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(entry["shape"]), chunks)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if not self.places:  # the coordinator alone has read the table so far
+            self.read_metadata()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        files: dict[str, mmap.mmap] = {}
+        for item in plan.items:
+            name, start, sizes, dtype = self.places[item.storage_index]
+            target = planner.resolve_tensor(item).detach()
+            if math.prod(sizes):
+                if name not in files:
+                    with (self.folder / name).open("rb") as file:
+                        files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                flat = torch.frombuffer(files[name], dtype=dtype, count=math.prod(sizes), offset=start)
+                part = flat.view(sizes)
+                for dimension, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    part = part.narrow(dimension, first, length)
+                target.copy_(part)
+            planner.commit_tensor(item, target)
+        result: Future[None] = Future()
+        result.set_result(None)
+        return result
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return False

@@ -1,0 +1,184 @@
+"""Runs of a few steps for the exactness tests, prepared by the program's own functions and grouped into few processes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from laboratory import exact_metrics
+
+from configs.loading import parse_config
+from exactness.cover import Cell
+from tasks.patch_environment.plan import resolve
+from tasks.patch_environment.probe import probe
+from tasks.preprocess.stage import preprocess
+from tasks.train import checkpoints
+from tasks.train.attempt import write_order
+from tasks.train.run_folder import RunFolder, claim, cut_metrics, remove_staging
+from tasks.train.stage import model_fields
+
+STEPS, SAVE_EVERY, BATCH = 10, 3, 16
+DOCUMENTS = {
+    "across": 20,
+    "within": 60,
+}  # of 800 characters; ten steps of 16 rows leave the first epoch of the smaller corpus
+
+
+def configuration(home: Path, name: str, cell: Cell) -> dict:
+    """Of one run of a cell. `batch` and `micro` of a cell replace what its other settings imply."""
+    batch = cell.get("batch", BATCH)
+    return {
+        "data": {
+            "source": "files",
+            "files": [str(home / cell["epoch"] / "*.txt")],
+            "validation_fraction": 0.2,
+            "sequence_length": 32,
+            "tokenizer": {"vocab_size": 300},
+        },
+        "model": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "segment_length": 8,
+            "attention": cell["attention"],
+        },
+        "train": {
+            "max_steps": STEPS,
+            "global_batch_size": batch,
+            "micro_batch_size": cell.get("micro") or batch // (cell["world"] * cell["accumulation"]),
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "eval_every": 4,
+            "eval_sequences": 5,
+            "save_every": SAVE_EVERY,
+            "sample_tokens": 4,
+            "parallel": cell["parallel"],
+            "compile": cell["compile"],
+            "async_save": cell["save"] == "async",
+        },
+        "environment": {"device": "cpu", "threads": 1, "precision": cell["precision"], "nproc_per_node": cell["world"]},
+        "runtime": {"name": name, "home": str(home)},
+    }
+
+
+def write_texts(home: Path) -> None:
+    """Documents cut from a module of Python's library, in one folder a corpus."""
+    text = Path(textwrap.__file__).read_text() * 3
+    for corpus, count in DOCUMENTS.items():
+        (home / corpus).mkdir()
+        for number in range(count):
+            (home / corpus / f"{number:03}.txt").write_text(text[number * 800 : (number + 1) * 800])
+
+
+@dataclass
+class Bench:
+    """A home folder; runs are queued by `attempt` and executed together by `execute`."""
+
+    home: Path
+    facts: dict = field(default_factory=dict)
+    references: dict = field(default_factory=dict)
+    queue: dict[int, list[dict]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        write_texts(self.home)
+        self.facts = probe(self.home)
+
+    def run(self, name: str) -> RunFolder:
+        return RunFolder(self.home / "runs" / name)
+
+    def attempt(self, name: str, cell: Cell, stop_after: int | None = None, lose_newest: bool = False) -> None:
+        """Queues the next attempt at a run, from its newest checkpoint; a request to stop comes in its `stop_after`-th step.
+
+        Args:
+            lose_newest: as if the process had died before the last checkpoint: resume from the one before.
+        """
+        config = parse_config(configuration(self.home, name, cell)).model_dump(mode="json")
+        run = self.run(name)
+        run.path.mkdir(parents=True, exist_ok=True)
+        if cell["epoch"] not in self.references:
+            self.references[cell["epoch"]] = preprocess(config["data"], str(self.home))
+        reference = self.references[cell["epoch"]]
+        model = model_fields(config, reference)
+        claim(run, config, model, reference)
+        remove_staging(run)
+        if lose_newest:
+            shutil.rmtree(checkpoints.committed(run.checkpoints)[0])
+        chosen = checkpoints.newest_good(run.checkpoints)
+        cut_metrics(run, checkpoints.step_of(chosen) if chosen else 0)
+        attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
+        attempt_dir.mkdir(parents=True)
+        write_order(attempt_dir, run, config, model, reference, resolve(config, self.facts), chosen)
+        item = {"attempt_dir": str(attempt_dir), "stop_after": stop_after}
+        self.queue.setdefault(cell["world"], []).append(item)
+
+    def execute(self) -> None:
+        """Runs everything that is queued, one torchrun a world size; every rank must end well."""
+        for world, items in sorted(self.queue.items()):
+            orders = self.home / "orders.json"
+            orders.write_text(json.dumps(items))
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+            command += [str(Path(__file__).with_name("ranks.py")), str(orders)]
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.facts["loopback"]}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            outcomes = {
+                path: path.read_text() for item in items for path in Path(item["attempt_dir"]).glob("outcome-*")
+            }
+            bad = [f"{path}: {text}" for path, text in outcomes.items() if not text.startswith(("done", "preempted"))]
+            assert not bad and done.returncode == 0, "\n".join([*bad, done.stderr[-4000:]])
+            assert len(outcomes) == world * len(items)
+        self.queue.clear()
+
+    def result(self, name: str) -> dict:
+        """What two runs of the same cell must have in common to the bit."""
+        run = self.run(name)
+        result = run.read(run.path / "result.json")
+        return {key: result[key] for key in ("weights_sha256", "optimizer_sha256")} | {
+            "metrics": exact_metrics(run.path)
+        }
+
+    def rows(self, name: str) -> dict[int, list[int]]:
+        """Rows of each global batch by the number of its first sample, joined over the ranks and attempts that trained on it.
+
+        Of a step that was trained on more than once, the last time counts.
+        """
+        found: dict[int, list[int]] = {}
+        for attempt in sorted((self.run(name).path / "logs").iterdir()):
+            parts: dict[int, dict[int, list[int]]] = {}
+            for file in attempt.glob("rows-*.jsonl"):
+                for first, rank, rows in map(json.loads, file.read_text().splitlines()):
+                    parts.setdefault(first, {})[rank] = rows
+            for first, by_rank in parts.items():
+                found[first] = [row for rank in sorted(by_rank) for row in by_rank[rank]]
+        return found
+
+
+def interrupted_equals_uninterrupted(bench: Bench, cells: Iterable[tuple[str, Cell]]) -> dict[str, list[str]]:
+    """For each named cell what differs between a run that nobody disturbed and one stopped once or twice, in fresh processes.
+
+    The first interruption is a stop in step 5, whose checkpoint is then lost for every other cell, so that the one that training
+    wrote on its way is used; the second a stop three steps later.
+    """
+    cells = list(cells)
+    for name, cell in cells:
+        bench.attempt(f"{name}-calm", cell)
+        bench.attempt(f"{name}-cut", cell, stop_after=5)
+    bench.execute()
+    for index, (name, cell) in enumerate(cells):
+        bench.attempt(f"{name}-cut", cell, stop_after=3 if cell["resumed"] == 2 else None, lose_newest=bool(index % 2))
+    bench.execute()
+    for name, cell in cells:
+        if cell["resumed"] == 2:
+            bench.attempt(f"{name}-cut", cell)
+    bench.execute()
+    differing = {}
+    for name, _ in cells:
+        calm, cut = bench.result(f"{name}-calm"), bench.result(f"{name}-cut")
+        differing[name] = [key for key in calm if calm[key] != cut[key]]
+    return differing

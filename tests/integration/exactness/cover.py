@@ -1,0 +1,46 @@
+"""A pairwise cover: few cells in which every two settings of every two factors meet (Cohen et al. 1997, the AETG system)."""
+
+from collections.abc import Callable
+from itertools import combinations, product
+from typing import Any
+
+Cell = dict[str, Any]
+Pair = tuple[str, Any, str, Any]
+
+FACTORS: dict[str, tuple] = {
+    "world": (1, 2, 4),
+    "parallel": ("ddp", "fsdp"),
+    "precision": ("fp32", "bf16"),
+    "attention": ("softmax", "infini"),
+    "accumulation": (1, 4),
+    "compile": ("off", "block"),
+    "save": ("sync", "async"),
+    "resumed": (1, 2),
+    "epoch": ("within", "across"),
+}
+
+
+def possible(cell: Cell) -> bool:
+    """One worker holds everything, whatever the strategy."""
+    return cell["world"] > 1 or cell["parallel"] == "ddp"
+
+
+def pairs_of(cell: Cell) -> set[Pair]:
+    return {(a, cell[a], b, cell[b]) for a, b in combinations(sorted(cell), 2)}
+
+
+def pairwise_cover(factors: dict[str, tuple], allowed: Callable[[Cell], bool]) -> list[Cell]:
+    """Greedy: the cell with the most pairs not met yet, the first of equals, until all that are possible have met."""
+    cells = [cell for values in product(*factors.values()) if allowed(cell := dict(zip(factors, values, strict=True)))]
+    pairs = [pairs_of(cell) for cell in cells]
+    missing = set().union(*pairs)
+    chosen = []
+    while missing:
+        best = max(range(len(cells)), key=lambda index: len(pairs[index] & missing))
+        chosen.append(cells[best])
+        missing -= pairs[best]
+    return chosen
+
+
+def name_of(cell: Cell) -> str:
+    return "-".join(str(value) for value in cell.values())

@@ -1,0 +1,66 @@
+"""What torchrun starts for the exactness tests: one group of ranks that runs many short orders of the real loop, one after another.
+
+python -m torch.distributed.run … ranks.py ORDERS.json
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from tasks.train.worker import loop
+from tasks.train.worker.data import TrainBatches
+from tasks.train.worker.heartbeat import Heartbeat
+from tasks.train.worker.parallel import Ranks
+
+
+class StopAfter:
+    """Asks to stop as a signal would, during step number `steps` of this attempt."""
+
+    def __init__(self, steps: int | None) -> None:
+        self.left = steps
+
+    @property
+    def asked(self) -> bool:
+        if self.left is not None:
+            self.left -= 1
+        return self.left == 0
+
+
+class Noted(TrainBatches):
+    """The real batches; notes which rows this rank takes at which sample number."""
+
+    file: Path
+
+    def micro_batches(self, samples_consumed: int, device: torch.device):
+        mine = self.rows(samples_consumed)[self.rank * self.per_rank : (self.rank + 1) * self.per_rank]
+        with self.file.open("a") as file:
+            file.write(json.dumps([samples_consumed, self.rank, mine.tolist()]) + "\n")
+        return super().micro_batches(samples_consumed, device)
+
+
+def main() -> None:
+    loop.TrainBatches = Noted
+    torch.set_num_threads(1)
+    ranks = Ranks("cpu", "gloo")
+    for item in json.loads(Path(sys.argv[1]).read_text()):
+        folder = Path(item["attempt_dir"])
+        Noted.file = folder / f"rows-{ranks.rank}.jsonl"
+        order = json.loads((folder / "order.json").read_text())
+        torch._dynamo.reset()
+        try:
+            state, step = loop.run(order, ranks, StopAfter(item["stop_after"]), Heartbeat(folder, ranks.rank))
+            outcome = f"{state} {step}"
+        except BaseException:
+            outcome = traceback.format_exc()
+        (folder / f"outcome-{ranks.rank}").write_text(outcome)
+        if not outcome.startswith(("done", "preempted")):
+            os._exit(1)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()
