@@ -16,20 +16,22 @@ def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
 
     Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V a query head. The memory: 2 d (d + 1) a token and query
     head to read (numerator and denominator), 2 d d a token and key-value head to write; the first segment does not read,
-    the last does not write.
+    the last does not write. A delta update adds 2 d (d + 1) a written token and 2 d^3 a segment and key-value head.
     """
     size, window = config.head_dim, sequence_length
-    if config.attention == "infini":
+    if config.attention != "softmax":
         window = min(window, config.segment_length)
     full, tail = divmod(sequence_length, window)
     pairs = full * window * (window + 1) / 2 + tail * (tail + 1) / 2
-    reading = sequence_length - window
-    writing = (full if tail else full - 1) * window
     local = 4.0 * size * config.num_attention_heads * pairs
-    memory = (
-        2.0 * size * (config.num_attention_heads * (size + 1) * reading + config.num_key_value_heads * size * writing)
-    )
-    return local + memory
+    if config.attention != "infini":
+        return local
+    writing = full if tail else full - 1  # segments
+    read = 2.0 * size * (size + 1) * config.num_attention_heads * (sequence_length - window)
+    write = 2.0 * size * size * config.num_key_value_heads * writing * window
+    if config.memory_update != "linear" and writing > 1:  # the first finds nothing that it could take out
+        write += 2.0 * size * config.num_key_value_heads * (writing - 1) * (window * (size + 1) + size * size)
+    return local + read + write
 
 
 def flops_per_token(config: LlamaConfig, sequence_length: int) -> float:

@@ -43,3 +43,18 @@ def test_equals_what_is_executed(config, attention):
     window = 8 if attention == "infini" else length
     causal = 2 * 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)
     assert flops_per_token(settings, length) * length - 3 * causal == executed
+
+
+def test_local_attention_has_no_memory(config):
+    infini, local = (config(attention=kind, segment_length=3) for kind in ("infini", "local"))
+    memory = 4 * 6 * (2 * 8 * 8 + 2 * 8) + 2 * 6 * 2 * 8 * 8
+    assert attention_flops(infini, 9) - attention_flops(local, 9) == memory
+
+
+@pytest.mark.parametrize("update", ["delta", "delta_bounded"])
+def test_a_delta_update_by_hand(config, update):
+    """Four segments of 3, of which the second and the third take out what the memory holds."""
+    linear, delta = (config(attention="infini", segment_length=3, memory_update=kind) for kind in ("linear", update))
+    taken_out = 2 * 6 * (2 * 8 + 2 * 8 * 8) + 2 * 2 * 2 * 8**3  # shares and A for each token, A M for each segment
+    assert attention_flops(delta, 12) - attention_flops(linear, 12) == taken_out
+    assert attention_flops(delta, 6) == attention_flops(linear, 6)

@@ -1,0 +1,123 @@
+"""What a longer context costs: one training step's time and memory a token, by kind of attention.
+
+    .venv/bin/python benchmarks/attention.py [--lengths 2048 4096 8192 16384 32768] [--rounds 3] [--device cpu]
+
+Models of equal size (2 layers, width 256, 4 heads of 64, vocabulary 256, feed-forward 682) run forward and backward over one row, fp32.
+Compared: Infini-attention with segments of 512 (linear, delta_bounded), full causal attention by torch's SDPA, and, where it is
+installed, infini-transformer-pytorch 0.1.6 (the most used other implementation) on the same segments, with the gradient through
+all of them as ours and with its default of cutting it every second one. Each case is a process of its own with one thread; times
+are its processor's, so that a busy machine does little to them; memory is the growth of its peak resident size (on a GPU the
+allocator's peak). The result goes to benchmarks/results/attention-<device>.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
+OURS = {
+    "infini linear": {"attention": "infini"},
+    "infini delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
+    "full attention": {"attention": "softmax"},
+}
+THEIRS = {"infini-transformer-pytorch": 10**9, "infini-transformer-pytorch, gradient cut": 2}
+
+
+def ours(kind: str, device: str):  # noqa: ANN201
+    from model.config import LlamaConfig
+    from model.llama import Llama
+
+    config = LlamaConfig(VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **OURS[kind])  # type: ignore[arg-type]
+    model = Llama(config).to(device)
+
+    def step(row: torch.Tensor) -> None:
+        total, count = model.loss(row[:, :-1], row[:, 1:])
+        (total / count).backward()
+
+    return step
+
+
+def theirs(kind: str, device: str):  # noqa: ANN201
+    from infini_transformer_pytorch import InfiniTransformer, InfiniTransformerWrapper  # type: ignore[import-not-found]
+
+    delta = {"use_mem_delta_rule": False}
+    model = InfiniTransformer(num_tokens=VOCABULARY, dim=WIDTH, depth=LAYERS, dim_head=64, heads=HEADS, **delta)
+    cut = THEIRS[kind]
+    wrapped = InfiniTransformerWrapper(model, segment_length=SEGMENT, detach_mems_every_num_segments=cut).to(device)
+    return lambda row: wrapped(row, backward=True)
+
+
+def peak(device: str) -> int:
+    """Bytes at most so far."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def child(kind: str, length: int, device: str) -> None:
+    """One case: a short step to warm up, then the measured one."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    step = (ours if kind in OURS else theirs)(kind, device)
+    step(torch.randint(VOCABULARY, (1, SEGMENT + 1), device=device))
+    row = torch.randint(VOCABULARY, (1, length + 1), device=device)
+    before = peak(device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before, started = torch.cuda.memory_allocated(), time.perf_counter()
+        step(row)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+    else:
+        started = time.process_time()
+        step(row)
+        seconds = time.process_time() - started
+    print(json.dumps({"seconds": seconds, "bytes": peak(device) - before}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192, 16384, 32768])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return child(options.child[0], int(options.child[1]), options.device)
+    kinds = [*OURS, *(THEIRS if find_spec("infini_transformer_pytorch") else ())]
+    cases: dict[str, dict[int, list[dict]]] = {kind: {length: [] for length in options.lengths} for kind in kinds}
+    for _ in range(options.rounds):
+        for length in options.lengths:
+            for kind in kinds:
+                command = [sys.executable, __file__, "--device", options.device, "--child", kind, str(length)]
+                answer = subprocess.run(command, check=True, capture_output=True, text=True)
+                cases[kind][length].append(json.loads(answer.stdout))
+    print(f"{'microseconds a token':<42}" + "".join(f"{length:>10}" for length in options.lengths))
+    for kind, lengths in cases.items():
+        times = [statistics.median(run["seconds"] for run in runs) / length * 1e6 for length, runs in lengths.items()]
+        print(f"{kind:<42}" + "".join(f"{value:>10.1f}" for value in times))
+    print(f"{'kilobytes a token':<42}")
+    for kind, lengths in cases.items():
+        sizes = [statistics.median(run["bytes"] for run in runs) / length / 1e3 for length, runs in lengths.items()]
+        print(f"{kind:<42}" + "".join(f"{value:>10.1f}" for value in sizes))
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    if options.device == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name()
+    stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "runs": cases}
+    target = Path(__file__).with_name("results") / f"attention-{options.device}.json"
+    target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The shortened form of benchmarks/recall.py: the memory is learned, and nothing else can do its work."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+spec = importlib.util.spec_from_file_location("recall", Path(__file__).parents[2] / "benchmarks" / "recall.py")
+assert spec and spec.loader
+recall = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(recall)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_row_asks_for_facts_of_earlier_segments():
+    inputs, labels = recall.rows(50, 4, torch.Generator().manual_seed(0))
+    for row, answers in zip(inputs.tolist(), labels.tolist(), strict=True):
+        facts = [token - recall.FIRST_FACT for token in row[:48] if token != recall.FILLER]
+        known = {recall.FIRST_QUERY + fact // 16: recall.FIRST_ANSWER + fact % 16 for fact in facts}
+        asked = {token: answer for token, answer in zip(row, answers, strict=True) if answer != recall.IGNORE_INDEX}
+        assert len(known) == 6 and asked == known and not any(answer >= 0 for answer in answers[:48])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["linear", "delta", "delta_bounded"])
+def test_the_memory_learns_to_recall(variant):
+    model, _ = recall.train(variant, seed=0, steps=600)
+    assert recall.accuracy(model, 4) > 0.95
+    model.use_memory(False)
+    assert recall.accuracy(model, 4) < 0.12
+
+
+@pytest.mark.slow
+def test_local_attention_alone_stays_at_chance():
+    model, _ = recall.train("local attention", seed=0, steps=300)
+    assert recall.accuracy(model, 4) < 0.12
