@@ -95,6 +95,11 @@ def build_parser() -> Parser:
         help="of the weights (default: float32)",
     )
     export.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file (default: 5GB)")
+    bring = command("import", "a configuration that starts from the weights of a Hugging Face Llama")
+    bring.add_argument("folder", metavar="HF_DIR", help="folder with config.json and safetensors")
+    bring.add_argument("--output", metavar="FILE", help="where to write it (default: <name of HF_DIR>.yaml)")
+    bring.add_argument("--attention", choices=["softmax", "infini"], help="infini: with a memory (default: as it is)")
+    bring.add_argument("--segment-length", type=_at_least_one, metavar="N", help="tokens of local attention (infini)")
     inspect = command("inspect", "what is in a dataset or a run")
     inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")
     return parser
@@ -137,7 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
         with _console(parsed):
             from flows import commands
 
-            record, text = getattr(commands, parsed.command)(parsed)
+            name = "import_folder" if parsed.command == "import" else parsed.command  # import is no name in Python
+            record, text = getattr(commands, name)(parsed)
         _say(text, parsed, record)
         code = 0
     except SystemExit:

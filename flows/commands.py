@@ -159,6 +159,17 @@ def export(arguments: Namespace) -> Answer:
     return record, as_text(record)
 
 
+def import_folder(arguments: Namespace) -> Answer:
+    from flows.inspection import as_text
+    from tasks.export.starting import write_configuration
+
+    folder = Path(arguments.folder)
+    output = Path(arguments.output or f"{folder.resolve().name}.yaml")
+    record = write_configuration(folder, output, arguments.attention, arguments.segment_length)
+    text = as_text(record) + f"\n\nname your text in {output} (data.files), then: infini-llama run {output}"
+    return record, text
+
+
 def inspect(arguments: Namespace) -> Answer:
     from flows.inspection import as_text, describe_run
 

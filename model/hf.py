@@ -7,13 +7,11 @@ that is exported with it reads. Parameter names are the same in both.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
-
-import torch
+from typing import Any, TypeVar
 
 from model.config import LlamaConfig
-from model.llama import Llama
-from model.rope import scaled_frequencies
+
+T = TypeVar("T")
 
 OWN = "infini_llama"
 # Of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave it out.
@@ -101,7 +99,6 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)
     config = LlamaConfig.from_dict(found | {"rope_theta": theta, "rope_scaling": scaling})
-    scaled_frequencies(config, torch.device("cpu"), torch.float32)  # an unknown scaling is refused here
     for name, ours in (("attention_bias", False), ("mlp_bias", False), ("head_dim", config.head_dim)):
         if (value := values.get(name, ours)) not in (ours, None):
             raise ValueError(f"{name}={value!r} cannot be expressed here, only {ours!r}")
@@ -116,6 +113,8 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     given.pop("type", None)
     if kind == "default":
         return float(theta), None
+    if kind not in ("linear", "llama3", "yarn"):
+        raise ValueError(f"rope_type={kind!r} cannot be expressed here, only default, linear, llama3 and yarn")
     if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
         given.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
     scaling = {"rope_type": kind} | given
@@ -124,12 +123,16 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
 
 def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that a folder of this model holds; a tied head is not among them."""
+    import torch  # here, so that configurations are read without it
+
+    from model.llama import Llama
+
     with torch.device("meta"):
         state = Llama(config).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in to_hf(state, config).items()}
 
 
-def to_hf(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
+def to_hf(state: Mapping[str, T], config: LlamaConfig) -> dict[str, T]:
     """Our state dict as a folder holds it: the same names, without a head that is the embedding."""
     return {
         name: tensor for name, tensor in state.items() if name != "lm_head.weight" or not config.tie_word_embeddings

@@ -15,6 +15,19 @@ class TrainingConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         default=1234, title="Seed", description="Decides initial weights and the order of samples."
     )
+    init_from: str | None = Field(
+        default=None,
+        title="Start from",
+        description="A Hugging Face folder of a Llama, or one that export wrote, whose weights the run starts with (safetensors); "
+        "`infini-llama import` writes a configuration with the architecture of one. Default: random weights.",
+        min_length=1,
+    )
+    init_gate: float = Field(
+        default=-2.0,
+        title="First gates",
+        description="Infini-attention's gates, before the sigmoid, where train.init_from has none: -2 mixes in 12 % of what the "
+        "memory holds. Texts of one segment never read it.",
+    )
     max_steps: Annotated[int, Field(ge=1)] = Field(
         default=1000, title="Steps", description="Optimizer steps of the whole run."
     )

@@ -112,6 +112,7 @@ def write_order(
         "sequence_length": reference["sequence_length"],
         "verify_on_read": reference.get("verify_on_read", False),
         "resume_from": str(chosen) if chosen else None,
+        "init_from": None if chosen else (lineage.get("init_from") or {}).get("path"),
         "left_out": lineage.get("left_out", []),
         "config": without_secrets(config) | {"train": train | {"micro_batch_size": smaller}},
         "model": model,

@@ -12,6 +12,7 @@ from configs.errors import ConfigError
 from model.config import LlamaConfig
 from tasks.artifacts import write_atomic
 from tasks.secrets import without_secrets
+from tasks.train.initial import refuse_unlike
 
 log = logging.getLogger("infini_llama.train")
 # Another value of one of these is another run: the same folder is refused.
@@ -27,6 +28,7 @@ FREE = (
     "async_save",
     "sample_prompt",
     "sample_tokens",
+    "init_from",  # by its digest
 )
 
 
@@ -59,8 +61,11 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
-    """Writes config.yaml and lineage.json, or refuses a folder that belongs to another dataset or architecture.
+def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: dict | None = None) -> dict:
+    """Writes config.yaml and lineage.json, or refuses a folder that belongs to another dataset, architecture or start.
+
+    Args:
+        initial: of `initial_of`, the weights to start from.
 
     Returns:
         the lineage: dataset digests, architecture and training settings that the run began with.
@@ -70,6 +75,7 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
         "dataset": {key: reference[key] for key in ("path", "digest", "chunks", "chunks_digest", "sequence_length")},
         "model": model,
         "train": config["train"],
+        "init_from": initial,
     }
     before = run.read(run.lineage)
     if before:
@@ -80,6 +86,8 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
             for line in _differences(before["train"], now["train"], "train")
             if line.split(":")[0].split(".")[1] in FIXED
         ]
+        started, starts = ((start or {}).get("digest", "no weights") for start in (before.get("init_from"), initial))
+        refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
         if refused:
             raise ConfigError(
                 f"run folder {run.path} belongs to another run; choose another runtime.name. What differs:\n  "
@@ -89,6 +97,8 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict) -> dict:
             if line.split(":")[0].split(".")[1] not in FREE:
                 log.warning("%s: from here on the run is no longer the one that began.", line)
         now = before | {"train": now["train"]}
+    elif initial:
+        refuse_unlike(initial, model, run.path.parent.parent / reference["path"])
     write_atomic(run.lineage, json.dumps(now, indent=1))
     write_atomic(run.path / "config.yaml", yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True))
     return now

@@ -10,6 +10,7 @@ from tasks.artifacts import Lock, write_atomic
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
+from tasks.train.initial import initial_of
 from tasks.train.outcome import Outcome
 from tasks.train.report import write_report
 from tasks.train.run_folder import RunFolder, attempts, claim, read_metrics
@@ -35,8 +36,9 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
     run = RunFolder(home / "runs" / config["runtime"]["name"])
     run.path.mkdir(parents=True, exist_ok=True)
     with Lock(run.path / "lock", wait=config["runtime"]["grace_period"] + 5) as lock:
-        model = model_fields(config, reference)
-        claim(run, config, model, reference)
+        initial = initial_of(config, run.read(run.lineage))
+        model = model_fields(config, reference, initial)
+        claim(run, config, model, reference, initial)
         if summary := finished(run, config["train"]["max_steps"]):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
             return summary | {"already_finished": True}
@@ -72,13 +74,14 @@ def hangs_without_progress(run: RunFolder) -> int:
     return sum(record["code"] == 76 and record["checkpoint_step"] == step for record in mine)
 
 
-def model_fields(config: dict, reference: dict) -> dict:
-    """The architecture in full: the configuration's, with what the dataset decides."""
+def model_fields(config: dict, reference: dict, initial: dict | None = None) -> dict:
+    """The architecture in full: the configuration's, with what the dataset decides, or the weights to start from."""
     fields = dict(config["model"])
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
     if scaling := fields.get("rope_scaling"):
         fields["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
-    return fields | {"vocab_size": reference["vocab_size"], "max_position_embeddings": reference["sequence_length"]}
+    vocabulary = initial["vocab_size"] if initial else reference["vocab_size"]
+    return fields | {"vocab_size": vocabulary, "max_position_embeddings": reference["sequence_length"]}
 
 
 def finished(run: RunFolder, max_steps: int) -> dict | None:

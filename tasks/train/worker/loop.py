@@ -25,6 +25,7 @@ from tasks.train.worker.metrics import Metrics
 from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.position import Position
+from tasks.train.worker.pretrained import load_pretrained
 from tasks.train.worker.result import write_result
 from tasks.train.worker.saver import Saver
 from tasks.train.worker.step import accumulate, train_step
@@ -71,6 +72,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
 
     torch.manual_seed(train["seed"])
     model = Llama(LlamaConfig.from_dict(order["model"]), plan["attention_backend"]).to(ranks.device)
+    if order["init_from"]:
+        load_pretrained(model, Path(order["init_from"]), train["init_gate"])
     module = LossModule(model)
     wrapped = distribute(module, train, ranks)
     optimizer = build_optimizer(model, train)

@@ -45,7 +45,7 @@ def texts(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [(), ("run",), ("generate",), ("inspect",), ("doctor",), ("export",)])
+@pytest.mark.parametrize("words", [(), ("run",), ("generate",), ("inspect",), ("doctor",), ("export",), ("import",)])
 def test_help_imports_nothing_heavy(tmp_path, words):
     heavy = [
         "torch",

@@ -1,0 +1,68 @@
+"""From a run's weights to another run: exported, imported with Infini-attention in their place, killed and carried on."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+from laboratory import COMMAND, Laboratory, exact_metrics, own_environment
+
+
+def command(lab, *words):
+    result = subprocess.run(
+        [COMMAND, *words, "--json"],
+        env=own_environment(lab.home) | {"INFINI_LLAMA_HOME": str(lab.home)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def starting(lab, uninterrupted, tmp_path_factory):
+    """A laboratory whose configuration starts from an exported run; that run's summary."""
+    summary, _ = uninterrupted("softmax", 2)
+    folder = tmp_path_factory.mktemp("hf")
+    command(lab, "export", summary["run"], "--output", str(folder / "model"))
+    written = folder / "start.yaml"
+    command(
+        lab,
+        "import",
+        str(folder / "model"),
+        "--output",
+        str(written),
+        "--attention",
+        "infini",
+        "--segment-length",
+        "32",
+    )
+    config, first = yaml.safe_load(written.read_text()), yaml.safe_load(lab.config.read_text())
+    first["model"] = config["model"]
+    first["train"] |= {
+        "init_from": config["train"]["init_from"],
+        "max_steps": 24,
+        "learning_rate": 1e-4,
+        "save_every": 8,
+    }
+    written.write_text(yaml.safe_dump(first))
+    return Laboratory(lab.home, written), summary
+
+
+def test_started_killed_and_carried_on_is_bitwise_the_same(starting):
+    own, before = starting
+    calm = own.finish("started")
+    killed = own.start("started-killed", "environment.nproc_per_node=1")
+    own.wait_for_step("started-killed", 11, killed)  # past the first checkpoint
+    killed.process.kill()
+    killed.wait()
+    again = own.finish("started-killed", "environment.nproc_per_node=1")
+    assert again["weights_sha256"] == calm["weights_sha256"]
+    assert exact_metrics(own.run_dir("started-killed")) == exact_metrics(own.run_dir("started"))
+    lineage = json.loads((own.run_dir("started") / "lineage.json").read_text())
+    assert lineage["init_from"]["digest"].startswith("blake3:")
+    assert "started from" in next(own.run_dir("started").glob("logs/attempt-01/rank-0.log")).read_text()
+    first_loss = exact_metrics(own.run_dir("started"))[0]["loss"]
+    assert first_loss < before["train_loss"] + 1.0, "a fresh model of this vocabulary begins at 6.2 nats"

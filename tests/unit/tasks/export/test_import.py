@@ -1,0 +1,210 @@
+"""Weights of other people's Llamas: what is taken in, what is refused, and that it is the same model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig as TheirConfig
+from transformers import LlamaForCausalLM
+
+from configs.errors import ConfigError, DataError
+from configs.loading import load_config
+from model.config import LlamaConfig
+from model.llama import Llama
+from tasks.export.reading import open_folder
+from tasks.export.starting import write_configuration
+from tasks.export.writing import export
+from tasks.train.initial import initial_of, refuse_unlike
+from tasks.train.run_folder import RunFolder, claim
+from tasks.train.stage import model_fields
+from tasks.train.worker.pretrained import load_pretrained
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture
+def theirs(built, tmp_path):
+    """A folder that transformers wrote, with the dataset's tokenizer, and the model in it."""
+    home, reference = built
+
+    def make(name="theirs", shard="5GB", **changes):
+        torch.manual_seed(1)
+        fields = {"vocab_size": reference["vocab_size"] + 12, "num_key_value_heads": 2, "initializer_range": 0.2}
+        model = LlamaForCausalLM(TheirConfig(**(SIZES | fields | changes))).eval()
+        model.save_pretrained(tmp_path / name, max_shard_size=shard)
+        shutil.copy(home / reference["path"] / "tokenizer.json", tmp_path / name)
+        return tmp_path / name, model
+
+    return make
+
+
+def imported(path, gate=-2.0, **changes):
+    model = Llama(LlamaConfig.from_dict(open_folder(path).config.to_dict() | changes))
+    load_pretrained(model, path, gate)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "num_key_value_heads": 1},
+        {"hidden_act": "gelu", "rms_norm_eps": 1e-3},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+        {"shard": "20KB"},
+    ],
+)
+def test_their_model_computes_the_same_here(theirs, changes):
+    path, model = theirs(**changes)
+    ids = torch.randint(0, 300, (2, 50))
+    with torch.no_grad():
+        torch.testing.assert_close(imported(path)(ids), model(ids).logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("gate", [-2.0, 0.0, 5.0])
+def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, gate):
+    path, model = theirs()
+    infini = imported(path, gate, attention="infini", segment_length=16)
+    ids = torch.randint(0, 300, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(infini(ids[:, :16]), model(ids[:, :16]).logits, rtol=0, atol=1e-5)
+        assert torch.equal(infini(ids[:, :16]), imported(path)(ids[:, :16]))
+        assert not torch.allclose(infini(ids)[:, 17:], imported(path)(ids)[:, 17:])
+    assert infini.model.layers[1].self_attn.gate.tolist() == [gate] * 4
+
+
+def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path):
+    run, model = run_of(attention="infini", memory_update="delta")
+    export(run, tmp_path / "out", "latest", "float32", "20KB")
+    back = imported(tmp_path / "out")
+    assert back.config == model.config
+    assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
+    path, model = theirs(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    record = write_configuration(path, tmp_path / "run.yaml")
+    assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
+    assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
+    fields = model_fields(config, {"vocab_size": 1, "sequence_length": 2048}, initial_of(config, {}))
+    assert LlamaConfig.from_dict(fields) == open_folder(path).config
+    again = write_configuration(path, tmp_path / "infini.yaml", "infini", 128)
+    assert again["digest"] == record["digest"]
+    section = yaml.safe_load((tmp_path / "infini.yaml").read_text())["model"]
+    assert (section["attention"], section["segment_length"]) == ("infini", 128)
+    with pytest.raises(ConfigError, match="exists already"):
+        write_configuration(path, tmp_path / "run.yaml")
+
+
+def damaged(path, how):
+    if how == "pickle":
+        torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+        (path / "model.safetensors").unlink()
+    elif how == "cut short":
+        content = (path / "model.safetensors").read_bytes()
+        (path / "model.safetensors").write_bytes(content[:-100])
+    elif how in ("tensor gone", "tensor too many"):
+        tensors = load_file(path / "model.safetensors")
+        if how == "tensor gone":
+            del tensors["model.layers.1.mlp.up_proj.weight"]
+        else:
+            tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(32)
+        save_file(tensors, path / "model.safetensors")
+    elif how == "no weights":
+        (path / "model.safetensors").unlink()
+    elif how == "other model":
+        config = json.loads((path / "config.json").read_text()) | {"model_type": "gpt2"}
+        (path / "config.json").write_text(json.dumps(config))
+    elif how == "outside":
+        index = {"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif how == "shard gone":
+        index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif how == "no config":
+        (path / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("pickle", ConfigError, "as pickle .pytorch_model.bin., which can run any code"),
+        ("cut short", DataError, "model.safetensors is damaged"),
+        ("tensor gone", ConfigError, "lacks: model.layers.1.mlp.up_proj.weight"),
+        ("tensor too many", ConfigError, "unknown: model.layers.0.self_attn.q_proj.bias"),
+        ("no weights", ConfigError, "has neither model.safetensors nor"),
+        ("other model", ConfigError, "model_type='gpt2'"),
+        ("outside", DataError, "outside its folder"),
+        ("shard gone", DataError, "model-00002-of-00002.safetensors is missing"),
+        ("no config", ConfigError, "no Hugging Face folder"),
+    ],
+)
+def test_what_cannot_be_imported_is_said(theirs, tmp_path, how, kind, words):
+    path, _ = theirs()
+    damaged(path, how)
+    with pytest.raises(kind, match=words):
+        write_configuration(path, tmp_path / "run.yaml")
+    assert not (tmp_path / "run.yaml").exists()
+
+
+@pytest.fixture
+def starting(theirs, built, data):
+    """A configuration that starts from a folder, its run's folder, and a claim of it."""
+    home, reference = built
+    path, _ = theirs()
+    model = SIZES | {"num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}
+    config = load_config("tiny").model_dump(mode="json")
+    config |= {"data": data(), "model": config["model"] | model, "train": config["train"] | {"init_from": str(path)}}
+    run = RunFolder(home / "runs" / "started")
+
+    def begin(**changes):
+        now = config | {"model": config["model"] | changes.pop("model", {}), "train": config["train"] | changes}
+        initial = initial_of(now, run.read(run.lineage))
+        return claim(run, now, model_fields(now, reference, initial), reference, initial)
+
+    return path, run, begin
+
+
+def test_a_run_remembers_what_it_started_from_by_its_digest(starting):
+    path, _, begin = starting
+    lineage = begin()
+    assert lineage["init_from"]["digest"] == open_folder(path).digest()
+    assert lineage["model"]["vocab_size"] == open_folder(path).config.vocab_size
+    elsewhere = path.rename(path.with_name("moved"))
+    assert begin(init_from=str(elsewhere)) == lineage | {"train": lineage["train"] | {"init_from": str(elsewhere)}}
+    assert begin(init_from=str(path))["init_from"] == lineage["init_from"], "a run that has begun needs no folder"
+
+    tensors = load_file(elsewhere / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, elsewhere / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"train.init_from: blake3:\w+ before, blake3:\w+ now"):
+        begin(init_from=str(elsewhere))
+    with pytest.raises(ConfigError, match=r"train.init_from: blake3:\w+ before, no weights now"):
+        begin(init_from=None, model={})
+
+
+def test_a_run_that_began_without_weights_refuses_some(starting):
+    _, _, begin = starting
+    begin(init_from=None)
+    with pytest.raises(ConfigError, match=r"train.init_from: no weights before, blake3:"):
+        begin()
+
+
+def test_another_architecture_or_tokenizer_is_refused_before_anything_starts(starting, built):
+    path, run, begin = starting
+    with pytest.raises(ConfigError, match=r"model.num_key_value_heads: 4 here, 2 there"):
+        begin(model={"num_key_value_heads": 4})
+    assert not run.lineage.exists()
+    begin(model={"attention": "infini", "segment_length": 8, "hidden_dropout": 0.1, "rope_theta": 5e5})
+    home, reference = built
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    first, second = list(words)[100:102]
+    words[first], words[second] = words[second], words[first]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=f"knows other tokens.*data.tokenizer.path={path}"):
+        refuse_unlike({"path": str(path)}, run.read(run.lineage)["model"], home / reference["path"])
