@@ -25,7 +25,7 @@ class EnvironmentConfig(Section):
         title="Precision",
         description="fp32, or bf16 autocast over fp32 weights; auto: bf16 on GPUs that have it, else fp32.",
     )
-    attention_backend: Literal["auto", "sdpa"] = Field(
+    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = Field(
         default="auto", title="Attention backend", description="The function that computes softmax attention."
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(

@@ -110,8 +110,9 @@ def test_one_document_is_no_documents(config, kind):
 
 
 @pytest.mark.usefixtures("way")
-def test_attention_weights_are_dropped_in_training_alone(config):
-    model = Llama(config(attention_dropout=0.5))
+@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
+def test_attention_weights_are_dropped_in_training_alone(config, backend):
+    model = Llama(config(attention_dropout=0.5), backend)
     ids, documents = torch.randint(0, 97, (1, 45)), torch.tensor([ROW])
     for arguments in ((ids,), (ids, documents)):
         model.train()
@@ -131,9 +132,33 @@ def test_block_outputs_are_dropped_in_training_alone(config, attention):
     assert torch.equal(model.eval()(ids), model(ids))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("length", [5, 128, 300])
+def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length):
+    q, k, v = (
+        torch.randn(2, h, length, 16, dtype=torch.float64, requires_grad=True) for h in (heads, kv_heads, kv_heads)
+    )
+    documents = torch.tensor([[0] * (length // 3) + [1] * (length - length // 3), [2] * length]) if packed else None
+    weights = torch.randn(2, heads, length, 16, dtype=torch.float64)
+    found, expected = (causal_attention(q, k, v, documents, backend) for backend in ("blocked", "sdpa"))
+    assert largest(found, expected) < 1e-12
+    gradients = [torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in (found, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        assert largest(gradient, other) < 1e-11
+
+
+def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
+    q, k, v = (torch.randn(2, 4, 200, 32) for _ in range(3))
+    exact = causal_attention(q.double(), k.double(), v.double())
+    halves = [x.bfloat16() for x in (q, k, v)]
+    errors = [relative(causal_attention(*halves, backend=backend), exact) for backend in ("blocked", "sdpa")]
+    assert errors[0] < 2 * errors[1] < 2e-2  # its scores are rounded to the type of its inputs
+
+
 def test_backends_say_what_they_lack():
     q = torch.randn(1, 2, 5, 16)
-    with pytest.raises(ValueError, match="none of sdpa, varlen, flash2, flash4"):
+    with pytest.raises(ValueError, match="none of sdpa, blocked, varlen, flash2, flash4"):
         causal_attention(q, q, q, backend="triton")
     with pytest.raises(ValueError, match="cannot drop"):
         causal_attention(q, q, q, backend="varlen", dropout=0.1)
