@@ -4,6 +4,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from tasks.patch_environment.findings import finding
+from tasks.patch_environment.patches.registry import needed
 
 # torchrun gives these to each worker; a value for all of them would make every worker the same one.
 OF_TORCHRUN = (
@@ -28,7 +29,8 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
 
     Returns:
         {"device", "nproc_per_node", "precision", "attention_backend", "threads", "distributed_backend", "accumulation_steps",
-        "env": variables of the workers, "reasons": a sentence a setting, "findings": what is allowed but unwise}.
+        "env": variables of the workers, "reasons": a sentence a setting, "findings": what is allowed but unwise,
+        "patches": names of what workers mend in their own process}.
 
     Raises:
         ConfigError: every wish that this machine cannot meet, a line each.
@@ -66,7 +68,8 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
     }
     own = worker_environment(plan, facts["loopback"])
     findings = [*_unwise(plan, facts), *_replaced(own, wishes["env"])]
-    return plan | {"env": own | wishes["env"], "reasons": reasons, "findings": findings}
+    patches = [patch.name for patch in needed(config, facts)]
+    return plan | {"env": own | wishes["env"], "reasons": reasons, "findings": findings, "patches": patches}
 
 
 def _device(wish: str, facts: dict, problems: list[str], reasons: dict[str, str]) -> str:

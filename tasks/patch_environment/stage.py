@@ -11,6 +11,7 @@ from typing import Any
 from configs.errors import ConfigError, PipelineError
 from tasks.artifacts import write_atomic
 from tasks.patch_environment.findings import finding, judge
+from tasks.patch_environment.patches.registry import needed
 from tasks.patch_environment.pin import EXACT, follow, say_what_changed, to_pin
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
@@ -45,6 +46,7 @@ def patch_environment(config: dict, home: str, run: str) -> dict[str, Any]:
         "pinned": to_pin(config, plan, pinned["pinned"] if pinned else {}),
         "pinned_at": pinned["pinned_at"] if pinned else datetime.now(UTC).isoformat(timespec="seconds"),
         "plan": plan | {"env": masked(plan["env"])},
+        "patches": [patch.describe() for patch in needed(config, facts)],
         "facts": facts,
     }
     write_atomic(path, json.dumps(record, indent=1))

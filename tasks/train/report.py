@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 from pathlib import Path
 
 from tasks.train.run_folder import RunFolder, read_metrics
@@ -40,7 +41,7 @@ def write_report(run_dir: Path, summary: dict) -> dict[str, str]:
         "attempts": str(summary["attempts"]),
         "checkpoint": summary["checkpoint"],
         "weights (sha256)": summary["weights_sha256"],
-    }
+    } | environment(run_dir)
     page = PAGE.format(
         title=html.escape(f"Run {summary['run']}"),
         picture=base64.b64encode(picture.read_bytes()).decode(),
@@ -52,6 +53,22 @@ def write_report(run_dir: Path, summary: dict) -> dict[str, str]:
     report = run_dir / "report.html"
     report.write_text(page, encoding="utf-8")
     return {"loss_curve": str(picture), "report": str(report)}
+
+
+def environment(run_dir: Path) -> dict[str, str]:
+    """What the run was computed on, and which faults of other people's code were mended for it."""
+    path = run_dir / "environment.json"
+    if not path.exists():  # a run of `train` called as a function, with a plan of its caller's
+        return {}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    plan = record["plan"]
+    names = ("device", "precision", "attention_backend", "compile", "allocator")
+    settings = [
+        f"{plan['nproc_per_node']} worker(s) x {plan['threads']} thread(s)",
+        *(plan.get(name) for name in names),
+    ]
+    patched = [f"{patch['name']}: {patch['fault']}" for patch in record.get("patches", [])]
+    return {"environment": ", ".join(filter(None, settings)), "patches": " ".join(patched) or "none"}
 
 
 def draw_losses(records: list[dict], unigram_entropy_bits: float, target: Path) -> None:

@@ -8,6 +8,10 @@ import signal
 import sys
 from pathlib import Path
 
+from tasks.patch_environment.patches.registry import apply
+from tasks.patch_environment.patches.rendezvous import PATCH
+
+RENDEZVOUS = PATCH.name
 PR_SET_PDEATHSIG = 1
 
 
@@ -31,13 +35,18 @@ def log_to(path: Path) -> None:
 
 def main() -> int:
     die_with_parent()
-    order_path, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    attempt_dir = order_path.parent
+    order_path = Path(sys.argv[1])
+    order, attempt_dir = json.loads(order_path.read_text(encoding="utf-8")), order_path.parent
+    patches = order["plan"].get("patches", [])
+    if RENDEZVOUS in patches:  # without it, there may be no rank to name the log by
+        apply([RENDEZVOUS])
+    rank = int(os.environ["RANK"])
     log_to(attempt_dir / f"rank-{rank}.log")
+    apply(patches)
 
     from tasks.train.worker.rank import serve
 
-    return serve(json.loads(order_path.read_text(encoding="utf-8")), attempt_dir, rank)
+    return serve(order, attempt_dir, rank)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""Why a compiled package such as flash-attn does not load, in words, from what the linker said."""
+
+import platform
+import re
+
+REBUILD = "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
+
+
+def in_words(message: str) -> str:
+    """The cause and the cure, on one line; the message itself where it is none of the known ones."""
+    message = " ".join(message.split())
+    if found := re.search(r"GLIBC_([\d.]+)", message):
+        here = platform.libc_ver()[1] or "an older one"
+        return (
+            f"it was built on a system with glibc {found[1]} and this one has {here}; build it here ({REBUILD}), "
+            "or leave environment.attention_backend at auto to train without it"
+        )
+    if re.search(r"GLIBCXX_|CXXABI_", message):
+        return (
+            f"it was built with a newer C++ library than this system's; build it here ({REBUILD}), or train without it"
+        )
+    if found := re.search(r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]+)", message):
+        return (
+            f"it was built for CUDA {found[1].rstrip('.')}, which is not installed here; install a build for the CUDA of this "
+            "torch, or train without it"
+        )
+    if "undefined symbol" in message or "DLL load failed" in message:
+        return f"it was built for another torch than the one installed; build it here ({REBUILD}), or train without it"
+    return message
