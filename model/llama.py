@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from model.activations import Checkpointing, recomputed
 from model.attention import Attention, KeyValues
 from model.config import LlamaConfig
 from model.infini_attention import InfiniAttention
 from model.layout import Rows, Segments, rows, segments
-from model.loss import cross_entropy_sum
+from model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from model.mlp import MLP
 from model.norm import RMSNorm
 from model.rope import Rotary, rotary, scaled_frequencies
@@ -40,8 +41,12 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.checkpointing: Checkpointing = "none"
 
     def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
+        return recomputed(self._forward, self.checkpointing if self.training else "none", x, rows)
+
+    def _forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
         return self._finish(x, self.self_attn(self._begin(x), rows))
 
     def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None) -> torch.Tensor:
@@ -80,6 +85,7 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
         self.config = config
+        self.loss_chunk, self.z_loss = 0, 0.0
         scaled_frequencies(config, torch.device("cpu"), torch.float32)  # a wrong rope_scaling is refused here
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
@@ -120,6 +126,12 @@ class Llama(nn.Module):
             if isinstance(layer.self_attn, InfiniAttention):
                 layer.self_attn.uses_memory = on and layer.self_attn.has_memory
 
+    def checkpoint_activations(self, kind: Checkpointing) -> None:
+        """What each layer keeps for the backward pass of training: all it needs (none), its products alone (selective), or its input
+        alone (full); the rest is computed again, with the same result."""
+        for layer in self._layers():
+            layer.checkpointing = kind
+
     def hidden(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """What the head reads: input_ids [B, T] int64 to [B, T, hidden_size].
 
@@ -140,9 +152,14 @@ class Llama(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum of cross-entropies (nats, fp32) of input_ids [B, T] against labels [B, T], and the number of targets.
 
-        Labels are already one token ahead of the inputs; -100 is no target.
+        Labels are already one token ahead of the inputs; -100 is no target. `loss_chunk` tokens' logits exist at a time, 0: all;
+        `z_loss` adds to the gradient in training (`model.loss`).
         """
-        return cross_entropy_sum(self(input_ids, documents), labels)
+        z_loss = self.z_loss if self.training else 0.0
+        if self.loss_chunk:
+            hidden = self.hidden(input_ids, documents)
+            return chunked_cross_entropy_sum(hidden, self.lm_head.weight, labels, self.loss_chunk, z_loss)
+        return cross_entropy_sum(self(input_ids, documents), labels, z_loss)
 
     def new_states(self, batch: int, capacity: int) -> States:
         """What `batch` rows remember before their first token; a softmax model's have room for `capacity` tokens."""

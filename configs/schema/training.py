@@ -70,6 +70,23 @@ class TrainingConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
         default=1.0, title="Clip norm", description="Gradients are scaled down to this norm."
     )
+    loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default="auto",
+        title="Loss chunk",
+        description="Tokens whose logits exist at a time; 0: all of a micro-batch; auto: 0 while they are few, else 256 on a CPU and "
+        "4096 on a GPU.",
+    )
+    z_loss: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        title="z-loss",
+        description="Weight of log^2 Z in the gradient, for example 1e-4, which keeps logits from drifting; reported losses are "
+        "without it.",
+    )
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        default="none",
+        title="Activation checkpointing",
+        description="What a layer computes again in the backward pass to save memory: nothing, all but its matrix products, all.",
+    )
     eval_every: Annotated[int, Field(ge=1)] = Field(
         default=100, title="Evaluate every", description="Steps between validation losses."
     )

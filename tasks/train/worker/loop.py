@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.config import LlamaConfig
 from model.flops import flops_per_token
 from model.llama import Llama
 from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints
 from tasks.train.worker import checkpoint
+from tasks.train.worker.build import build_model
 from tasks.train.worker.compiling import compile_if_it_agrees, eager
 from tasks.train.worker.data import TrainBatches
 from tasks.train.worker.divergence import Skips, next_sample
@@ -25,7 +25,6 @@ from tasks.train.worker.metrics import Metrics
 from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.position import Position
-from tasks.train.worker.pretrained import load_pretrained
 from tasks.train.worker.result import write_result
 from tasks.train.worker.saver import Saver
 from tasks.train.worker.step import accumulate, train_step
@@ -70,10 +69,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     validation_reader = TokenReader(dataset, order["chunks"], "validation", verify_on_read=order["verify_on_read"])
     token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
 
-    torch.manual_seed(train["seed"])
-    model = Llama(LlamaConfig.from_dict(order["model"]), plan["attention_backend"]).to(ranks.device)
-    if order["init_from"]:
-        load_pretrained(model, Path(order["init_from"]), train["init_gate"])
+    model = build_model(order, ranks.device)
     module = LossModule(model)
     wrapped = distribute(module, train, ranks)
     optimizer = build_optimizer(model, train)

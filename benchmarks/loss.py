@@ -1,0 +1,92 @@
+"""The head and the loss, forward and backward: all logits at once, in chunks, and torch's own chunked function.
+
+    .venv/bin/python benchmarks/loss.py [--rounds 5]
+
+4,096 tokens of width 256, vocabularies of 8,192 and 32,000, fp32 and bf16 autocast, one thread. Each variant runs in a process of
+its own, in turn; times are the process's own, memory is the growth of its peak resident size. The result goes to
+benchmarks/results/loss.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from model.loss import chunked_cross_entropy_sum, cross_entropy_sum
+
+TOKENS, WIDTH = 4096, 256
+VARIANTS = ("all at once", "chunks of 128", "chunks of 256", "chunks of 512", "torch linear_cross_entropy")
+
+
+def child(variant: str, vocabulary: int, precision: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    hidden = torch.randn(8, TOKENS // 8, WIDTH, requires_grad=True)
+    weight = (torch.randn(vocabulary, WIDTH) * 0.02).requires_grad_()
+    labels = torch.randint(0, vocabulary, (8, TOKENS // 8))
+
+    def loss() -> torch.Tensor:
+        if variant == "all at once":
+            return cross_entropy_sum(F.linear(hidden, weight), labels)[0]
+        if variant.startswith("chunks"):
+            return chunked_cross_entropy_sum(hidden, weight, labels, int(variant.split()[-1]))[0]
+        options = torch.nn.LinearCrossEntropyOptions(acc_policy="accurate")  # its default is all at once
+        rows = hidden.flatten(0, 1)
+        return F.linear_cross_entropy(rows, weight, labels.flatten(), reduction="sum", options=options)
+
+    seconds = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        hidden.grad = weight.grad = None
+        started = time.process_time()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            total = loss()
+        (total / TOKENS).backward()
+        seconds.append(time.process_time() - started)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    print(json.dumps({"seconds": min(seconds[1:]), "bytes": grown, "loss": total.item() / TOKENS}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return child(options.child[0], int(options.child[1]), options.child[2])
+    cases = {f"{v:,} {p}": (str(v), p) for v in (8192, 32000) for p in ("fp32", "bf16")}
+    runs: dict[str, dict[str, list[dict]]] = {case: {variant: [] for variant in VARIANTS} for case in cases}
+    for _ in range(options.rounds):
+        for case, (vocabulary, precision) in cases.items():
+            for variant in VARIANTS:
+                command = [sys.executable, __file__, "--child", variant, vocabulary, precision]
+                answer = subprocess.run(command, check=True, capture_output=True, text=True)
+                runs[case][variant].append(json.loads(answer.stdout))
+    for case, variants in runs.items():
+        plain = [run["seconds"] for run in variants[VARIANTS[0]]]
+        for variant, found in variants.items():
+            times = [run["seconds"] for run in found]
+            ratio = statistics.median(a / b for a, b in zip(plain, times, strict=True))
+            size = statistics.median(run["bytes"] for run in found) / 1e6
+            print(
+                f"{case:<12} {variant:<28} {statistics.median(times) * 1e3:6.0f} ms ({min(times) * 1e3:.0f}-{max(times) * 1e3:.0f})"
+                f"  {ratio:5.2f}x  {size:6.0f} MB"
+            )
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "runs": runs}
+    target = Path(__file__).with_name("results") / "loss.json"
+    target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The loss in chunks against the plain one, z-loss, and what is computed again in the backward pass."""
+
+import pytest
+import torch
+from differences import largest, relative
+
+from model.llama import Llama
+from model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
+
+V, D = 53, 16
+
+
+def batch(dtype=torch.float64):
+    hidden = torch.randn(3, 7, D, dtype=dtype, requires_grad=True)
+    weight = torch.randn(V, D, dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, V, (3, 7))
+    labels[0, :3] = labels[2] = IGNORE_INDEX
+    return hidden, weight, labels
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 20, 21, 100])
+def test_chunks_equal_the_plain_loss(chunk, z_loss):
+    hidden, weight, labels = batch()
+    plain, count = cross_entropy_sum(hidden @ weight.T, labels, z_loss)
+    found, same = chunked_cross_entropy_sum(hidden, weight, labels, chunk, z_loss)
+    assert count == same == 11 and abs(plain - found) < 1e-11
+    expected = torch.autograd.grad(plain * 0.37, (hidden, weight))
+    gradients = torch.autograd.grad(found * 0.37, (hidden, weight))
+    for gradient, other in zip(gradients, expected, strict=True):
+        assert largest(gradient, other) < 1e-10
+
+
+def test_chunks_in_half_precision_are_as_exact_as_the_plain_loss():
+    hidden, weight, labels = batch(torch.float32)
+    exact = torch.autograd.grad(cross_entropy_sum(hidden.double() @ weight.double().T, labels)[0], (hidden, weight))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = cross_entropy_sum(torch.nn.functional.linear(hidden, weight), labels)[0]
+        chunked = chunked_cross_entropy_sum(hidden, weight, labels, 4)[0]
+    assert chunked.dtype == torch.float32 and relative(chunked, plain) < 1e-5
+    for total in (plain, chunked):
+        gradients = torch.autograd.grad(total, (hidden, weight))
+        for gradient, other in zip(gradients, exact, strict=True):
+            assert gradient.dtype == torch.float32 and relative(gradient, other) < 2e-2
+
+
+def test_z_loss_is_in_the_gradient_and_not_in_the_value():
+    """Against its definition: 0.01 log^2 Z of every target."""
+    hidden, weight, labels = batch()
+    logits = hidden @ weight.T
+    plain = cross_entropy_sum(logits, labels)[0]
+    with_z = cross_entropy_sum(logits, labels, 0.01)[0]
+    assert torch.equal(plain, with_z)
+    penalty = sum(0.01 * logits[b, t].exp().sum().log() ** 2 for b in range(3) for t in range(7) if labels[b, t] >= 0)
+    expected = torch.autograd.grad(plain + penalty, hidden, retain_graph=True)[0]
+    assert largest(torch.autograd.grad(with_z, hidden)[0], expected) < 1e-12
+
+
+def test_without_gradients_no_memory_is_taken_for_them():
+    hidden, weight, labels = batch()
+    with torch.no_grad():
+        total, _ = chunked_cross_entropy_sum(hidden, weight, labels, 4)
+    assert not total.requires_grad and torch.allclose(total, cross_entropy_sum(hidden @ weight.T, labels)[0])
+    frozen, _ = chunked_cross_entropy_sum(hidden, weight.detach(), labels, 4)
+    assert torch.autograd.grad(frozen, hidden)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_a_model_learns_the_same_with_chunks(config, attention, tied):
+    model = Llama(config(attention=attention, tie_word_embeddings=tied)).double()
+    ids, labels = torch.randint(0, 97, (2, 2, 29))
+    gradients = []
+    for model.loss_chunk, model.z_loss in ((0, 1e-3), (10, 1e-3)):
+        model.zero_grad()
+        model.loss(ids, labels)[0].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for gradient, other in zip(*gradients, strict=True):
+        assert gradient is not None and other is not None and largest(gradient, other) < 1e-9
+    model.eval()
+    assert torch.allclose(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
+
+
+def test_the_graph_of_chunks_does_not_break(config):
+    torch.compiler.reset()
+    model = Llama(config())
+    model.loss_chunk = 10
+    ids = torch.randint(0, 97, (2, 30))
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    results = []
+    for loss in (model.loss, compiled):
+        model.zero_grad()
+        total, _ = loss(ids[:, :-1], ids[:, 1:])
+        total.backward()
+        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
+    for eager, other in zip(*results, strict=True):
+        assert eager is not None and other is not None and torch.allclose(eager, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_recomputed_activations_change_no_bit(config, attention, dropout, kind):
+    model = Llama(config(attention=attention, hidden_dropout=dropout, attention_dropout=dropout))
+    ids = torch.randint(0, 97, (2, 30))
+    results, kept = [], []
+    for checkpointing in ("none", kind):
+        model.checkpoint_activations(checkpointing)
+        model.zero_grad()
+        torch.manual_seed(3)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x):
+            total, _ = model.loss(ids[:, :-1], ids[:, 1:])
+        total.backward()
+        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
+        kept.append(sum(sizes))
+    for gradient, other in zip(*results, strict=True):
+        assert gradient is not None and other is not None and torch.equal(gradient, other)
+    assert kept[1] < kept[0]
