@@ -43,7 +43,7 @@ def child(variant: str, vocabulary: int, precision: str) -> None:
         rows = hidden.flatten(0, 1)
         return F.linear_cross_entropy(rows, weight, labels.flatten(), reduction="sum", options=options)
 
-    seconds = []
+    seconds, total = [], torch.zeros(())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(3):
         hidden.grad = weight.grad = None
