@@ -73,7 +73,12 @@ def build_parser() -> Parser:
     train.add_argument("--dataset", metavar="D", help="path or name of the dataset; default: the configuration's own")
     generate = command("generate", "let a trained model write")
     generate.add_argument("run", metavar="RUN", help="path of a run, or its name")
-    generate.add_argument("--prompt", required=True, help="text to continue")
+    generate.add_argument(
+        "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated"
+    )
+    generate.add_argument(
+        "--prompt-file", action="append", default=[], metavar="FILE", help="a file's text to continue"
+    )
     generate.add_argument("--checkpoint", default="latest", help="latest, best or the name of one (default: latest)")
     generate.add_argument("--max-new-tokens", type=_at_least_one, default=128, metavar="N")
     generate.add_argument(
@@ -83,6 +88,13 @@ def build_parser() -> Parser:
     generate.add_argument(
         "--top-p", type=_share, metavar="P", help="choose among the likeliest tokens of this total probability"
     )
+    generate.add_argument(
+        "--min-p", type=_share, metavar="P", help="choose among tokens at least P times as likely as the likeliest"
+    )
+    generate.add_argument(
+        "--repetition-penalty", type=_above_zero, default=1.0, metavar="R", help="above 1: fewer repetitions"
+    )
+    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends a text; may be repeated")
     generate.add_argument("--seed", type=int, default=0, metavar="S")
     export = command("export", "a trained model as a Hugging Face folder")
     export.add_argument("run", metavar="RUN", help="path of a run, or its name")
@@ -114,6 +126,12 @@ def _at_least_one(text: str) -> int:
 def _not_negative(text: str) -> float:
     if not (number := float(text)) >= 0:
         raise argparse.ArgumentTypeError(f"{text} must not be negative")
+    return number
+
+
+def _above_zero(text: str) -> float:
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return number
 
 

@@ -115,34 +115,40 @@ def train(arguments: Namespace) -> Answer:
 
 def generate(arguments: Namespace) -> Answer:
     run = _find(arguments.run, "runs")  # before the imports, which take seconds
-    from tokenizers.decoders import DecodeStream
-
-    from model.generate import generate
+    prompts = [*arguments.prompt, *(_text_of(file) for file in arguments.prompt_file)]
+    if not prompts:
+        raise ConfigError(
+            "generate has nothing to continue; give --prompt TEXT or --prompt-file FILE, as often as needed."
+        )
+    from model.sampling import Sampling
     from tasks.train.load import end_of_text_of, load_model
+    from tasks.train.writing import Writer
 
     model, tokenizer = load_model(run, arguments.checkpoint)
-    end_of_text = end_of_text_of(run)
-    prompt = tokenizer.encode(arguments.prompt, add_special_tokens=False).ids or [end_of_text]
-    stream = DecodeStream(skip_special_tokens=True)
-    pieces, tokens = [], []
-    show = (lambda text: None) if arguments.json else (lambda text: print(text, end="", flush=True))
-    show(arguments.prompt)
-    for token in generate(
-        model,
-        prompt,
-        arguments.max_new_tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        stop_id=end_of_text,
-    ):
-        tokens.append(token)
-        if (piece := stream.step(tokenizer, token)) is not None:
-            pieces.append(piece)
-            show(piece)
-    show("\n")
-    return {"prompt": arguments.prompt, "text": "".join(pieces), "tokens": tokens}, ""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    sampling = Sampling(**{name: getattr(arguments, name) for name in names})
+    writer = Writer(model, tokenizer, prompts, end_of_text_of(run), tuple(arguments.stop))
+    alone = len(prompts) == 1 and not arguments.json
+    if alone:
+        print(prompts[0], end="", flush=True)
+    for _, piece in writer.write(arguments.max_new_tokens, sampling):
+        if alone:  # several texts grow at once, so they are shown when they are whole
+            print(piece, end="", flush=True)
+    texts = [
+        {"prompt": prompt, "text": text, "tokens": tokens}
+        for prompt, text, tokens in zip(prompts, writer.texts, writer.tokens, strict=True)
+    ]
+    shown = "" if alone else "\n\n".join(f"[{i}] {text['prompt']}{text['text']}" for i, text in enumerate(texts, 1))
+    if alone:
+        print(flush=True)
+    return {"texts": texts}, shown
+
+
+def _text_of(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompt-file {file} cannot be read as UTF-8 text: {error}") from error
 
 
 def export(arguments: Namespace) -> Answer:

@@ -1,91 +1,79 @@
-"""Text token by token: the prompt in one parallel pass, then one token at a time from each layer's state."""
+"""Text token by token: the prompts in one parallel pass, then one token at a time from each layer's state."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from model.llama import Llama
+from model.sampling import Sampling, choose
 
 
 def generate(
-    model: Llama,
-    prompt: list[int],
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    stop_id: int | None = None,
+    model: Llama, prompt: list[int], max_new_tokens: int, sampling: Sampling | None = None, stop_id: int | None = None
 ) -> Iterator[int]:
-    """New tokens one by one, after the whole prompt, however long.
-
-    Args:
-        prompt: at least one token.
-        temperature: divides the logits; 0 takes the most likely token each time.
-        top_k, top_p: see `keep_likely`.
-        seed: of a generator of this call's own; torch's global one is not touched.
-        stop_id: ends the text and is not returned.
+    """New tokens one by one, after the whole prompt, however long; `stop_id` ends the text and is not returned.
 
     Raises:
-        ValueError: the prompt is empty, or an argument is out of its range.
+        ValueError: the prompt is empty.
     """
-    if not prompt:
+    steps = generate_batch(model, [prompt], max_new_tokens, sampling, lambda _row, token: token == stop_id)
+    return (token for step in steps for token in step if token is not None and token != stop_id)
+
+
+def generate_batch(
+    model: Llama,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    ends: Callable[[int, int], bool] = lambda _row, _token: False,
+) -> Iterator[list[int | None]]:
+    """The next token of every row, step by step, for prompts of any lengths; None for a row that has ended.
+
+    A row's tokens do not depend on the other rows: each draws from a generator of its own, seeded alike, but for a prompt that is
+    there several times, whose copies are seeded with one more each.
+
+    Args:
+        ends: called with the row and its new token, each token once; True makes it the row's last.
+
+    Raises:
+        ValueError: there is no prompt, or one is empty.
+    """
+    if not prompts or not all(prompts):
         raise ValueError("the prompt has no tokens; give at least one")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature} is negative; 0 is greedy")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} keeps no token; give 1 or more")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is outside (0, 1]")
-    # A generator of the CPU, so that a seed means the same choices on every device.
-    generator = torch.Generator().manual_seed(seed)
-    return _tokens(model, prompt, max_new_tokens, temperature, top_k, top_p, generator, stop_id)
+    return _steps(model, prompts, max_new_tokens, sampling or Sampling(), ends)
 
 
 @torch.inference_mode()
-def _tokens(
+def _steps(
     model: Llama,
-    prompt: list[int],
+    prompts: list[list[int]],
     max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generator: torch.Generator,
-    stop_id: int | None,
-) -> Iterator[int]:
+    sampling: Sampling,
+    ends: Callable[[int, int], bool],
+) -> Iterator[list[int | None]]:
     if max_new_tokens < 1:
         return
-    device = model.lm_head.weight.device
-    logits, states = model.prefill(torch.tensor([prompt], device=device), capacity=len(prompt) + max_new_tokens)
+    device, vocabulary = model.lm_head.weight.device, model.config.vocab_size
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(lengths)
+    ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
+    seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
+    generators = []
+    for row, prompt in enumerate(prompts):
+        seen[row, prompt] = True
+        generators.append(torch.Generator().manual_seed(sampling.seed + prompts[:row].count(prompt)))
+    ragged = lengths if min(lengths) < longest else None
+    logits, states = model.prefill(ids, longest + max_new_tokens, ragged)
+    open_rows = set(range(len(prompts)))
     for remaining in range(max_new_tokens - 1, -1, -1):
-        token = choose(logits[0].float().cpu(), temperature, top_k, top_p, generator)
-        if token == stop_id:
+        step: list[int | None] = [None] * len(prompts)
+        for row, scores in enumerate(logits.float().cpu()):
+            if row in open_rows:
+                step[row] = token = choose(scores, seen[row], sampling, generators[row])
+                seen[row, token] = True
+                if ends(row, token):
+                    open_rows.remove(row)
+        yield step
+        if not remaining or not open_rows:
             return
-        yield token
-        if remaining:
-            logits = model.decode(torch.tensor([token], device=device), states)
-
-
-def choose(
-    logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
-) -> int:
-    """One token by logits [V]: the most likely at temperature 0, else drawn from those that `keep_likely` leaves."""
-    if temperature == 0:
-        return int(logits.argmax())
-    probabilities = keep_likely(logits / temperature, top_k, top_p).softmax(dim=0)
-    return int(torch.multinomial(probabilities, 1, generator=generator))
-
-
-def keep_likely(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
-    """Logits [V] with minus infinity for all but the `top_k` likeliest, then all but the fewest that reach the mass `top_p`.
-
-    Nucleus sampling: Holtzman et al. 2020, arXiv 1904.09751, section 3.1. The likeliest token always stays.
-    """
-    ordered, order = logits.sort(descending=True, stable=True)
-    if top_k is not None:
-        ordered[top_k:] = -torch.inf
-    if top_p is not None:
-        probabilities = ordered.softmax(dim=0)
-        mass_before = probabilities.cumsum(dim=0) - probabilities
-        ordered[mass_before >= top_p] = -torch.inf
-    return torch.empty_like(logits).scatter_(0, order, ordered)
+        logits = model.decode(torch.tensor([token or 0 for token in step], device=device), states)

@@ -20,13 +20,13 @@ def write_result(order: dict, model: Llama, optimizer: torch.optim.Optimizer, st
     weights, moments = checkpoint.state_hash(state, "model."), checkpoint.state_hash(state, "optimizer.")
     finished = gathered(model, ranks)
     if finished is not None:
-        tokenizer = Path(order["dataset"]) / "tokenizer.json"
+        dataset = Path(order["dataset"])
         result = {
             "steps": step,
             "parameters": sum(parameter.numel() for parameter in finished.parameters()),
             "weights_sha256": weights,
             "optimizer_sha256": moments,
-            "sample": sample_text(finished, tokenizer, train["sample_prompt"], train["sample_tokens"], train["seed"]),
+            "sample": sample_text(finished, dataset, train["sample_prompt"], train["sample_tokens"], train["seed"]),
         }
         write_atomic(Path(order["run_dir"]) / "result.json", json.dumps(result, indent=1))
     ranks.barrier()

@@ -4,14 +4,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from model.generate import generate
 from model.llama import Llama
+from model.sampling import Sampling
+from tasks.artifacts import read_manifest
+from tasks.train.writing import Writer
 
 
-def sample_text(model: Llama, tokenizer_file: Path, prompt: str, max_new_tokens: int, seed: int) -> str:
-    """The prompt and its continuation at temperature 0.8 and top-k 50, the same for the same seed."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-    model.eval()
-    new = list(generate(model, ids, max_new_tokens, temperature=0.8, top_k=50, seed=seed, stop_id=0))
-    return tokenizer.decode(ids + new)
+def sample_text(model: Llama, dataset: Path, prompt: str, max_new_tokens: int, seed: int) -> str:
+    """The prompt and its continuation at temperature 0.8 and top-k 50, the same for the same seed; the tokenizer is the dataset's."""
+    end_of_text = read_manifest(dataset, "dataset")["content"]["eos_id"]
+    writer = Writer(model.eval(), Tokenizer.from_file(str(dataset / "tokenizer.json")), [prompt], end_of_text)
+    for _ in writer.write(max_new_tokens, Sampling(temperature=0.8, top_k=50, seed=seed)):
+        pass
+    return prompt + writer.texts[0]

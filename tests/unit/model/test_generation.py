@@ -4,11 +4,12 @@ import pytest
 import torch
 from differences import largest, relative
 
-from model.generate import choose, generate, keep_likely
+from model.generate import generate, generate_batch
 from model.infini_attention import InfiniAttention, InfiniState
 from model.llama import Llama
 from model.memory import memories
 from model.rope import rotary
+from model.sampling import Sampling
 
 N = 8
 
@@ -185,11 +186,49 @@ def test_every_token_of_a_long_prompt_is_read(config, attention):
 
 def test_a_seed_decides_the_text(config):
     model = model_of(config, "infini")
-    texts = [list(generate(model, [1, 2], 30, temperature=1.0, seed=seed)) for seed in (5, 5, 6)]
+    texts = [list(generate(model, [1, 2], 30, Sampling(temperature=1.0, seed=seed))) for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2]
     state = torch.get_rng_state()
-    list(generate(model, [1, 2], 3, temperature=1.0))
+    list(generate(model, [1, 2], 3, Sampling(temperature=1.0)))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_writes_what_it_would_write_alone(config, kind, temperature):
+    model = model_of(config, **MODELS[kind]).double()
+    prompts = [torch.randint(0, 97, (length,)).tolist() for length in (3, 1, N, 2 * N + 5, N - 1)]
+    sampling = Sampling(temperature=temperature, repetition_penalty=1.2, seed=7)
+    alone = [list(generate(model, prompt, 2 * N + 3, sampling)) for prompt in prompts]
+    steps = list(generate_batch(model, prompts, 2 * N + 3, sampling))
+    assert [list(row) for row in zip(*steps, strict=True)] == alone
+
+
+def test_rows_end_each_for_itself(config):
+    model = model_of(config, "infini")
+    prompts, calls = [[1, 2, 3], [4], [5, 6]], []
+
+    def ends(row, token):
+        calls.append((row, token))
+        return sum(called == row for called, _ in calls) == (2, 5, 3)[row]
+
+    steps = list(generate_batch(model, prompts, 100, Sampling(temperature=1.0), ends))
+    assert [[token is not None for token in step] for step in steps] == [
+        [True, True, True],
+        [True, True, True],
+        [False, True, True],
+        [False, True, False],
+        [False, True, False],
+    ]
+    assert [token for step in steps for token in step if token is not None] == [token for _, token in calls]
+
+
+def test_copies_of_a_prompt_differ_and_the_first_is_as_if_alone(config):
+    model = model_of(config, "softmax")
+    sampling = Sampling(temperature=1.0, seed=3)
+    rows = list(zip(*generate_batch(model, [[1], [2], [1]], 20, sampling), strict=True))
+    assert list(rows[0]) == list(generate(model, [1], 20, sampling)) and rows[0] != rows[2]
+    assert list(rows[2]) == list(generate(model, [1], 20, Sampling(temperature=1.0, seed=4)))
 
 
 def test_generation_records_no_graph_and_leaves_the_mode_as_it_was(config):
@@ -204,40 +243,7 @@ def test_generation_records_no_graph_and_leaves_the_mode_as_it_was(config):
     assert recorded == [False, True, False, False]  # the second is the training in between
 
 
-def test_keep_likely():
-    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
-    kept = lambda **limits: keep_likely(logits, **({"top_k": None, "top_p": None} | limits)).isfinite().tolist()  # noqa: E731
-    assert kept() == [True] * 4
-    assert torch.equal(keep_likely(logits, None, None), logits)
-    assert kept(top_k=1) == [False, True, False, False]
-    assert kept(top_k=2) == [False, True, False, True]
-    assert kept(top_k=100) == [True] * 4
-    assert kept(top_p=0.39) == [False, True, False, False]
-    assert kept(top_p=0.69) == [False, True, False, True]
-    assert kept(top_p=1.0) == [True] * 4
-    assert kept(top_k=2, top_p=0.5) == [False, True, False, False]  # of the two that are left, 4/7 is enough
-    assert keep_likely(torch.zeros(5), 2, None).isfinite().sum() == 2  # ties do not widen it
-
-
-def test_choices_follow_the_probabilities():
-    logits = torch.tensor([0.5, 0.3, 0.2]).log()
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.tensor([choose(logits, 1.0, None, None, generator) for _ in range(4000)]).bincount(minlength=3)
-    assert (drawn / 4000 - torch.tensor([0.5, 0.3, 0.2])).abs().max() < 0.03
-    assert choose(logits, 0.0, None, None, generator) == 0
-    assert {choose(logits, 0.05, None, None, generator) for _ in range(50)} == {0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        ({"prompt": []}, "prompt"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_once(config, arguments, word):
-    with pytest.raises(ValueError, match=word):
-        generate(model_of(config, "softmax"), **({"prompt": [1], "max_new_tokens": 1} | arguments))
+@pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])
+def test_an_empty_prompt_is_refused_at_once(config, prompts):
+    with pytest.raises(ValueError, match="prompt"):
+        generate_batch(model_of(config, "softmax"), prompts, 1)

@@ -1,0 +1,62 @@
+"""A model's text for prompts in words: encoding, decoding as it is written, and where it stops."""
+
+from collections.abc import Iterator
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from model.generate import generate_batch
+from model.llama import Llama
+from model.sampling import Sampling
+
+
+class Writer:
+    """The texts of several prompts, growing token by token.
+
+    Attributes:
+        texts: what was written so far for each prompt, without the prompt, and without a stop string or what follows it.
+        tokens: the new tokens of each, the one that ended it included unless it is the end of text.
+    """
+
+    def __init__(
+        self, model: Llama, tokenizer: Tokenizer, prompts: list[str], end_of_text: int, stops: tuple[str, ...] = ()
+    ) -> None:
+        self.model, self.tokenizer, self.end_of_text, self.stops = model, tokenizer, end_of_text, stops
+        self.prompts = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end_of_text] for prompt in prompts]
+        self.texts, self.tokens = [""] * len(prompts), [[] for _ in prompts]
+        self._streams = [DecodeStream(skip_special_tokens=True) for _ in prompts]
+        self._ended: set[int] = set()  # rows that met a stop string
+
+    def write(self, max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, str]]:
+        """Pairs of a prompt's number and the next piece of its text, as soon as it cannot be part of a stop string any more."""
+        shown = [0] * len(self.texts)
+        for step in generate_batch(self.model, self.prompts, max_new_tokens, sampling, self._take):
+            for row, token in enumerate(step):
+                if token is not None:
+                    certain = len(self.texts[row]) - (0 if row in self._ended else self._open_end(self.texts[row]))
+                    if certain > shown[row]:
+                        yield row, self.texts[row][shown[row] : certain]
+                        shown[row] = certain
+        for row, text in enumerate(self.texts):
+            if len(text) > shown[row]:
+                yield row, text[shown[row] :]
+
+    def _take(self, row: int, token: int) -> bool:
+        """Adds a token to its text and says whether the text ends with it."""
+        if token == self.end_of_text:
+            return True
+        self.tokens[row].append(token)
+        before = len(self.texts[row])
+        self.texts[row] += self._streams[row].step(self.tokenizer, token) or ""
+        # Only a stop string that the new piece is part of can be new.
+        found = [self.texts[row].find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+        if not any(place >= 0 for place in found):
+            return False
+        self.texts[row] = self.texts[row][: min(place for place in found if place >= 0)]
+        self._ended.add(row)
+        return True
+
+    def _open_end(self, text: str) -> int:
+        """Characters at the end of the text that may turn out to begin a stop string."""
+        lengths = (n for stop in self.stops for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n]))
+        return max(lengths, default=0)

@@ -1,0 +1,90 @@
+"""The choice of a token: by hand, and against transformers' processors of logits."""
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from model.sampling import Sampling, choose, keep_likely
+
+
+def test_keep_likely():
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
+    kept = lambda **limits: keep_likely(logits, **limits).isfinite().tolist()  # noqa: E731
+    assert torch.equal(keep_likely(logits), logits)
+    assert kept(top_k=1) == [False, True, False, False]
+    assert kept(top_k=2) == [False, True, False, True]
+    assert kept(top_k=100) == [True] * 4
+    assert kept(top_p=0.39) == [False, True, False, False]
+    assert kept(top_p=0.69) == [False, True, False, True]
+    assert kept(top_p=1.0) == [True] * 4
+    assert kept(top_k=2, top_p=0.5) == [False, True, False, False]  # of the two that are left, 4/7 is enough
+    assert kept(min_p=0.49) == [False, True, True, True]
+    assert kept(min_p=0.51) == [False, True, False, True]
+    assert kept(min_p=1.0) == [False, True, False, False]
+    assert keep_likely(torch.zeros(5), 2).isfinite().sum() == 2  # ties do not widen it
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_transformers(seed):
+    """Their processors in the order that their generate applies them."""
+    torch.manual_seed(seed)
+    logits, ids = torch.randn(1, 97) * 3, torch.randint(0, 97, (1, 20))
+    sampling = Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.3)
+    theirs = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            TemperatureLogitsWarper(0.7),
+            TopKLogitsWarper(40),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.05),
+        ]
+    )(ids, logits.clone())[0]
+    seen = torch.zeros(97, dtype=torch.bool)
+    seen[ids[0]] = True
+    drawn = {choose(logits[0], seen, sampling, torch.Generator().manual_seed(number)) for number in range(3000)}
+    likely = theirs.softmax(0)
+    assert drawn <= set(theirs.isfinite().nonzero()[:, 0].tolist())
+    assert {int(token) for token in (likely > 0.01).nonzero()} <= drawn
+    penalised = torch.where(seen, torch.where(logits[0] > 0, logits[0] / 1.3, logits[0] * 1.3), logits[0])
+    assert torch.allclose(keep_likely(penalised / 0.7, 40, 0.9, 0.05), theirs)
+
+
+def test_choices_follow_the_probabilities():
+    logits, seen = torch.tensor([0.5, 0.3, 0.2]).log(), torch.zeros(3, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
+    hot = Sampling(temperature=1.0)
+    drawn = torch.tensor([choose(logits, seen, hot, generator) for _ in range(4000)]).bincount(minlength=3)
+    assert (drawn / 4000 - torch.tensor([0.5, 0.3, 0.2])).abs().max() < 0.03
+    assert choose(logits, seen, Sampling(), generator) == 0
+    assert {choose(logits, seen, Sampling(temperature=0.05), generator) for _ in range(50)} == {0}
+
+
+def test_a_penalty_holds_for_the_likeliest_as_well():
+    logits, seen = torch.tensor([2.0, 1.9, -1.0]), torch.tensor([True, False, False])
+    generator = torch.Generator()
+    assert choose(logits, seen, Sampling(repetition_penalty=1.1), generator) == 1
+    negative = torch.tensor([-1.0, -1.05, -9.0])
+    assert choose(negative, seen, Sampling(repetition_penalty=1.1), generator) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        Sampling(**arguments)
