@@ -1,55 +1,75 @@
-"""What torch can do with this machine's GPUs, asked in a child process: no torch and no CUDA context stays in the caller."""
+"""The machine's GPUs: what torch can do with them, asked in a child process, and what the driver says of them."""
 
 import json
-import os
+import re
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
+from tasks.patch_environment.flash_faults import in_words
+from tasks.patch_environment.machine import Machine
+
 # Driver nodes of NVIDIA on Linux and under WSL.
-DRIVER_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+DRIVER_NODES = ("/dev/nvidiactl", "/dev/dxg")
 SECONDS = 120.0
-# flash-attn is believed by running it: an import may succeed where the kernels do not fit the GPU.
-QUESTIONS = """
-import json, torch
-report = {"gpus": [], "nccl": torch.distributed.is_nccl_available(), "flash_attn": False}
-torch.cuda.init()
-for index in range(torch.cuda.device_count()):
-    with torch.cuda.device(index):
-        p = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    report["gpus"].append({"name": p.name, "capability": [p.major, p.minor], "memory": total, "free": free, "bf16": bf16})
-try:
-    from flash_attn import flash_attn_func
-    q = torch.randn(1, 16, 2, 64, device="cuda", dtype=torch.float16, requires_grad=True)
-    flash_attn_func(q, q, q, causal=True).sum().backward()
-    torch.cuda.synchronize()
-    report["flash_attn"] = True
-except ModuleNotFoundError as error:
-    report["flash_attn_error"] = "it is not installed" if error.name == "flash_attn" else str(error)
-except BaseException as error:
-    report["flash_attn_error"] = f"{type(error).__name__}: {error}"
-print("\\n" + json.dumps(report))
-"""
+FP8_FROM = [8, 9]
+QUERY = "index,uuid,utilization.gpu,mig.mode.current"
+APPS = "gpu_uuid,pid,used_memory"
 
 
-def gpus(
-    nodes: tuple[Path, ...] = DRIVER_NODES, questions: str = QUESTIONS, seconds: float = SECONDS
-) -> dict[str, Any]:
-    """{"gpus", "nccl", "flash_attn"} and, in words, "gpu_fault" or "flash_attn_error"; asked only where a driver is present."""
-    nothing: dict[str, Any] = {"gpus": [], "nccl": False, "flash_attn": False}
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # the user's way to keep GPUs out of it
-    if hidden or not any(node.exists() for node in nodes):
+def gpus(machine: Machine, seconds: float = SECONDS) -> dict[str, Any]:
+    """{"gpus", "nccl", "attention", "driver"} and, in words, "gpu_fault"; asked only where a driver is present.
+
+    Each GPU: name, capability, memory and free (bytes), bf16, fp8, busy (share of the last second, None if unknown), mig, and
+    the processes of others on it. "attention": why each backend beside sdpa cannot be imported, "" where it can.
+    "driver": {"version", "cuda": the newest CUDA that it runs, "nvlink"}.
+    """
+    nothing: dict[str, Any] = {"gpus": [], "nccl": False, "attention": {}, "driver": None}
+    hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # the user's way to keep GPUs out of it
+    if hidden or not any(machine.path(node).exists() for node in DRIVER_NODES):
         return nothing
+    nothing["driver"] = driver(machine)
     try:
-        child = subprocess.run(
-            [sys.executable, "-c", questions], capture_output=True, text=True, check=False, timeout=seconds
-        )
+        child = machine.ask_python(machine.questions, seconds)
     except subprocess.TimeoutExpired:
         return nothing | {"gpu_fault": f"torch did not answer within {seconds:g} seconds"}
     if child.returncode:
         last = (child.stderr.strip().splitlines() or [f"torch ended with code {child.returncode}"])[-1]
         return nothing | {"gpu_fault": last}
-    return json.loads(child.stdout.splitlines()[-1])
+    answer = nothing | json.loads(child.stdout.splitlines()[-1])
+    answer["attention"] = {backend: error and in_words(error) for backend, error in answer["attention"].items()}
+    said = _said_by_driver(machine)
+    for index, gpu in enumerate(answer["gpus"]):
+        gpu.setdefault("uuid", "")
+        gpu["fp8"] = gpu["capability"] >= FP8_FROM
+        # torch numbers the GPUs that CUDA_VISIBLE_DEVICES leaves; the driver numbers all of them, so identity is by uuid.
+        seen = next((one for one in said if gpu["uuid"] and one["uuid"].endswith(gpu["uuid"])), None)
+        if seen is None and len(said) == len(answer["gpus"]):
+            seen = said[index]
+        gpu |= {key: seen[key] for key in ("busy", "mig", "processes")} if seen else {"busy": None, "mig": False, "processes": []}
+    return answer
+
+
+def driver(machine: Machine) -> dict[str, Any] | None:
+    """The driver's version and the newest CUDA it can run, from nvidia-smi's heading; None where it does not answer."""
+    heading = machine.run("nvidia-smi") or ""
+    version, cuda = (re.search(rf"{word} Version:\s*([\d.]+)", heading) for word in ("Driver", "CUDA"))
+    if not version:
+        return None
+    links = machine.run("nvidia-smi", "topo", "-m") or ""
+    return {"version": version[1], "cuda": cuda[1] if cuda else None, "nvlink": bool(re.search(r"\bNV\d+\b", links))}
+
+
+def _said_by_driver(machine: Machine) -> list[dict[str, Any]]:
+    table = machine.run("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits") or ""
+    found = []
+    for line in table.splitlines():
+        _, uuid, busy, mig = (word.strip() for word in line.split(","))
+        share = int(busy) / 100 if busy.isdigit() else None
+        found.append({"uuid": uuid, "busy": share, "mig": mig == "Enabled", "processes": []})
+    apps = machine.run("nvidia-smi", f"--query-compute-apps={APPS}", "--format=csv,noheader,nounits") or ""
+    for line in apps.splitlines():
+        uuid, pid, used = (word.strip() for word in line.split(","))
+        for gpu in found:
+            if gpu["uuid"] == uuid:
+                gpu["processes"].append({"pid": int(pid), "memory": int(used) * 1024**2 if used.isdigit() else None})
+    return found

@@ -1,16 +1,18 @@
 """Facts about this machine, as plain JSON. Nothing here judges, and nothing is changed."""
 
-import os
+import importlib.util
 import platform
-import shutil
+import re
 import socket
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tasks.patch_environment import software
 from tasks.patch_environment.gpus import gpus
 from tasks.patch_environment.limits import memory, usable_cores
+from tasks.patch_environment.machine import Machine
+from tasks.patch_environment.storage import disk, free_bytes
 
 PACKAGES = (
     "torch",
@@ -22,68 +24,74 @@ PACKAGES = (
     "numpy",
     "pydantic",
     "tensorboard",
+    "safetensors",
+    "huggingface-hub",
+    "transformers",
+    "triton",
     "flash-attn",
+    "flash-attn-4",
 )
 
 
-def probe(home: Path) -> dict[str, Any]:
-    """Everything that `plan.resolve` decides by, and what a person would ask for after a failure."""
+def probe(home: Path, config: dict | None = None, machine: Machine | None = None, ask_hub: bool = False) -> dict[str, Any]:
+    """Everything that `plan.resolve` decides by, and what a person would ask for after a failure.
+
+    Args:
+        home: folder of datasets and runs.
+        config: a port that it fixes is tried; None: nothing is asked for.
+        machine: whose readings; None: this one's.
+        ask_hub: whether the Hugging Face hub is tried, which may take a second.
+    """
+    machine = machine or Machine()
+    port = "auto" if config is None else config["environment"]["port"]
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
+        "glibc": platform.libc_ver()[1],
         "python": platform.python_version(),
-        "cpu": cpu(),
-        "cores": usable_cores(),
-        "memory": memory(),
-        "shared_memory": _free_bytes(Path("/dev/shm")),
-        "disk": disk(home),
-        "port": can_listen(),
+        "cpu": cpu(machine),
+        "cores": usable_cores(machine),
+        "load": load(machine),
+        "memory": memory(machine),
+        "huge_pages": software.huge_pages(machine),
+        "shared_memory": free_bytes(machine.path("/dev/shm"), machine),
+        "limits": software.limits(machine),
+        "disk": disk(home, machine),
+        "port": can_listen(0),
+        "port_wished": None if port == "auto" else {"port": port, "free": can_listen(port)},
         "loopback": loopback(),
+        "compilers": software.compilers(machine),
+        "allocators": software.allocators(machine),
+        "others": software.other_workers(machine),
+        "hub": software.hub_answers(machine) if ask_hub else None,
+        "torch_cuda": torch_cuda(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        **gpus(),
+        **gpus(machine),
     }
 
 
-def cpu() -> dict[str, Any]:
-    """{"model", "bf16"}: the processor's name, and whether it multiplies bf16 itself (AMX or AVX-512)."""
+def cpu(machine: Machine) -> dict[str, Any]:
+    """{"model", "bf16", "amx"}: the processor's name, and whether it multiplies bf16 itself, by AMX or otherwise (AVX-512, Arm)."""
     fields: dict[str, str] = {}
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip(), value.strip())
-    except OSError:
-        pass  # not Linux
+    for line in machine.text("/proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
     flags = fields.get("flags", fields.get("Features", "")).split()
     bf16 = any(flag in flags for flag in ("amx_bf16", "avx512_bf16", "bf16"))
-    return {"model": fields.get("model name", platform.machine()), "bf16": bf16}
+    return {"model": fields.get("model name", platform.machine()), "bf16": bf16, "amx": "amx_bf16" in flags}
 
 
-def disk(home: Path) -> dict[str, Any]:
-    """Free bytes at `home`, and whether what a commit needs works there: write, fsync, rename of a folder.
-
-    A home that does not exist yet is not made: the folder that it would be made in is tried.
-    """
-    folder = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
-    facts: dict[str, Any] = {"path": str(folder), "free": _free_bytes(folder), "works": True}
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
-            before, after = Path(scratch, "before"), Path(scratch, "after")
-            before.mkdir()
-            with (before / "file").open("wb") as file:
-                file.write(b"probe")
-                file.flush()
-                os.fsync(file.fileno())
-            before.rename(after)
-    except OSError as error:
-        facts |= {"works": False, "fault": error.strerror or str(error)}
-    return facts
+def load(machine: Machine) -> float:
+    """Processes that wanted a core, on average over the last minute."""
+    words = machine.text("/proc/loadavg").split()
+    return float(words[0]) if words else 0.0
 
 
-def can_listen() -> bool:
-    """Whether a port of the loopback interface can be had, as torchrun's rendezvous needs."""
+def can_listen(port: int) -> bool:
+    """Whether this port of the loopback interface (0: any) can be had, as torchrun's rendezvous needs."""
     try:
         with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
+            listener.bind(("127.0.0.1", port))
             return True
     except OSError:
         return False
@@ -95,11 +103,13 @@ def loopback() -> str | None:
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
-def _free_bytes(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:
+def torch_cuda() -> str | None:
+    """The CUDA that torch was built for, read without importing it; None for a build without."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return None
+    found = re.search(r"^cuda\b[^=]*= '([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return found[1] if found else None
 
 
 def _version(name: str) -> str | None:
