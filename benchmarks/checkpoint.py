@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from tasks.patch_environment.machine import Machine
 from tasks.patch_environment.probe import cpu
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.saver import Saver
@@ -117,7 +118,7 @@ def main() -> None:
     os.environ.update(one)
     ranks = Ranks("cpu", "gloo")
     machine = {
-        "cpu": cpu()["model"],
+        "cpu": cpu(Machine())["model"],
         "cores": os.cpu_count(),
         "platform": platform.platform(),
         "torch": torch.__version__,

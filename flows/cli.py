@@ -17,8 +17,8 @@ from configs.errors import ConfigError, PipelineError, Preempted
 
 UNEXPECTED = 70
 BROKEN_PIPE = 128 + signal.SIGPIPE
-EPILOG = """exit codes: 0 done; 64 bad configuration or arguments; 65 bad data; 70 unexpected or repeated failure;
-75 stopped with a checkpoint saved (the same command carries on); 130 or 143 stopped before there was one"""
+EPILOG = """exit codes: 0 done; 1 done, with warnings (doctor); 64 bad configuration or arguments; 65 bad data; 70 unexpected or
+repeated failure; 75 stopped with a checkpoint saved (the same command carries on); 130 or 143 stopped before there was one"""
 
 
 class Stopped(BaseException):
@@ -69,6 +69,9 @@ def build_parser() -> Parser:
     doctor = command("doctor", "what this machine can do, and what a run would use")
     doctor.add_argument("config", metavar="CONFIG", nargs="?", help="check what this configuration asks for")
     doctor.add_argument("overrides", metavar="key=value", nargs="*", default=[])
+    doctor.add_argument(
+        "--against", metavar="RUN", help="what has changed since a run, and whether its resume stays exact"
+    )
     train = command("train", "train on a dataset that preprocess has built", configured)
     train.add_argument("--dataset", metavar="D", help="path or name of the dataset; default: the configuration's own")
     generate = command("generate", "let a trained model write")
@@ -163,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
             name = "import_folder" if parsed.command == "import" else parsed.command  # import is no name in Python
             record, text = getattr(commands, name)(parsed)
         _say(text, parsed, record)
-        code = 0
+        code = record.get("exit_code", 0)
     except SystemExit:
         raise
     except BrokenPipeError:  # the reader of our output, such as `head`, has left

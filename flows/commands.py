@@ -77,7 +77,7 @@ def verify(arguments: Namespace) -> Answer:
 
 def doctor(arguments: Namespace) -> Answer:
     from flows.inspection import as_text
-    from tasks.patch_environment.stage import doctor
+    from tasks.patch_environment.doctor import doctor
 
     config, home = None, str(_home())
     if arguments.config is not None:
@@ -86,8 +86,13 @@ def doctor(arguments: Namespace) -> Answer:
 
         config = resolved(load_config(arguments.config, arguments.overrides))
         home = config["runtime"]["home"]
-    report = doctor(config, home)
-    return report, as_text({part: report[part] for part in ("findings", "plan") if report[part]})
+    against = None if arguments.against is None else _find(arguments.against, "runs")
+    report = doctor(config, home, against)
+    shown = {"findings": report["findings"], "plan": report["plan"]}
+    shown["patches"] = [patch for patch in report["patches"] if patch["applies"]]
+    if since := report["against"]:
+        shown |= {"against": since["run"], "resume": since["resume"], "differences": since["differences"]}
+    return report, as_text({part: value for part, value in shown.items() if value})
 
 
 def train(arguments: Namespace) -> Answer:

@@ -44,8 +44,8 @@ class PipelineConfig(Section):
                 f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
-        processes = self.environment.nproc_per_node
-        batch = self.train.micro_batch_size * (processes if isinstance(processes, int) else 1)
+        processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
+        batch = (micro if isinstance(micro, int) else 1) * (processes if isinstance(processes, int) else 1)
         if self.train.global_batch_size % batch:
             problems.append(
                 f"train.global_batch_size={self.train.global_batch_size} is not a multiple of train.micro_batch_size="

@@ -34,8 +34,10 @@ class TrainingConfig(Section):
     global_batch_size: Annotated[int, Field(ge=1)] = Field(
         default=32, title="Global batch", description="Sequences of one optimizer step, over all processes."
     )
-    micro_batch_size: Annotated[int, Field(ge=1)] = Field(
-        default=8, title="Micro-batch", description="Sequences of one forward pass of one process."
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=8,
+        title="Micro-batch",
+        description="Sequences of one forward pass of one process; auto: as many as an estimate fits into the memory.",
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=1e-3, title="Learning rate", description="Peak rate, after the warm-up."
@@ -130,11 +132,11 @@ class TrainingConfig(Section):
         description="Under fsdp and hsdp, a layer's parameters are freed between forward and backward (ZeRO-3); false keeps them "
         "(ZeRO-2: more memory, less communication).",
     )
-    compile: Literal["off", "block", "whole"] = Field(
-        default="off",
+    compile: Literal["auto", "off", "block", "whole"] = Field(
+        default="auto",
         title="Compile",
         description="torch.compile of each layer (block) or of model and loss (whole, not with fsdp or hsdp); used once its loss and "
-        "gradients of a first batch agree with eager execution's.",
+        "gradients of a first batch agree with eager execution's; auto: off, or under environment.tune=full where it pays.",
     )
     log_every: Annotated[int, Field(ge=1)] = Field(
         default=10,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tasks.patch_environment.findings_gpu import gpu_findings
 from tasks.patch_environment.finding import GIB, finding
+from tasks.patch_environment.findings_gpu import gpu_findings
 
 MIB = 1024**2
 SKEW = 5.0  # seconds between two clocks that leases and logs bear
@@ -58,9 +58,7 @@ def _memory(memory: dict) -> dict[str, Any]:
     if memory["available"] >= 2 * GIB:
         return finding("memory available", value)
     cure = "raise the container's limit or use fewer workers" if limited else "stop other programs or use fewer workers"
-    return finding(
-        "memory available", value, "warning", f"Each worker needs about 1 GiB before the model; {cure}."
-    )
+    return finding("memory available", value, "warning", f"Each worker needs about 1 GiB before the model; {cure}.")
 
 
 def _disk(disk: dict) -> dict[str, Any]:
@@ -132,7 +130,9 @@ def _compilers(facts: dict) -> dict[str, Any]:
         return finding("compiler", "none", "note", f"train.compile needs {missing}; install it for faster steps.")
     if cxx:
         return finding("compiler", cxx)
-    cure = "train.compile needs one on a CPU; install it (for example apt install g++) for steps about 1.5 times as fast."
+    cure = (
+        "train.compile needs one on a CPU; install it (for example apt install g++) for steps about 1.5 times as fast."
+    )
     return finding("compiler", "none", "note", cure)
 
 
@@ -149,7 +149,9 @@ def _others(facts: dict) -> dict[str, Any]:
     if not facts["others"]:
         return finding("other runs", "none")
     runs = sorted({other["run"] for other in facts["others"]})
-    sentence = "They share this machine's cores or GPUs with a run that starts now; wait for them, or give each its own GPUs."
+    sentence = (
+        "They share this machine's cores or GPUs with a run that starts now; wait for them, or give each its own GPUs."
+    )
     return finding("other runs", f"{', '.join(runs)} ({len(facts['others'])} worker(s))", "note", sentence)
 
 

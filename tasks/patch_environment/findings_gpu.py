@@ -10,7 +10,9 @@ LITTLE_FREE = 0.8  # of a GPU's memory; an idle driver and desktop take less tha
 
 def is_busy(gpu: dict) -> bool:
     """Whether somebody else computes on this GPU or holds much of its memory."""
-    return bool(gpu.get("processes")) or (gpu.get("busy") or 0.0) > BUSY_SHARE or gpu["free"] < LITTLE_FREE * gpu["memory"]
+    return (
+        bool(gpu.get("processes")) or (gpu.get("busy") or 0.0) > BUSY_SHARE or gpu["free"] < LITTLE_FREE * gpu["memory"]
+    )
 
 
 def gpu_findings(facts: dict) -> list[dict[str, Any]]:
@@ -44,7 +46,9 @@ def _gpu(number: int, gpu: dict) -> dict[str, Any]:
     value += ", a MIG slice" if gpu.get("mig") else ""
     if gpu.get("processes"):
         pids = ", ".join(str(process["pid"]) for process in gpu["processes"])
-        sentence = f"Process(es) {pids} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
+        sentence = (
+            f"Process(es) {pids} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
+        )
         return finding(name, value, "warning", sentence)
     if is_busy(gpu):
         sentence = "Somebody uses it; environment.gpus=auto leaves it to them while other GPUs are free."
@@ -64,7 +68,8 @@ def _driver(facts: dict) -> list[dict[str, Any]]:
         return [finding("driver", value, "warning", cure)]
     # Within a major version of CUDA any driver runs what is built for any minor one.
     if driver["cuda"] and int(driver["cuda"].split(".")[0]) < int(built.split(".")[0]):
-        cure = f"It is too old for this torch, which is built for CUDA {built}; update the driver, or install a torch for CUDA {driver['cuda']}."
+        cure = f"It is too old for this torch, which is built for CUDA {built}; update the driver, "
+        cure += f"or install a torch for CUDA {driver['cuda']}."
         return [finding("driver", value, "error" if not facts["gpus"] else "warning", cure)]
     return [finding("driver", value)]
 
@@ -75,7 +80,8 @@ def _attention(errors: dict[str, str]) -> list[dict[str, Any]]:
     for backend, error in errors.items():
         missing = error.startswith("No module named")
         why = f"{packages[backend]} is not installed" if missing else error
-        sentence = f"Not usable ({why}); environment.attention_backend={backend} is refused, torch's own attention is used." if error else ""
+        sentence = f"Not usable ({why}); attention_backend={backend} is refused and torch's own attention is used."
         severity = "ok" if not error else "note" if missing else "warning"
-        found.append(finding(f"attention by {backend}", "no" if error else "can be imported", severity, sentence))
+        value = "no" if error else "can be imported"
+        found.append(finding(f"attention by {backend}", value, severity, sentence if error else ""))
     return found

@@ -45,7 +45,11 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> dict[str, Any]:
         seen = next((one for one in said if gpu["uuid"] and one["uuid"].endswith(gpu["uuid"])), None)
         if seen is None and len(said) == len(answer["gpus"]):
             seen = said[index]
-        gpu |= {key: seen[key] for key in ("busy", "mig", "processes")} if seen else {"busy": None, "mig": False, "processes": []}
+        gpu |= (
+            {key: seen[key] for key in ("busy", "mig", "processes")}
+            if seen
+            else {"busy": None, "mig": False, "processes": []}
+        )
     return answer
 
 
@@ -60,16 +64,19 @@ def driver(machine: Machine) -> dict[str, Any] | None:
 
 
 def _said_by_driver(machine: Machine) -> list[dict[str, Any]]:
-    table = machine.run("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits") or ""
     found = []
-    for line in table.splitlines():
-        _, uuid, busy, mig = (word.strip() for word in line.split(","))
+    for _, uuid, busy, mig in _rows(machine, f"--query-gpu={QUERY}", 4):
         share = int(busy) / 100 if busy.isdigit() else None
         found.append({"uuid": uuid, "busy": share, "mig": mig == "Enabled", "processes": []})
-    apps = machine.run("nvidia-smi", f"--query-compute-apps={APPS}", "--format=csv,noheader,nounits") or ""
-    for line in apps.splitlines():
-        uuid, pid, used = (word.strip() for word in line.split(","))
+    for uuid, pid, used in _rows(machine, f"--query-compute-apps={APPS}", 3):
         for gpu in found:
             if gpu["uuid"] == uuid:
                 gpu["processes"].append({"pid": int(pid), "memory": int(used) * 1024**2 if used.isdigit() else None})
     return found
+
+
+def _rows(machine: Machine, query: str, fields: int) -> list[list[str]]:
+    """The answer's lines of so many fields; a driver may print remarks of its own among them."""
+    table = machine.run("nvidia-smi", query, "--format=csv,noheader,nounits") or ""
+    rows = [[word.strip() for word in line.split(",")] for line in table.splitlines()]
+    return [row for row in rows if len(row) == fields]

@@ -13,9 +13,27 @@ EXACT = {
     "nproc_per_node": "the same samples come in the same order, but gradients are summed in another order",
     "precision": "numbers are rounded differently",
     "attention_backend": "attention is computed by another function",
+    "compile": "compiled code rounds differently",
+    "micro_batch_size": "gradients are summed over other parts of a batch",
     "threads": "sums are split differently between the threads",
+    "allocator": "kernels may take another path where tensors lie differently in memory",
 }
-VERSIONS = ("torch", "numpy", "flash-attn")
+SECTION = {"compile": "train", "micro_batch_size": "train"}  # of the configuration, where it is not environment
+# What runs of older versions did, whose records do not say it.
+BEFORE = {"compile": "off", "allocator": "system"}
+
+
+def wish(config: dict, name: str) -> Any:
+    """What the configuration asks for, or "auto"."""
+    return config[SECTION.get(name, "environment")][name]
+
+
+def asking(config: dict, settings: dict[str, Any]) -> dict:
+    """The configuration with these settings of a plan asked for explicitly."""
+    for name, value in settings.items():
+        section = SECTION.get(name, "environment")
+        config = config | {section: config[section] | {name: value}}
+    return config
 
 
 def to_pin(config: dict, plan: dict, pinned: dict[str, Any]) -> dict[str, Any]:
@@ -23,8 +41,14 @@ def to_pin(config: dict, plan: dict, pinned: dict[str, Any]) -> dict[str, Any]:
 
     Where only this machine could not follow, the old pin stays: the run goes back to it on the machine that can.
     """
-    explicit = {name: wish for name in EXACT if (wish := config["environment"][name]) != "auto"}
+    explicit = {name: value for name in EXACT if (value := wish(config, name)) != "auto"}
     return {name: plan[name] for name in EXACT} | pinned | explicit
+
+
+def complete(pinned: dict[str, Any], config: dict, plan: dict) -> dict[str, Any]:
+    """A pin with the settings that an older version did not write down."""
+    missing = {name: plan[name] for name in EXACT} | BEFORE
+    return {name: pinned.get(name, missing[name]) for name in EXACT}
 
 
 def follow(config: dict, facts: dict, pinned: dict[str, Any]) -> dict[str, Any]:
@@ -33,56 +57,23 @@ def follow(config: dict, facts: dict, pinned: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: the configuration itself asks for what this machine has not.
     """
-    wishes = config["environment"]
     kept: dict[str, Any] = {}
     refusals: list[str] = []
     for name in EXACT:
-        if wishes[name] != "auto":
-            if name == "device" and wishes[name] != pinned[name]:
+        if name not in pinned:
+            continue
+        if (asked := wish(config, name)) != "auto":
+            if name == "device" and asked != pinned[name]:
                 break  # the other pinned settings were chosen for a device that is not wanted any more
             continue
         try:
-            resolve(_asking(config, kept | {name: pinned[name]}), facts)
+            resolve(asking(config, kept | {name: pinned[name]}), facts)
             kept[name] = pinned[name]
         except ConfigError as refused:
             refusals.append(" ".join(line.strip() for line in str(refused).splitlines()[1:]))
             if name == "device":
                 break
-    plan = resolve(_asking(config, kept), facts)
+    plan = resolve(asking(config, kept), facts)
     for refusal in refusals:
         log.warning("this machine cannot follow the plan that the run began with: %s", refusal)
     return plan | {"reasons": plan["reasons"] | dict.fromkeys(kept, "pinned by an earlier attempt of this run")}
-
-
-def _asking(config: dict, settings: dict[str, Any]) -> dict:
-    return config | {"environment": config["environment"] | settings}
-
-
-def say_what_changed(pinned: dict[str, Any], facts_then: dict, plan: dict, facts: dict) -> None:
-    """Warns of every difference after which the result is no longer, or may no longer be, bitwise the same."""
-    for name, loss in EXACT.items():
-        if plan[name] != pinned[name]:
-            log.warning(
-                "%s was %s in this run so far and is %s now: the result is no longer bitwise the same (%s).",
-                name,
-                pinned[name],
-                plan[name],
-                loss,
-            )
-    for name, then, now in _hardware_and_versions(facts_then, facts):
-        if then != now:
-            log.warning(
-                "%s was %s at the last attempt and is %s now: the result may no longer be bitwise the same.",
-                name,
-                then,
-                now,
-            )
-
-
-def _hardware_and_versions(then: dict, now: dict) -> list[tuple[str, Any, Any]]:
-    pairs = [
-        ("python", then["python"], now["python"]),
-        ("the processor", then["cpu"]["model"], now["cpu"]["model"]),
-        ("the list of GPUs", [gpu["name"] for gpu in then["gpus"]], [gpu["name"] for gpu in now["gpus"]]),
-    ]
-    return pairs + [(name, then["versions"].get(name), now["versions"].get(name)) for name in VERSIONS]

@@ -31,9 +31,13 @@ PACKAGES = (
     "flash-attn",
     "flash-attn-4",
 )
+# Of this process's own, those that the plan has to build upon.
+VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES")
 
 
-def probe(home: Path, config: dict | None = None, machine: Machine | None = None, ask_hub: bool = False) -> dict[str, Any]:
+def probe(
+    home: Path, config: dict | None = None, machine: Machine | None = None, ask_hub: bool = False
+) -> dict[str, Any]:
     """Everything that `plan.resolve` decides by, and what a person would ask for after a failure.
 
     Args:
@@ -60,6 +64,7 @@ def probe(home: Path, config: dict | None = None, machine: Machine | None = None
         "port": can_listen(0),
         "port_wished": None if port == "auto" else {"port": port, "free": can_listen(port)},
         "loopback": loopback(),
+        "environment": {name: machine.environ[name] for name in VARIABLES if name in machine.environ},
         "compilers": software.compilers(machine),
         "allocators": software.allocators(machine),
         "others": software.other_workers(machine),

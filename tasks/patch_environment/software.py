@@ -58,7 +58,12 @@ def huge_pages(machine: Machine) -> str:
 
 def limits(machine: Machine) -> dict[str, int | None]:
     """Soft limits of this process, None for unlimited: open files, processes, bytes of a file, bytes of locked memory."""
-    names = {"Max open files": "files", "Max processes": "processes", "Max file size": "file_size", "Max locked memory": "locked"}
+    names = {
+        "Max open files": "files",
+        "Max processes": "processes",
+        "Max file size": "file_size",
+        "Max locked memory": "locked",
+    }
     found = re.findall(rf"^({'|'.join(names)})\s+(\S+)", machine.text("/proc/self/limits"), re.MULTILINE)
     return {names[name]: None if soft == "unlimited" else int(soft) for name, soft in found}
 

@@ -10,18 +10,29 @@ from typing import Any
 
 from configs.errors import ConfigError, PipelineError
 from tasks.artifacts import write_atomic
-from tasks.patch_environment.findings import finding, judge
+from tasks.patch_environment.compare import KEPT, LOST, differences
+from tasks.patch_environment.findings import judge
+from tasks.patch_environment.machine import Machine
 from tasks.patch_environment.patches.registry import needed
-from tasks.patch_environment.pin import EXACT, follow, say_what_changed, to_pin
+from tasks.patch_environment.pin import BEFORE, EXACT, complete, follow, to_pin
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
 from tasks.secrets import masked
 
 log = logging.getLogger("infini_llama.environment")
-SEVERITIES = ("error", "warning", "note", "ok")
+SAID = (
+    "device",
+    "nproc_per_node",
+    "threads",
+    "precision",
+    "attention_backend",
+    "compile",
+    "allocator",
+    "distributed_backend",
+)
 
 
-def patch_environment(config: dict, home: str, run: str) -> dict[str, Any]:
+def patch_environment(config: dict, home: str, run: str, machine: Machine | None = None) -> dict[str, Any]:
     """The plan of run `run`: the one pinned at its first attempt where there is one, else a new one, pinned now.
 
     An explicit setting that differs from the pin is followed, and a machine that cannot follow the pin is not made to; both are
@@ -31,31 +42,31 @@ def patch_environment(config: dict, home: str, run: str) -> dict[str, Any]:
         ConfigError: the configuration asks for what this machine has not, or `home` cannot be written.
         PipelineError: the disk is full.
     """
-    facts = probe(Path(home))
+    facts = probe(Path(home), config, machine)
     path = Path(home) / "runs" / run / "environment.json"
     _refuse_bad_disk(facts["disk"], home)
-    pinned = _read(path)
-    plan = follow(config, facts, pinned["pinned"]) if pinned else resolve(config, facts)
-    if pinned:
-        say_what_changed(pinned["pinned"], pinned["facts"], plan, facts)
+    before = read_record(path)
+    plan = follow(config, facts, before["pinned"]) if before else resolve(config, facts)
+    pinned = complete(before["pinned"], config, plan) if before else {}
+    for one in differences(pinned, before["facts"], plan, facts) if before else []:
+        say = log.info if one["exactness"] == KEPT else log.warning
+        since = "in this run so far" if one["exactness"] == LOST else "at the last attempt"
+        say("%s was %s %s and is %s now: %s.", one["name"], one["then"], since, one["now"], one["sentence"])
     for found in [*judge(facts), *plan["findings"]]:
         if found["severity"] in ("warning", "error"):
             log.warning("%s: %s. %s", found["name"], found["value"], found["sentence"])
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
-        "pinned": to_pin(config, plan, pinned["pinned"] if pinned else {}),
-        "pinned_at": pinned["pinned_at"] if pinned else datetime.now(UTC).isoformat(timespec="seconds"),
+        "pinned": to_pin(config, plan, pinned),
+        "pinned_at": before["pinned_at"] if before else datetime.now(UTC).isoformat(timespec="seconds"),
         "plan": plan | {"env": masked(plan["env"])},
         "patches": [patch.describe() for patch in needed(config, facts)],
         "facts": facts,
     }
     write_atomic(path, json.dumps(record, indent=1))
     log.info(
-        "%s, %d worker(s) x %d thread(s), %s, %s, %s",
-        *(
-            plan[name]
-            for name in ("device", "nproc_per_node", "threads", "precision", "attention_backend", "distributed_backend")
-        ),
+        "%s, %d worker(s) x %d thread(s), %s, %s, compile %s, allocator %s, %s",
+        *(plan[name] for name in SAID),
     )
     return plan
 
@@ -70,13 +81,14 @@ def _refuse_bad_disk(disk: dict, home: str) -> None:
     )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
     """What an earlier attempt pinned, None where there was none."""
     if not path.exists():
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not set(EXACT) <= set(record["pinned"]) or not {"python", "cpu", "gpus", "versions"} <= set(record["facts"]):
+        named = set(EXACT) - set(BEFORE) - {"micro_batch_size"}
+        if not named <= set(record["pinned"]) or not {"python", "cpu", "gpus", "versions"} <= set(record["facts"]):
             raise KeyError("settings or facts")
         return record
     except (ValueError, KeyError, TypeError) as error:
@@ -87,32 +99,3 @@ def _read(path: Path) -> dict[str, Any] | None:
             error,
         )
         return None
-
-
-def doctor(config: dict | None = None, home: str = "workspace") -> dict[str, Any]:
-    """The report of `infini-llama doctor`, worst first: {"findings", "facts", "plan", "exit_code"}.
-
-    The plan is None without a configuration, and where this machine cannot meet it; then each wish that it cannot meet is a
-    finding of severity error. `exit_code` is 64 where there is any error, else 0.
-    """
-    facts = probe(Path(home))
-    findings, plan = judge(facts), None
-    if config is not None:
-        try:
-            plan = resolve(config, facts)
-            findings += plan["findings"]
-            plan["env"] = masked(plan["env"])
-        except ConfigError as refused:
-            findings += [finding("configuration", "refused", "error", line.strip()) for line in _lines(refused)]
-    findings.sort(key=lambda found: SEVERITIES.index(found["severity"]))
-    failed = any(found["severity"] == "error" for found in findings)
-    return {
-        "findings": findings,
-        "facts": facts,
-        "plan": plan,
-        "exit_code": ConfigError.exit_code if failed else 0,
-    }
-
-
-def _lines(refused: ConfigError) -> list[str]:
-    return str(refused).splitlines()[1:]

@@ -1,12 +1,27 @@
 """patch-environment as a Prefect task: a plan for this machine and this run, neither cached nor stored by Prefect."""
 
+import json
+from pathlib import Path
+
 from prefect import task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.patch_environment import stage
+from tasks.patch_environment.card import card
+from tasks.patch_environment.findings import judge
 
 
 @task(name="patch-environment", cache_policy=NO_CACHE, persist_result=False)
 def patch_environment(config: dict, home: str, run: str) -> dict:
     """The plan of `stage.patch_environment`; it may hold the user's environment variables, so Prefect keeps no copy."""
-    return stage.patch_environment(config, home, run)
+    plan = stage.patch_environment(config, home, run)
+    record = json.loads(
+        (Path(home) / "runs" / run / "environment.json").read_text(encoding="utf-8")
+    )  # secrets are masked
+    create_markdown_artifact(
+        card(record, [*judge(record["facts"]), *plan["findings"]]),
+        key=f"environment-{''.join(letter if letter.isalnum() else '-' for letter in run.lower())}",
+        description=f"What run {run} is computed on",
+    )
+    return plan

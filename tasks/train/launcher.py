@@ -22,7 +22,7 @@ def start(order_path: Path, plan: dict, grace_period: float, lock_fd: int) -> su
     """
     wrapper = Path(__file__).with_name("exec_wrapper.py")
     command = [sys.executable, str(wrapper), "SIGTERM", str(os.getpid())]
-    command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+    command += [sys.executable, "-m", "torch.distributed.run", *meeting(plan["port"]), "--max-restarts=0"]
     command += [f"--nproc-per-node={plan['nproc_per_node']}", "--module", "tasks.train.worker", str(order_path)]
     environment = (
         os.environ
@@ -34,6 +34,11 @@ def start(order_path: Path, plan: dict, grace_period: float, lock_fd: int) -> su
     )
     with (order_path.parent / "torchrun.log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdin=lock_fd, stdout=log, stderr=log, start_new_session=True)
+
+
+def meeting(port: int | str) -> list[str]:
+    """Where the workers find each other: at a port of this machine, or at a free one of torchrun's choice (auto)."""
+    return ["--standalone"] if port == "auto" else ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
 
 
 def watch(process: subprocess.Popen, each_poll: Callable[[], None]) -> int:

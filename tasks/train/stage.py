@@ -16,6 +16,8 @@ from tasks.train.report import write_report
 from tasks.train.run_folder import RunFolder, attempts, claim, read_metrics
 
 log = logging.getLogger("infini_llama.train")
+# Training settings that may be left to the environment's plan.
+PLANNED = ("micro_batch_size", "compile")
 
 
 def train(config: dict, reference: dict, plan: dict) -> dict:
@@ -32,6 +34,7 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
         Preempted: this process was asked to stop; a checkpoint is committed.
         TrainFailed: the workers failed; `retryable` says whether another call may help.
     """
+    config = config | {"train": config["train"] | {name: plan[name] for name in PLANNED if name in plan}}
     home = Path(config["runtime"]["home"]).resolve()
     run = RunFolder(home / "runs" / config["runtime"]["name"])
     run.path.mkdir(parents=True, exist_ok=True)

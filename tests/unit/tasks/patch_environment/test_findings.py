@@ -6,12 +6,13 @@ from tasks.patch_environment.findings import judge
 from tasks.patch_environment.probe import probe
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
+DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": False, "skew": 0.0}
 
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return facts | {"gpus": [], "nccl": False, "flash_attn": False}
+    return facts | {"gpus": [], "nccl": False, "attention": {}, "driver": None}
 
 
 @pytest.mark.parametrize(
@@ -19,15 +20,20 @@ def laptop(tmp_path_factory):
     [
         ({"gpu_fault": "CUDA driver version is insufficient"}, "GPUs", "warning", "update the driver"),
         ({"gpus": []}, "GPUs", "note", "on the CPU"),
-        ({"gpus": [GPU], "flash_attn": True, "nccl": False}, "nccl", "warning", "install a CUDA build"),
+        ({"gpus": [GPU], "nccl": False}, "nccl", "warning", "install a CUDA build"),
         (
-            {"disk": {"path": "/x", "free": 1, "works": False, "fault": "Read-only file system"}},
+            {"disk": DISK | {"works": False, "fault": "Read-only file system"}},
             "disk",
             "error",
             "(Read-only file system); choose another runtime.home",
         ),
-        ({"disk": {"path": "/x", "free": 10**9, "works": True}}, "disk", "warning", "free space"),
-        ({"memory": {"total": 10**9, "available": 10**9}}, "memory available", "warning", "fewer workers"),
+        ({"disk": DISK | {"free": 10**9}}, "disk", "warning", "free space"),
+        (
+            {"memory": {"total": 10**9, "available": 10**9, "limit": "machine"}},
+            "memory available",
+            "warning",
+            "fewer workers",
+        ),
         ({"shared_memory": 64 * 2**20, "gpus": [GPU] * 2}, "/dev/shm", "warning", "--shm-size"),
         ({"shared_memory": None, "gpus": [GPU] * 2}, "/dev/shm", "warning", "--shm-size"),
         ({"port": False}, "local ports", "error", "loopback"),
@@ -45,6 +51,11 @@ def test_little_shared_memory_harms_nobody_but_several_gpus(laptop, change):
 
 
 def test_flash_attention_that_does_not_work_is_told_in_words(laptop):
-    facts = laptop | {"gpus": [GPU], "nccl": True, "flash_attn_error": "ImportError: GLIBC_2.32 not found"}
-    (found,) = [found for found in judge(facts) if found["name"] == "flash-attn"]
-    assert "GLIBC_2.32" in found["sentence"] and found["severity"] == "note"
+    errors = {
+        "flash2": "it was built on a system with glibc 2.38",
+        "flash4": "No module named 'flash_attn'",
+        "varlen": "",
+    }
+    found = {found["name"]: found for found in judge(laptop | {"gpus": [GPU], "nccl": True, "attention": errors})}
+    assert "glibc 2.38" in found["attention by flash2"]["sentence"]
+    assert [found[f"attention by {name}"]["severity"] for name in errors] == ["warning", "note", "ok"]

@@ -10,10 +10,11 @@ import pytest
 from configs.errors import ConfigError, PipelineError
 from configs.schema import PipelineConfig
 from tasks.patch_environment import stage
+from tasks.patch_environment.doctor import doctor
 from tasks.patch_environment.pin import follow, to_pin
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
-from tasks.patch_environment.stage import doctor, patch_environment
+from tasks.patch_environment.stage import patch_environment
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 
@@ -38,7 +39,7 @@ def change_record(home, **changes) -> None:
 @pytest.fixture(scope="module")
 def gpus_4(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return facts | {"cores": 8, "gpus": [GPU] * 4, "nccl": True, "flash_attn": False}
+    return facts | {"cores": 8, "gpus": [GPU] * 4, "nccl": True}
 
 
 def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
@@ -83,7 +84,7 @@ def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path
     ("facts", "words"),
     [
         ({"python": "3.9.1"}, "python was 3.9.1 at the last attempt"),
-        ({"cpu": {"model": "abacus", "bf16": False}}, "the processor was abacus"),
+        ({"cpu": {"model": "abacus", "bf16": False, "amx": False}}, "the processor was abacus"),
         ({"versions": {"torch": "1.0", "numpy": "1.0"}}, "torch was 1.0"),
         ({"gpus": [{"name": "T4"}]}, "the list of GPUs was ['T4']"),
     ],
@@ -146,7 +147,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_ends_the_stage(tmp_path, monke
     with pytest.raises(ConfigError, match=r"runtime\.home=/proc/x"):
         patch_environment(config(), "/proc/x", "run")
     full = probe(tmp_path) | {"disk": {"path": "/d", "free": 0, "works": False, "fault": os.strerror(errno.ENOSPC)}}
-    monkeypatch.setattr(stage, "probe", lambda home: full)
+    monkeypatch.setattr(stage, "probe", lambda home, config, machine: full)
     with pytest.raises(PipelineError, match="free space and run the same command again") as raised:
         patch_environment(config(), str(tmp_path), "run")
     assert raised.value.exit_code == 70

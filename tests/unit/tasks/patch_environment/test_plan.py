@@ -14,7 +14,7 @@ OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return facts | {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo"}
+    return facts | {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo", "attention": {}}
 
 
 def config(environment=None, train=None) -> dict:
@@ -35,7 +35,7 @@ def test_cores_are_shared_between_workers_and_never_none(laptop):
 
 
 def test_four_gpus_get_a_worker_each_in_bf16(laptop):
-    plan = resolve(config(), laptop | {"gpus": [GPU] * 4, "nccl": True, "flash_attn": False})
+    plan = resolve(config(), laptop | {"gpus": [GPU] * 4, "nccl": True})
     assert (plan["device"], plan["nproc_per_node"], plan["precision"], plan["distributed_backend"]) == (
         "cuda",
         4,
@@ -111,8 +111,8 @@ def test_two_workers_on_two_cores_are_fine_and_on_one_core_unwise(laptop):
 
 def test_bf16_on_a_processor_without_it_is_unwise(laptop):
     wish = config({"precision": "bf16"})
-    assert not resolve(wish, laptop | {"cpu": {"model": "new", "bf16": True}})["findings"]
-    assert "precision" in findings(resolve(wish, laptop | {"cpu": {"model": "old", "bf16": False}}))
+    assert not resolve(wish, laptop | {"cpu": {"model": "new", "bf16": True, "amx": False}})["findings"]
+    assert "precision" in findings(resolve(wish, laptop | {"cpu": {"model": "old", "bf16": False, "amx": False}}))
 
 
 def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):

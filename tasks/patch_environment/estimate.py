@@ -1,0 +1,76 @@
+"""How much memory a worker needs, before it is started, and the micro-batch that fits."""
+
+from typing import Any
+
+GIB = 1024**3
+# Of what is free, for what no estimate sees: fragments, kernels' workspaces, Python and its libraries.
+SHARE, FIXED = 0.8, 1 * GIB
+# More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
+ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
+CHUNKED_TOKENS = {"cpu": 256, "cuda": 4096}
+
+
+def parameters(model: dict, vocab_size: int) -> int:
+    """Parameters of a Llama of these settings."""
+    width, inner, layers = model["hidden_size"], model["intermediate_size"], model["num_hidden_layers"]
+    heads = model["num_attention_heads"]
+    kv_heads = model["num_key_value_heads"] or heads
+    attention = 2 * width * width + 2 * width * (width // heads) * kv_heads
+    table = vocab_size * width * (1 if model["tie_word_embeddings"] else 2)
+    return table + layers * (attention + 3 * width * inner + 2 * width) + width
+
+
+def bytes_needed(config: dict, micro: int, precision: str, kind: str, workers: int) -> dict[str, int]:
+    """{"state", "activations", "logits"} in bytes of one worker.
+
+    State is 16 bytes a parameter: weights, gradients and Adam's two moments in fp32 (Rajbhandari et al. 2020, section 3.1), split
+    over the workers under fsdp. Activations are what a layer keeps for its backward pass, a token: its two inputs and norms in
+    fp32, queries, keys, values and the products inside the MLP in the type computed in (after Korthikanti et al. 2022,
+    eq. 1, without the scores, which no backend keeps).
+    """
+    model, train = config["model"], config["train"]
+    vocab_size = config["data"]["tokenizer"]["vocab_size"] or 32768
+    width, inner, layers = model["hidden_size"], model["intermediate_size"], model["num_hidden_layers"]
+    half = 2 if precision == "bf16" else 4
+    tokens = micro * config["data"]["sequence_length"]
+    kept = 4 * 4 * width + half * (8 * width + 4 * inner)
+    if train["activation_checkpointing"] != "none":
+        kept = 4 * width + kept // layers
+    split = workers if train["parallel"] == "fsdp" else 1
+    at_a_time = tokens if train["loss_chunk"] == 0 else min(tokens, CHUNKED_TOKENS[kind])
+    return {
+        "state": 16 * parameters(model, vocab_size) // split,
+        "activations": tokens * layers * kept,
+        "logits": at_a_time * vocab_size * (half + 8),
+    }
+
+
+def memory_of_each(facts: dict, gpus: list[int], workers: int) -> int:
+    """Bytes that one worker may use: the free memory of the fullest GPU in use, or its part of the machine's."""
+    if gpus:
+        return min(facts["gpus"][number]["free"] for number in gpus)
+    return facts["memory"]["available"] // workers
+
+
+def fits(need: dict[str, int], have: int) -> bool:
+    return sum(need.values()) + FIXED <= SHARE * have
+
+
+def micro_batch(config: dict, facts: dict, precision: str, kind: str, gpus: list[int], workers: int) -> int:
+    """The most sequences of one forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
+    share = max(1, config["train"]["global_batch_size"] // workers)
+    have = memory_of_each(facts, gpus, workers)
+    fitting = [
+        size
+        for size in range(1, share + 1)
+        if share % size == 0
+        and (size == 1 or size * config["data"]["sequence_length"] <= ENOUGH_TOKENS[kind])
+        and fits(bytes_needed(config, size, precision, kind, workers), have)
+    ]
+    return max(fitting, default=1)
+
+
+def describe(need: dict[str, Any], have: int) -> str:
+    """'3.2 GiB (state 1.0, activations 1.8, logits 0.4) of 24.0 GiB'."""
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in need.items())
+    return f"{sum(need.values()) / GIB:.1f} GiB ({parts}) of {have / GIB:.1f} GiB"
