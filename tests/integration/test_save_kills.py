@@ -1,0 +1,115 @@
+"""SIGKILL at random moments of saving: what was announced as committed is there and whole; at most the save under way is lost.
+
+One process imports torch and forks a saver at a time, so that fifty kills take a minute.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tasks.train import checkpoints
+from tasks.train.run_folder import RunFolder, remove_staging
+
+SAVER = """
+import json, os, sys
+import torch
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.saver import Saver
+
+def save_for_ever(folder, asynchronous, first, say):
+    torch.set_num_threads(1)
+    ranks = Ranks("cpu", "gloo")
+    train = {"save_total_limit": 2, "save_permanent_every": None, "async_save": asynchronous}
+    saver = Saver(folder, train, ranks, None)
+    step = first
+    while True:
+        state = {f"{part}.{layer}": torch.full((256, 512), float(step)) for layer in range(8) for part in "ab"}
+        saver.save(step, state, {"step": step, "validation_loss": None})
+        saver.wait()
+        os.write(say, f"{step}\\n".encode())
+        step += 1
+"""
+
+
+def in_a_fork(action: Callable[[], None]) -> int:
+    """Process number of a child that does `action` and ends with 0 where it succeeds."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def strikes(tmp_path: Path, count: int, seed: int) -> None:
+    """The parent only forks, kills and counts: whatever starts threads, checksums among it, happens in children."""
+    sys.path.insert(0, str(tmp_path))
+    (tmp_path / "saver_that_is_killed.py").write_text(SAVER)
+    from saver_that_is_killed import save_for_ever
+
+    run, rng, announced, caught = RunFolder(tmp_path / "run"), random.Random(seed), 0, 0
+    run.checkpoints.mkdir(parents=True)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for number in range(count):
+        heard, say = os.pipe()
+        child = in_a_fork(partial(save_for_ever, run.checkpoints, bool(number % 2), announced + 1, say))
+        os.close(say)
+        with os.fdopen(heard) as lines:
+            announced = int(lines.readline())  # it runs: now strike within about two saves
+            time.sleep(rng.uniform(0, 0.08))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            announced = max([announced, *map(int, lines.read().split())])
+        caught += any(run.checkpoints.glob(".step-*"))
+        remove_staging(run)
+        _, status = os.waitpid(in_a_fork(partial(whole_and_newest, run, announced)), 0)
+        assert status == 0, f"kill {number}, after step {announced}"
+        announced = max(checkpoints.step_of(path) for path in run.checkpoints.glob("step-*"))
+    assert caught > count // 4, f"only {caught} kills fell into a save"
+
+
+def whole_and_newest(run: RunFolder, announced: int) -> None:
+    import torch
+
+    from tasks.train.worker.checkpoint import load
+
+    newest = checkpoints.newest_good(run.checkpoints)
+    assert newest is not None and checkpoints.step_of(newest) in (announced, announced + 1), newest
+    assert not list(run.checkpoints.glob("*.damaged-*")), "a half-written checkpoint had a checkpoint's name"
+    state = {f"{part}.{layer}": torch.zeros(256, 512) for layer in range(8) for part in "ab"}
+    load(newest, state)
+    assert all(value.unique().tolist() == [float(checkpoints.step_of(newest))] for value in state.values())
+
+
+def in_a_process_of_its_own(tmp_path: Path, count: int, seed: int) -> None:
+    """`strikes` forks, which wants a process without the threads of a test run."""
+    code = f"from test_save_kills import *; strikes(Path({str(tmp_path)!r}), {count}, {seed})"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_killed_at_a_few_moments(tmp_path):
+    in_a_process_of_its_own(tmp_path, 8, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_at_fifty_moments(tmp_path):
+    in_a_process_of_its_own(tmp_path, 50, seed=2)

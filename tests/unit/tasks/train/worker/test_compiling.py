@@ -1,0 +1,118 @@
+"""Compiled code is used where it agrees with eager execution, and never silently not."""
+
+import json
+
+import pytest
+import torch
+
+from model.config import LlamaConfig
+from model.llama import Llama
+from tasks.train.worker import compiling
+from tasks.train.worker.compiling import Compiled, compile_if_it_agrees, eager
+from tasks.train.worker.strategy import LossModule
+
+
+class OneRank:
+    is_first = True
+
+    def sum(self, *values: float) -> list[float]:
+        return list(values)
+
+    def all(self, condition: bool) -> bool:
+        return condition
+
+
+@pytest.fixture
+def module() -> LossModule:
+    torch.manual_seed(0)
+    return LossModule(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16)))
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def compile_as(module: LossModule, run_dir, forward, monkeypatch):
+    """With `forward(original, *arguments)` as what torch.compile makes of the layers."""
+    monkeypatch.setattr(torch, "compile", lambda original, dynamic: lambda *arguments: forward(original, *arguments))
+    ids = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(1))
+
+    def first_batch() -> float:
+        loss = module(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        return loss.item()
+
+    return compile_if_it_agrees(module, "block", "fp32", first_batch, OneRank(), run_dir)
+
+
+def called(module: LossModule) -> bool:
+    return "forward" in module.model.model.layers[0].__dict__
+
+
+def test_code_that_agrees_is_used_in_training_and_not_in_evaluation(module, run_dir, monkeypatch):
+    compiled = compile_as(module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch)
+    assert called(module) and json.loads((run_dir / "compile.json").read_text())["believed"]
+    with eager(compiled):
+        assert not called(module)
+    assert called(module)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+class WrongBackward(torch.autograd.Function):
+    """The right value with a gradient that is 1 % off: equal losses prove nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients[0] * 1.01
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda original, *arguments: original(*arguments) * 1.01, "its loss differs"),
+        (lambda original, *arguments: original(*arguments) * float("nan"), "its loss differs"),
+        (lambda original, *arguments: WrongBackward.apply(original(*arguments)), "its gradients by"),
+        (lambda original, *arguments: 1 / 0, "cannot be compiled here (ZeroDivisionError: division by zero)"),
+    ],
+)
+def test_code_that_does_not_agree_is_left_aside_aloud_and_for_the_whole_run(
+    module, run_dir, monkeypatch, caplog, forward, reason
+):
+    assert compile_as(module, run_dir, forward, monkeypatch) is None
+    assert not called(module) and reason in caplog.text
+    caplog.clear()
+    works = lambda original, *arguments: original(*arguments)  # noqa: E731
+    assert compile_as(module, run_dir, works, monkeypatch) is None
+    assert "stays off, as this run began" in caplog.text
+
+
+def test_leaving_compiled_code_that_an_earlier_attempt_used_costs_exactness_aloud(module, run_dir, monkeypatch, caplog):
+    assert compile_as(module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch)
+    module.model.model.layers[0].__dict__.pop("forward")
+    module.model.model.layers[1].__dict__.pop("forward")
+    assert compile_as(module, run_dir, lambda original, *arguments: original(*arguments) * 2, monkeypatch) is None
+    assert "no longer bitwise" in caplog.text
+
+
+def test_whole_takes_the_loss_with_it(module):
+    assert Compiled(module, "whole").parts == [module]
+    assert len(Compiled(module, "block").parts) == 2
+
+
+def test_the_cache_lies_beside_the_runs_unless_the_user_has_another(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    compiling.use_cache(tmp_path)
+    assert (tmp_path / "compile-cache").is_dir() and compiling.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(
+        tmp_path / "compile-cache"
+    )
+    compiling.use_cache(tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

@@ -1,0 +1,149 @@
+"""Saving beside training: what is written is the moment of the save, one save waits at most, and a failure is not lost."""
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.artifacts import Damaged, check
+from tasks.train import checkpoints
+from tasks.train.worker import saver as saving
+from tasks.train.worker.checkpoint import load
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.rank import exit_code, root_cause
+from tasks.train.worker.saver import Saver
+
+TRAIN = {"save_total_limit": 2, "save_permanent_every": None, "async_save": True}
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 0,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    ranks = Ranks("cpu", "gloo")
+    yield ranks
+    ranks.leave()
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((64, 64), value), "b": torch.tensor(value)}
+
+
+def scalars(step: int) -> dict:
+    return {"step": step, "validation_loss": None}
+
+
+def loaded(folder: Path, step: int) -> float:
+    found = state(-1.0)
+    load(checkpoints.checkpoint_path(folder, step), found)
+    assert found["a"].unique().tolist() == [found["b"].item()]
+    return found["b"].item()
+
+
+def held(gate: threading.Event):
+    """A disk that gives no answer until `gate` opens."""
+    return lambda: gate.wait(10)
+
+
+def test_what_training_does_after_the_save_is_not_in_it(ranks, tmp_path):
+    gate, tensors = threading.Event(), state(1.0)
+    with Saver(tmp_path, TRAIN, ranks, held(gate)) as saver:
+        saver.save(1, tensors, scalars(1))
+        for value in tensors.values():
+            value.fill_(2.0)
+        assert checkpoints.committed(tmp_path) == [] and saver.poll() == 0.0
+        gate.set()
+        assert saver.wait() > 0.0
+        assert loaded(tmp_path, 1) == 1.0
+        saver.save(2, tensors, scalars(2))
+    assert loaded(tmp_path, 1) == 1.0 and loaded(tmp_path, 2) == 2.0, "leaving waits for the last one"
+
+
+def test_a_second_save_waits_for_the_first(ranks, tmp_path):
+    gate, entered, done = threading.Event(), threading.Event(), threading.Event()
+
+    def training() -> None:
+        saver.save(1, state(1.0), scalars(1))
+        entered.set()
+        saver.save(2, state(2.0), scalars(2))
+        done.set()
+
+    with Saver(tmp_path, TRAIN, ranks, held(gate)) as saver:
+        thread = threading.Thread(target=training)
+        thread.start()
+        assert entered.wait(10) and not done.wait(0.3), "a second copy was made while the first was being written"
+        gate.set()
+        assert done.wait(10)
+        thread.join()
+    assert [loaded(tmp_path, step) for step in (1, 2)] == [1.0, 2.0]
+
+
+def full_disk() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "rank-00000.bin")
+
+
+@pytest.mark.parametrize("when", ["poll", "next save", "leaving"])
+def test_a_save_that_fails_is_a_failure_with_its_class(ranks, tmp_path, when):
+    with pytest.raises(OSError) as raised, Saver(tmp_path, TRAIN, ranks, full_disk) as saver:
+        saver.save(1, state(1.0), scalars(1))
+        while when == "poll":
+            saver.poll()
+        if when == "next save":
+            saver.save(2, state(2.0), scalars(2))
+    sentence = root_cause(raised.value)
+    assert exit_code(sentence) == 70 and "no space to write 'rank-00000.bin'" in str(sentence)
+    assert checkpoints.committed(tmp_path) == []
+
+
+def test_a_disk_that_fills_while_writing_is_told_by_the_files_name(ranks, tmp_path, monkeypatch):
+    def failing(self, plan, planner):
+        full_disk()
+
+    monkeypatch.setattr(saving.checkpoint.TensorWriter, "write_data", failing)
+    saver = Saver(tmp_path, TRAIN, ranks, None)
+    saver.save(1, state(1.0), scalars(1))
+    with pytest.raises(BaseException) as raised:
+        saver.wait()
+    assert "no space to write" in str(root_cause(raised.value))
+
+
+def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(ranks, tmp_path, caplog):
+    with pytest.raises(KeyError, match="of training"), Saver(tmp_path, TRAIN, ranks, full_disk) as saver:
+        saver.save(1, state(1.0), scalars(1))
+        raise KeyError("of training")
+    assert "the pending save failed as well" in caplog.text
+
+
+def test_an_error_of_training_lets_the_pending_save_finish(ranks, tmp_path):
+    gate = threading.Event()
+    with pytest.raises(KeyError), Saver(tmp_path, TRAIN, ranks, held(gate)) as saver:
+        saver.save(1, state(1.0), scalars(1))
+        gate.set()
+        raise KeyError("of training")
+    assert loaded(tmp_path, 1) == 1.0
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_any_flipped_bit_is_found(ranks, tmp_path, asynchronous):
+    with Saver(tmp_path, TRAIN | {"async_save": asynchronous}, ranks, None) as saver:
+        saver.save(1, state(1.0), scalars(1))
+        saver.save(2, state(2.0), scalars(2))
+    newest, older = checkpoints.committed(tmp_path)
+    check(newest, "checkpoint", checksums=True)
+    for file in sorted(newest.iterdir()):
+        content = file.read_bytes()
+        for position in range(0, len(content), max(1, len(content) // 7)):
+            file.write_bytes(content[:position] + bytes([content[position] ^ 16]) + content[position + 1 :])
+            with pytest.raises(Damaged):
+                check(newest, "checkpoint", checksums=True)
+        file.write_bytes(content)
+    (newest / "rank-00000.bin").write_bytes(b"\1" + (newest / "rank-00000.bin").read_bytes()[1:])
+    assert checkpoints.newest_good(tmp_path) == older
