@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their set-up; they need Python 3.11 to 3.13, make and a package index.
-.PHONY: demo test check slow faults gpu bench clean
+.PHONY: demo test check slow faults exactness gpu bench clean
 
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
@@ -21,6 +21,10 @@ N ?= 17
 SEED ?= 1
 faults: setup
 	.venv/bin/python tests/integration/faults/harness.py --n $(N) --seed $(SEED)
+
+# interrupted against uninterrupted, to the bit, over a pairwise cover of what a run can be; stores the result
+exactness: setup
+	.venv/bin/python tests/integration/exactness/whole.py
 
 gpu: setup
 	.venv/bin/python -m pytest -m gpu

@@ -47,7 +47,7 @@ def test_the_comparison_sees_a_difference(bench):
 
 
 ELASTIC = {"parallel": "ddp", "precision": "fp32", "attention": "infini", "accumulation": 1, "compile": "off"}
-ELASTIC |= {"save": "async", "epoch": "across", "batch": 12, "micro": 1}
+ELASTIC |= {"dropout": 0.0, "save": "async", "epoch": "across", "batch": 12, "micro": 1}
 
 
 def test_another_number_of_workers_sees_the_same_batches_and_nearly_the_same_losses(bench):

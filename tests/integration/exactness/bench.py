@@ -48,6 +48,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "num_key_value_heads": 2,
             "segment_length": 8,
             "attention": cell["attention"],
+            "hidden_dropout": cell["dropout"],
         },
         "train": {
             "max_steps": STEPS,

@@ -12,6 +12,7 @@ FACTORS: dict[str, tuple] = {
     "parallel": ("ddp", "fsdp"),
     "precision": ("fp32", "bf16"),
     "attention": ("softmax", "infini"),
+    "dropout": (0.0, 0.1),
     "accumulation": (1, 4),
     "compile": ("off", "block"),
     "save": ("sync", "async"),

@@ -1,0 +1,93 @@
+"""What torchrun starts for test_gradients.py: gradients of four ranks under every strategy against those of the whole batch."""
+
+import json
+import os
+import sys
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from model.config import LlamaConfig
+from model.llama import Llama
+from tasks.train.worker.checkpoint import state_hash, tensors
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.step import accumulate
+from tasks.train.worker.strategy import LossModule, clip, distribute, gathered, whole
+
+STRATEGIES = {
+    "ddp": {"parallel": "ddp"},
+    "zero3": {"parallel": "fsdp", "reshard_after_forward": True},
+    "zero2": {"parallel": "fsdp", "reshard_after_forward": False},
+    "hsdp": {"parallel": "hsdp", "shard_size": 2, "reshard_after_forward": True},
+}
+CLIP = 0.05
+
+
+def small_model(attention: str) -> Llama:
+    torch.manual_seed(0)
+    return Llama(LlamaConfig(61, 20, 36, 2, 2, 1, 16, attention=attention, segment_length=4)).double()
+
+
+def ragged_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """12 rows of 13 tokens, of which each counts another number of targets, and some none at all."""
+    rows = torch.randint(0, 61, (12, 14), generator=torch.Generator().manual_seed(3))
+    labels = rows[:, 1:].clone()
+    for row in range(12):
+        labels[row, : min(13, (row * 5) % 16)] = -100
+    return rows[:, :-1], labels
+
+
+def differences(attention: str, strategy: str, micro: int, ranks: Ranks) -> dict[str, float]:
+    inputs, labels = ragged_batch()
+    count = int((labels != -100).sum())
+    alone = small_model(attention)
+    mean = nn.functional.cross_entropy(alone(inputs).flatten(0, 1), labels.flatten())
+    mean.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in alone.named_parameters()}
+    norm = nn.utils.clip_grad_norm_(alone.parameters(), CLIP)
+
+    model = small_model(attention)
+    untouched = state_hash(tensors(model, None), "model.")
+    module = distribute(LossModule(model), STRATEGIES[strategy] | {"shard_size": 2}, ranks)
+    assert state_hash(tensors(model, None), "model.") == untouched
+    mine = slice(ranks.rank * 3, ranks.rank * 3 + 3)
+    batches = list(zip(inputs[mine].split(micro), labels[mine].split(micro), strict=True))
+    found = {}
+    for _ in range(2):  # DDP lays out its buckets anew after the first
+        module.zero_grad(set_to_none=True)
+        total = accumulate(module, batches, count, ranks, torch.autocast("cpu", enabled=False))
+        loss = ranks.sum(total.double().item())[0] / count
+        found["loss"] = abs(loss - mean.item()) / mean.item()
+        found["gradients"] = max(
+            float((whole(parameter.grad) - expected[name]).abs().max() / expected[name].abs().max())
+            for name, parameter in model.named_parameters()
+        )
+    found["norm"] = float((clip(module, CLIP) - norm).abs() / norm)
+    found["clipped"] = max(
+        float((whole(parameter.grad) - parameter_alone.grad).abs().max() / parameter_alone.grad.abs().max())
+        for parameter, parameter_alone in zip(model.parameters(), alone.parameters(), strict=True)
+    )
+    copy = gathered(model, ranks)
+    assert (copy is not None) == ranks.is_first
+    if copy is not None:
+        assert state_hash(tensors(copy, None), "model.") == untouched
+        assert copy.lm_head.weight is copy.model.embed_tokens.weight
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks("cpu", "gloo")
+    cells = product(("softmax", "infini"), STRATEGIES, (1, 3))
+    found = {"-".join(map(str, cell)): differences(*cell, ranks) for cell in cells}
+    if ranks.is_first:
+        Path(sys.argv[1]).write_text(json.dumps(found))
+    ranks.barrier()
+    ranks.leave()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
