@@ -74,6 +74,7 @@ def build_parser() -> Parser:
     )
     train = command("train", "train on a dataset that preprocess has built", configured)
     train.add_argument("--dataset", metavar="D", help="path or name of the dataset; default: the configuration's own")
+    command("estimate", "parameters, arithmetic and memory of a run, before anything starts", configured)
     generate = command("generate", "let a trained model write")
     generate.add_argument("run", metavar="RUN", help="path of a run, or its name")
     generate.add_argument(

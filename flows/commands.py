@@ -118,6 +118,16 @@ def train(arguments: Namespace) -> Answer:
     return summary, summary_text(summary)
 
 
+def estimate(arguments: Namespace) -> Answer:
+    from configs.loading import load_config
+    from flows.direct import resolved
+    from flows.inspection import estimate_text
+    from tasks.estimate.run import estimate
+
+    record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
+    return record, estimate_text(record)
+
+
 def generate(arguments: Namespace) -> Answer:
     run = _find(arguments.run, "runs")  # before the imports, which take seconds
     prompts = [*arguments.prompt, *(_text_of(file) for file in arguments.prompt_file)]

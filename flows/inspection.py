@@ -38,6 +38,26 @@ def describe_run(path: Path) -> dict:
     }
 
 
+def estimate_text(record: dict) -> str:
+    """An estimate with units: FLOPs in powers of ten, bytes in MB or GB."""
+    flops = {name: f"{value:.3g}" for name, value in record["flops_per_token"].items()}
+    layout, memory = record["layout"], {part: _bytes(size) for part, size in record["memory"].items()}
+    where = f"memory of one of {layout['workers']} worker(s) on {layout['device']}, {layout['precision']}"
+    return as_text(
+        {
+            "parameters": record["parameters"],
+            "FLOPs a token, forward and backward": flops,
+            "run": record["run"] | {"flops": f"{record['run']['flops']:.3g}"},
+            where: memory,
+            "on disk": {"a checkpoint": _bytes(record["checkpoint"])},
+        }
+    )
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
 def as_text(record: dict) -> str:
     """A record as text: plain facts first, then a table for each collection of records and a block for longer texts."""
     from rich.console import Console

@@ -20,10 +20,15 @@ def build_model(order: dict, device: torch.device) -> Llama:
     model = Llama(LlamaConfig.from_dict(order["model"]), order["plan"]["attention_backend"]).to(device)
     if order["init_from"]:
         load_pretrained(model, Path(order["init_from"]), train["init_gate"])
-    model.loss_chunk = loss_chunk(train, model.config, order["sequence_length"], device.type)
+    save_memory(model, train, order["sequence_length"], device.type)
+    return model
+
+
+def save_memory(model: Llama, train: dict, sequence_length: int, device: str) -> None:
+    """What a step keeps and what it computes in parts or again."""
+    model.loss_chunk = loss_chunk(train, model.config, sequence_length, device)
     model.z_loss = train["z_loss"]
     model.checkpoint_activations(train["activation_checkpointing"])
-    return model
 
 
 def loss_chunk(train: dict, config: LlamaConfig, sequence_length: int, device: str) -> int:

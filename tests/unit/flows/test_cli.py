@@ -45,7 +45,9 @@ def texts(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [(), ("run",), ("generate",), ("inspect",), ("doctor",), ("export",), ("import",)])
+@pytest.mark.parametrize(
+    "words", [(), ("run",), ("generate",), ("inspect",), ("doctor",), ("export",), ("import",), ("estimate",)]
+)
 def test_help_imports_nothing_heavy(tmp_path, words):
     heavy = [
         "torch",

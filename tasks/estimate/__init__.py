@@ -1,0 +1,1 @@
+"""What a run takes, before anything starts: parameters, arithmetic, memory."""

@@ -1,0 +1,131 @@
+"""The estimate of a run: what its configuration and this machine's plan come to."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from model.config import LlamaConfig
+from model.flops import attention_flops, flops_per_token, matrix_parameters
+from tasks.estimate.memory import Layout, step_memory
+from tasks.estimate.process import BATCH, SMALL, process_memory
+from tasks.patch_environment.plan import resolve
+from tasks.patch_environment.probe import probe
+from tasks.preprocess import tokenizers
+from tasks.train.initial import initial_of
+from tasks.train.stage import model_fields
+from tasks.train.worker.strategy import shards_of
+
+
+def estimate(config: dict) -> dict[str, Any]:
+    """Parameters, FLOPs a token and bytes a worker of the run that `config` describes; nothing is built or trained.
+
+    Returns:
+        {"parameters": {"total", "embedding", "of_matrices"}, "flops_per_token": {"matrices", "attention", "memory", "total"}
+        (forward and backward), "run": {"tokens", "flops", …}, "memory": {part: bytes of one worker}, "checkpoint": bytes on disk}.
+        Parts of memory: those of `step_memory`; on a CPU also `checkpoint_copy` (of asynchronous saves) and `process`, so that the
+        sum is the peak of the resident set; on a GPU the sum is the peak of what torch's allocator has given out.
+
+    Raises:
+        ConfigError: as the run itself would, but for a machine that is not this one.
+    """
+    plan, data = plan_of(config), config["data"]
+    train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
+    fields = architecture(config)
+    model = LlamaConfig.from_dict(fields)
+    workers, length = plan["nproc_per_node"], data["sequence_length"]
+    micro_batches, rest = divmod(train["global_batch_size"], train["micro_batch_size"] * workers)
+    if rest:
+        raise ConfigError(
+            f"train.global_batch_size={train['global_batch_size']} is not a multiple of train.micro_batch_size="
+            f"{train['micro_batch_size']} x {workers} worker(s); change one of them."
+        )
+    layout = Layout(
+        train["micro_batch_size"],
+        length,
+        micro_batches,
+        workers,
+        shards_of(train, workers),
+        train["reshard_after_forward"],
+        plan["precision"],
+        plan["device"],
+    )
+    memory = step_memory(model, train, layout)
+    state = 4 * 3 * parameters_of(model)  # fp32: weights and both moments
+    if plan["device"] == "cpu":
+        memory |= on_cpu(train, state // workers if train["async_save"] else 0, plan)
+    tokens = train["global_batch_size"] * length
+    each = flops_of(model, length)
+    return {
+        "parameters": {
+            "total": parameters_of(model),
+            "embedding": model.vocab_size * model.hidden_size,
+            "of_matrices": matrix_parameters(model),
+        },
+        "flops_per_token": each,
+        "run": {
+            "tokens_a_step": tokens,
+            "tokens": tokens * train["max_steps"],
+            "flops": each["total"] * tokens * train["max_steps"],
+        },
+        "layout": asdict(layout),
+        "memory": memory | {"total": sum(memory.values())},
+        "checkpoint": state,
+    }
+
+
+def plan_of(config: dict) -> dict[str, Any]:
+    """The plan on this machine, or the configuration at its word where that asks for a machine that this is not."""
+    try:
+        return resolve(config, probe(Path(config["runtime"]["home"])))
+    except ConfigError:
+        wishes = config["environment"]
+        device = "cuda" if wishes["device"] == "cuda" else "cpu"
+        workers = wishes["nproc_per_node"] if isinstance(wishes["nproc_per_node"], int) else 1
+        precision = wishes["precision"] if wishes["precision"] != "auto" else "bf16" if device == "cuda" else "fp32"
+        micro = config["train"]["micro_batch_size"]
+        micro = micro if isinstance(micro, int) else 1
+        return {
+            "device": device,
+            "nproc_per_node": workers,
+            "precision": precision,
+            "micro_batch_size": micro,
+            "threads": 1,
+            "env": {},
+        }
+
+
+def architecture(config: dict) -> dict[str, Any]:
+    """The model's fields, with the vocabulary of a given tokenizer or of the weights to start from, or the whole one to be learned."""
+    data = config["data"]
+    vocabulary = data["tokenizer"]["vocab_size"]
+    if data["tokenizer"]["path"]:
+        vocabulary = tokenizers.load(data["tokenizer"]).get_vocab_size()
+    sizes = {"vocab_size": vocabulary, "sequence_length": data["sequence_length"]}
+    return model_fields(config, sizes, initial_of(config, {}))
+
+
+def parameters_of(model: LlamaConfig) -> int:
+    import torch
+
+    from model.llama import Llama
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Llama(model).parameters())
+
+
+def flops_of(model: LlamaConfig, length: int) -> dict[str, float]:
+    """FLOPs a token, forward and backward: of the weights' matrices, of attention between tokens, of the compressive memory."""
+    total = flops_per_token(model, length)
+    local = replace(model, attention="local") if model.attention == "infini" else model
+    attention = 3.0 * model.num_hidden_layers * attention_flops(local, length) / length
+    matrices = 6.0 * matrix_parameters(model)
+    return {"matrices": matrices, "attention": attention, "memory": total - matrices - attention, "total": total}
+
+
+def on_cpu(train: dict, checkpoint_copy: int, plan: dict[str, Any]) -> dict[str, int]:
+    """What a worker's resident set holds beside the tensors of its step."""
+    plain = train | {"loss_chunk": 0, "activation_checkpointing": "none"}
+    small = step_memory(SMALL, plain, Layout(BATCH, SMALL.max_position_embeddings, 2, 1, 1, True, "fp32", "cpu"))
+    process = process_memory(sum(small.values()), plan["threads"], plan["env"])
+    return {"checkpoint_copy": checkpoint_copy, "process": process or 0}
