@@ -87,9 +87,14 @@ def cpu(machine: Machine) -> dict[str, Any]:
 
 
 def load(machine: Machine) -> float:
-    """Processes that wanted a core, on average over the last minute."""
+    """Processes that want a core: the last minute's average, or those right now beside this one where they are fewer.
+
+    What this pipeline itself has just ended counts in the average, not in the latter.
+    """
     words = machine.text("/proc/loadavg").split()
-    return float(words[0]) if words else 0.0
+    if len(words) < 4:
+        return 0.0
+    return min(float(words[0]), float(words[3].split("/")[0]) - 1)
 
 
 def can_listen(port: int) -> bool:

@@ -14,9 +14,10 @@ from tasks.patch_environment.compare import KEPT, LOST, differences
 from tasks.patch_environment.findings import judge
 from tasks.patch_environment.machine import Machine
 from tasks.patch_environment.patches.registry import needed
-from tasks.patch_environment.pin import BEFORE, EXACT, complete, follow, to_pin
+from tasks.patch_environment.pin import BEFORE, EXACT, asking, complete, follow, to_pin
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
+from tasks.patch_environment.tune import tune
 from tasks.secrets import masked
 
 log = logging.getLogger("infini_llama.environment")
@@ -46,7 +47,17 @@ def patch_environment(config: dict, home: str, run: str, machine: Machine | None
     path = Path(home) / "runs" / run / "environment.json"
     _refuse_bad_disk(facts["disk"], home)
     before = read_record(path)
-    plan = follow(config, facts, before["pinned"]) if before else resolve(config, facts)
+    tuned = before["tuned"] if before and "tuned" in before else None
+    if before:
+        plan = follow(config, facts, before["pinned"])
+    elif config["environment"]["tune"] == "off":
+        plan = resolve(config, facts)
+    else:
+        tuned = tune(config, facts, Path(home))
+        plan = resolve(asking(config, tuned["settings"]), facts)
+        plan["reasons"] |= tuned["reasons"]
+        where = "as found before" if tuned["cached"] else f"in {tuned['seconds']:.0f} s"
+        log.info("tuned %s: %s", where, ", ".join(f"{k}={v}" for k, v in tuned["settings"].items()) or "nothing better")
     pinned = complete(before["pinned"], config, plan) if before else {}
     for one in differences(pinned, before["facts"], plan, facts) if before else []:
         say = log.info if one["exactness"] == KEPT else log.warning
@@ -61,6 +72,7 @@ def patch_environment(config: dict, home: str, run: str, machine: Machine | None
         "pinned_at": before["pinned_at"] if before else datetime.now(UTC).isoformat(timespec="seconds"),
         "plan": plan | {"env": masked(plan["env"])},
         "patches": [patch.describe() for patch in needed(config, facts)],
+        "tuned": tuned,
         "facts": facts,
     }
     write_atomic(path, json.dumps(record, indent=1))

@@ -127,7 +127,7 @@ def test_no_compiler(tmp_path):
 
 
 def test_cores_that_others_want_make_workers_of_threads(tmp_path):
-    busy = {"proc/loadavg": "9.50 9.00 8.00 1/100 200\n"}
+    busy = {"proc/loadavg": "9.50 9.00 8.00 11/100 200\n"}
     machine = lay_out(tmp_path, busy)
     tuned = report(
         machine, tmp_path, environment={"tune": "quick"}, train={"global_batch_size": 32, "micro_batch_size": 4}
