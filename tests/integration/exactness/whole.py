@@ -13,6 +13,7 @@ import torch
 
 from exactness.bench import Bench, interrupted_equals_uninterrupted
 from exactness.cover import FACTORS, name_of, pairwise_cover, possible
+from tasks.patch_environment.machine import Machine
 from tasks.patch_environment.probe import cpu
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/exactness.json"
@@ -24,7 +25,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="exactness-") as home:
         differing = interrupted_equals_uninterrupted(Bench(Path(home)), cells)
     rows = [{"cell": cell, "bitwise": not differing[name], "differing": differing[name]} for name, cell in cells]
-    machine = {"cpu": cpu()["model"], "platform": platform.platform(), "torch": torch.__version__}
+    machine = {"cpu": cpu(Machine())["model"], "platform": platform.platform(), "torch": torch.__version__}
     record = {"compared": ["weights_sha256", "optimizer_sha256", "metrics.jsonl but its times"], "cells": rows}
     RESULTS.write_text(
         json.dumps(record | {"machine": machine, "seconds": time.time() - began, "time": began}, indent=1)
