@@ -50,7 +50,7 @@ def preprocess(arguments: Namespace) -> Answer:
 
     settings = resolved(load_config(arguments.config, arguments.overrides))
     home = settings["runtime"]["home"]
-    reference = stage.preprocess(settings["data"], home, repair=arguments.repair)
+    reference = stage.preprocess(settings["data"], home, repair=arguments.repair, write_rows=arguments.materialize)
     return reference, as_text({"dataset": str(Path(home, reference["path"]))} | reference)
 
 

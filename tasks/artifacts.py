@@ -22,7 +22,7 @@ from tasks.locks import Busy as Busy
 from tasks.locks import Lock as Lock
 
 MANIFEST = "manifest.json"
-FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 2}
+FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "rows": 1, "checkpoint": 2}
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
 FIELDS = {"kind", "format_version", "files", "content", "digest", "created", "meta", "self_checksum"}

@@ -39,6 +39,12 @@ class TrainingConfig(Section):
         title="Micro-batch",
         description="Sequences of one forward pass of one process; auto: as many as an estimate fits into the memory.",
     )
+    document_isolation: bool = Field(
+        default=False,
+        title="Document isolation",
+        description="Documents that share a row do not see one another: attention stays inside each, positions begin anew, and "
+        "Infini-attention's memory is empty at its beginning. Off: the row is read as one text.",
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=1e-3, title="Learning rate", description="Peak rate, after the warm-up."
     )

@@ -1,5 +1,6 @@
 """Reading a dataset: rows of tokens gathered from the memory-mapped stream. numpy and pyarrow only."""
 
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,9 @@ class TokenReader:
         self.paths = [dataset / shard["file"] for shard in shards]
         self.checksums = [manifest["files"][shard["file"]]["checksum"] for shard in shards]
         self.tokens = [shard["tokens"] for shard in shards]
-        self.ends = np.cumsum(self.tokens)
-        self.mapped: dict[int, np.ndarray] = {}
+        self.ends: list[int] = np.cumsum(self.tokens).tolist()
+        self.dtype = np.dtype(manifest["content"].get("dtype", "int64"))
+        self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __len__(self) -> int:
         return len(self.starts) - (self.pieces is not None)
@@ -65,10 +67,7 @@ class TokenReader:
             DataError: a shard does not have the bytes its manifest says.
         """
         if self.pieces is None:
-            tokens = np.empty((len(rows), self.sequence_length + 1), dtype=np.int64)
-            for target, start in zip(tokens, self.starts[rows], strict=True):
-                self._copy(int(start), target)
-            return tokens
+            return self._windows(self.starts[rows].tolist())
         tokens = np.full((len(rows), self.sequence_length + 1), self.padding, dtype=np.int64)
         for target, row in zip(tokens, rows, strict=True):
             filled = 0
@@ -91,6 +90,25 @@ class TokenReader:
             target[sizes.cumsum() - sizes] = False
         return mask[:, 1:]
 
+    def documents(self, rows: np.ndarray, labels: bool = False) -> np.ndarray:
+        """int32 [len(rows), sequence_length]: the number within its row of each input's document, from 0; padding is -1.
+
+        With `labels` one place longer: the last label's document, too.
+
+        The pieces of a packed row are its documents: what went before a cut document's second piece is in another row.
+        """
+        numbers = np.zeros((len(rows), self.sequence_length + 1), dtype=np.int32)
+        for target, row in zip(numbers, rows.tolist(), strict=True):
+            if self.pieces is None:
+                target[self._beginnings(int(self.starts[row]))] = 1
+                np.cumsum(target, out=target)
+            else:
+                sizes = self._pieces_of(row)[:, 1]
+                filled = int(sizes.sum())
+                target[:filled] = np.repeat(np.arange(len(sizes)), sizes)
+                target[filled:] = -1
+        return numbers if labels else numbers[:, :-1]
+
     def count_targets(self, rows: np.ndarray) -> int:
         """How many labels of the given rows count."""
         if self.pieces is None:
@@ -108,24 +126,50 @@ class TokenReader:
         except (OSError, ValueError) as error:
             raise DataError(f"{folder / name} is no readable row table ({error}).") from None
 
+    def _windows(self, starts: list[int]) -> np.ndarray:
+        """Tokens int64 [len(starts), sequence_length + 1] from each start on, copied as they are stored and then widened."""
+        size = self.sequence_length + 1
+        tokens = np.empty((len(starts), size), dtype=self.dtype)
+        for number, start in enumerate(starts):
+            shard = bisect_right(self.ends, start)
+            values = self._shard(shard)[1]
+            at = start - self.ends[shard] + len(values)
+            if at + size <= len(values):
+                tokens[number] = values[at : at + size]
+            else:
+                self._copy(start, tokens[number])
+        return tokens.astype(np.int64)
+
     def _copy(self, start: int, target: np.ndarray) -> None:
-        shard, filled = int(np.searchsorted(self.ends, start, side="right")), 0
+        shard, filled = bisect_right(self.ends, start), 0
         while filled < len(target):
-            values = self._values(shard)
-            at = start + filled - (int(self.ends[shard]) - len(values))
+            values = self._shard(shard)[1]
+            at = start + filled - (self.ends[shard] - len(values))
             piece = values[at : at + len(target) - filled]
             target[filled : filled + len(piece)] = piece
             filled += len(piece)
             shard += 1
 
-    def _values(self, shard: int) -> np.ndarray:
+    def _beginnings(self, start: int) -> np.ndarray:
+        """Places, after the first, in the row that begins at token `start` at which documents begin, int64, ascending."""
+        end, found = start + self.sequence_length + 1, []
+        shard = bisect_right(self.ends, start)
+        while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < end:
+            offsets = self._shard(shard)[0][:-1]
+            first, last = np.searchsorted(offsets, (start + 1 - base, end - base))
+            found.append(offsets[first:last] + (base - start))
+            shard += 1
+        return np.concatenate(found)
+
+    def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets of documents and tokens of one shard, checked before its first use."""
         if shard not in self.mapped:
             path = self.paths[shard]
             self._verify(path, self.checksums[shard])
-            values = map_list(path)[1]
+            offsets, values = map_list(path)
             if len(values) != self.tokens[shard]:
                 raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[shard]}.")
-            self.mapped[shard] = values
+            self.mapped[shard] = offsets, values
         return self.mapped[shard]
 
     def _verify(self, path: Path, checksum: str) -> None:

@@ -19,6 +19,7 @@ from tasks.preprocess.chunking import compute_rows, resolve_device, window_start
 from tasks.preprocess.corpus import Corpus, survey
 from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
+from tasks.preprocess.materialize import materialize
 from tasks.preprocess.packing import PACKED, costs_of_starts, costs_packed, pack
 from tasks.preprocess.reader import document_lengths
 from tasks.preprocess.repair import salvage
@@ -71,7 +72,7 @@ def lookup(data: dict, home: str) -> dict[str, Any] | None:
     return None
 
 
-def preprocess(data: dict, home: str, repair: bool = False) -> dict[str, Any]:
+def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = False) -> dict[str, Any]:
     """Builds the token level and the chunk level where they are missing; the same input gives the same bytes.
 
     Two builders of one key: one builds, the other waits for it. A build that was killed leaves a working folder and a
@@ -79,9 +80,11 @@ def preprocess(data: dict, home: str, repair: bool = False) -> dict[str, Any]:
 
     Args:
         repair: look at every checksum, and build again only the shards and tables that are damaged.
+        write_rows: also write the rows themselves, for other readers, below `materialized/`.
 
     Returns:
-        the reference that the other stages take: path below home, digests, and the facts of both splits.
+        the reference that the other stages take: path below home, digests, and the facts of both splits; with `write_rows` also
+        "materialized", their folder below home.
 
     Raises:
         DataError: no text, unreadable text, or too little for one row.
@@ -107,8 +110,13 @@ def preprocess(data: dict, home: str, repair: bool = False) -> dict[str, Any]:
             _clear(chunks)
             _build_chunks(data, folder, chunks, planned["chunks_key"])
             built.append("chunks")
+        rows = Path(home) / "materialized" / f"{folder.name}-{chunks.name}"
+        if write_rows and materialize(folder, chunks.name, rows, data["shard_size"]):
+            built.append("rows")
         set_pointer(folder.parent, "latest", folder.name)
     reference = _reference(Path(home), folder, chunks, built)
+    if write_rows:
+        reference["materialized"] = rows.relative_to(home).as_posix()
     log.info("dataset %s: %s", folder.name, "built " + " and ".join(built) if built else "complete, nothing to do")
     return reference
 

@@ -9,21 +9,29 @@ from model.loss import IGNORE_INDEX
 from tasks.preprocess.reader import TokenReader
 from tasks.train.worker.order import sample_rows
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
 
-def to_batch(tokens: np.ndarray, targets: np.ndarray | None, device: torch.device) -> Batch:
+def to_batch(
+    tokens: np.ndarray, targets: np.ndarray | None, device: torch.device, documents: np.ndarray | None = None
+) -> Batch:
     """Rows [b, L+1] of tokens as inputs [b, L] and labels [b, L], the labels one token ahead.
 
     Args:
         targets: bool [b, L], which labels count; the others become IGNORE_INDEX. None where all do.
+        documents: int32 [b, L], the document of each input, which becomes the batch's third part. None: there is none.
     """
-    rows = torch.from_numpy(tokens)
-    if device.type == "cuda":
-        rows = rows.pin_memory().to(device, non_blocking=True)
-    if targets is None:
-        return rows[:, :-1], rows[:, 1:]
-    return rows[:, :-1], rows[:, 1:].masked_fill(~torch.from_numpy(targets).to(device), IGNORE_INDEX)
+    rows = moved(tokens, device)
+    labels = rows[:, 1:]
+    if targets is not None:
+        labels = labels.masked_fill(~moved(targets, device), IGNORE_INDEX)
+    return (rows[:, :-1], labels) if documents is None else (rows[:, :-1], labels, moved(documents, device))
+
+
+def moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The array as a tensor on `device`, copied to a GPU from pinned memory while the GPU computes."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class TrainBatches:
@@ -33,9 +41,16 @@ class TrainBatches:
     """
 
     def __init__(
-        self, reader: TokenReader, seed: int, global_batch: int, micro_batch: int, rank: int, world_size: int
+        self,
+        reader: TokenReader,
+        seed: int,
+        global_batch: int,
+        micro_batch: int,
+        rank: int,
+        world_size: int,
+        isolate: bool = False,
     ) -> None:
-        self.reader, self.seed = reader, seed
+        self.reader, self.seed, self.isolate = reader, seed, isolate
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.per_rank = global_batch // world_size
         self.rank = rank
@@ -49,7 +64,8 @@ class TrainBatches:
         mine = self.rows(samples_consumed)[self.rank * self.per_rank : (self.rank + 1) * self.per_rank]
         for start in range(0, self.per_rank, self.micro_batch):
             rows = mine[start : start + self.micro_batch]
-            yield to_batch(self.reader.gather(rows), self.reader.targets(rows), device)
+            documents = self.reader.documents(rows) if self.isolate else None
+            yield to_batch(self.reader.gather(rows), self.reader.targets(rows), device, documents)
 
     def targets(self, samples_consumed: int) -> int:
         """Labels that count in that step, over all ranks: each rank knows the rows of all, so none needs to ask."""

@@ -29,11 +29,12 @@ def evaluate(
     micro_batch: int,
     ranks: Ranks,
     autocast: torch.autocast,
+    isolate: bool = False,
 ) -> Validation:
     """Mean over the targets of the first `sequences` validation rows; rank r takes rows r, r + world_size, …
 
     All ranks make the same number of forward passes, as sharded parameters need all of them; one that has run out of rows computes
-    one that does not count.
+    one that does not count. `isolate` keeps the documents of a row apart, as training does.
     """
     sequences = min(sequences, len(reader))
     rows = np.arange(ranks.rank, sequences, ranks.world_size, dtype=np.int64)
@@ -47,9 +48,9 @@ def evaluate(
             counts = len(chosen) > 0
             chosen = chosen if counts else np.zeros(1, dtype=np.int64)
             tokens, mask = reader.gather(chosen), reader.targets(chosen)
-            inputs, labels = to_batch(tokens, mask, ranks.device)
+            batch = to_batch(tokens, mask, ranks.device, reader.documents(chosen) if isolate else None)
             with autocast:
-                loss = module(inputs, labels).item()
+                loss = module(*batch).item()
             if counts:
                 loss_sum += loss
                 counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]

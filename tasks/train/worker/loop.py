@@ -75,7 +75,13 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     optimizer = build_optimizer(model, train)
     autocast = torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=plan["precision"] == "bf16")
     batches = TrainBatches(
-        train_reader, train["seed"], train["global_batch_size"], train["micro_batch_size"], ranks.rank, ranks.world_size
+        train_reader,
+        train["seed"],
+        train["global_batch_size"],
+        train["micro_batch_size"],
+        ranks.rank,
+        ranks.world_size,
+        train["document_isolation"],
     )
 
     def first_batch() -> float:
@@ -158,6 +164,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                         train["micro_batch_size"],
                         ranks,
                         autocast,
+                        train["document_isolation"],
                     )
                 at.note_validation(measured.loss)
                 if metrics:

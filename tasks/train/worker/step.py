@@ -35,10 +35,10 @@ def accumulate(
     """
     batches = list(micro_batches)
     total = torch.zeros((), dtype=torch.float32, device=ranks.device)
-    for number, (inputs, labels) in enumerate(batches):
+    for number, batch in enumerate(batches):
         with synchronized(module, last=number == len(batches) - 1):
             with autocast:
-                loss = module(inputs, labels)
+                loss = module(*batch)
             (loss * (ranks.world_size / global_tokens)).backward()
         total += loss.detach()
     return total

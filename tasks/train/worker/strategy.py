@@ -22,9 +22,14 @@ class LossModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Sum of the token cross-entropies of input_ids [b, T] against labels [b, T], a scalar in fp32."""
-        return self.model.loss(input_ids, labels)[0]
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sum of the token cross-entropies of input_ids [b, T] against labels [b, T], a scalar in fp32.
+
+        documents [b, T], where given, keeps the documents of a row apart (`model.layout`).
+        """
+        return self.model.loss(input_ids, labels, documents)[0]
 
 
 def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:

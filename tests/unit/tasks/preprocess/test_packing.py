@@ -165,6 +165,28 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
         assert counted == batches[0].targets(16)
 
 
+@pytest.mark.parametrize("strategy", ["best_fit", "concat"])
+def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(data, tmp_path, strategy):
+    reference = preprocess(data(strategy=strategy), str(tmp_path))
+    reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
+    (inputs, labels, documents), *_ = TrainBatches(
+        reader, 3, len(reader), len(reader), 0, 1, isolate=True
+    ).micro_batches(0, torch.device("cpu"))
+    alone, shared = torch.zeros((), dtype=torch.float64), 0
+    for row, label, document in zip(inputs, labels, documents, strict=True):
+        numbers = [number for number in document.unique().tolist() if number >= 0]
+        shared += len(numbers) > 1
+        for number in numbers:
+            mine = document == number
+            alone += model.loss(row[None, mine], label[None, mine])[0]
+    assert shared
+    assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(alone.item(), rel=1e-9)
+    assert model.loss(inputs, labels)[0].item() != pytest.approx(alone.item(), rel=1e-9)
+    assert len(next(TrainBatches(reader, 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
+
+
 def test_a_stride_belongs_to_windows_alone():
     for section, words in (({"stride": 3}, "do not agree"), ({"strategy": "window"}, "needs a stride"),
                          ({"strategy": "window", "stride": 300}, "tokens would be left out")):  # fmt: skip

@@ -49,6 +49,12 @@ def test_rows_are_those_of_the_documents_literally_joined(
     gathered = reader.gather(np.array(rows, dtype=np.int64))
     assert gathered.dtype == np.int64 and gathered.shape == (len(rows), length + 1)
     assert gathered.tolist() == [stream[row * length : row * length + length + 1].tolist() for row in rows]
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    found = reader.documents(np.array(rows, dtype=np.int64))
+    assert found.dtype == np.int32 and found.shape == (len(rows), length)
+    for row, numbers in zip(rows, found, strict=True):
+        expected = document[row * length : row * length + length]
+        assert numbers.tolist() == (expected - expected[0]).tolist()
 
 
 def test_a_row_that_is_not_there_is_an_error_not_another_row(tmp_path):
