@@ -17,8 +17,9 @@ from tasks.preprocess.chunking import row_starts, window_starts
 from tasks.preprocess.packing import PACKED, pack
 from tasks.preprocess.reader import document_lengths, map_list
 from tasks.preprocess.tokenizers import encoder_of, token_bytes
+from tasks.verify_data.history import history
 
-VERIFIER_VERSION = 1
+VERIFIER_VERSION = 2
 SPLITS = ("train", "validation")
 DECODED = 16  # documents a split that are decoded and encoded again
 log = logging.getLogger("infini_llama.verify")
@@ -42,7 +43,7 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
     dataset = Path(home) / reference["path"]
     chunks = dataset / "chunks" / reference["chunks"]
     done: list[dict[str, Any]] = []
-    planned = 9 if level == "deep" else 5
+    planned = 10 if level == "deep" else 5
 
     def run(name: str, action: Callable[[], str], suspect: Path = dataset) -> None:
         log.info("checking %s", name, extra={"progress": {"done": len(done), "total": planned, "unit": "checks"}})
@@ -68,6 +69,7 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
         run("rows", lambda: _rows(dataset, chunks), chunks)
         run("text", lambda: _text(dataset))
         run("leakage", lambda: _leakage(dataset))
+        run("history", lambda: _history(dataset, reference["chunks"]), chunks)
     log.info("checked the dataset", extra={"progress": {"done": planned, "total": planned, "unit": "checks"}})
     return {
         "level": level,
@@ -181,6 +183,13 @@ def _leakage(dataset: Path) -> str:
     if leaked:
         raise Damaged(f"{leaked} training document(s) of {dataset} are also in its validation text.")
     return "no training document is in the validation text"
+
+
+def _history(dataset: Path, chunks: str) -> str:
+    shards = read_manifest(dataset, "dataset")["content"]["train"]["shards"]
+    shares = history(dataset, chunks, "train", shards)
+    words = ", ".join(f"{share:.1%} of at least {tokens}" for tokens, share in shares.items())
+    return f"training inputs that follow earlier tokens of their own document in their row: {words}"
 
 
 def _hash(document: np.ndarray) -> bytes:

@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.artifacts import read_manifest
+from tasks.preprocess.chunking import row_starts, window_starts
+from tasks.preprocess.packing import PACKED
+from tasks.preprocess.reader import TokenReader
+from tasks.preprocess.stage import preprocess
+from tasks.verify_data.history import history, run_lengths
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20), length=st.integers(2, 30), stride=st.integers(0, 30)
+)
+def test_runs_are_those_of_documents_counted_token_by_token(lengths, length, stride):
+    tokens, document = sum(lengths), np.repeat(np.arange(len(lengths)), lengths)
+    overlapping = 0 < stride <= length < tokens
+    starts = window_starts(tokens, length, stride) if overlapping else row_starts(tokens, length)
+    expected = [
+        run
+        for start in starts.tolist()
+        for run in np.unique(document[start : start + length], return_counts=True)[1].tolist()
+    ]
+    assert run_lengths(starts, length, np.cumsum(lengths) - lengths).tolist() == expected
+
+
+@pytest.mark.parametrize("strategy", ["concat", *PACKED])
+def test_shares_are_those_of_the_places_of_inputs_in_their_documents(data, tmp_path, strategy):
+    reference = preprocess(data(strategy=strategy), str(tmp_path))
+    folder = tmp_path / reference["path"]
+    reader = TokenReader(folder, reference["chunks"], "train")
+    documents = reader.documents(np.arange(len(reader)), labels=True)
+    inputs = documents[:, :-1] == documents[:, 1:] if reader.pieces is not None else np.ones((len(reader), 16), bool)
+    inputs &= documents[:, :-1] >= 0
+    shards = read_manifest(folder, "dataset")["content"]["train"]["shards"]
+    for n, share in history(folder, reference["chunks"], "train", shards).items():
+        behind = np.array([[(row[:at] == row[at]).sum() >= n for at in range(16)] for row in documents])
+        assert share == pytest.approx((behind & inputs).sum() / inputs.sum())
