@@ -1,6 +1,5 @@
 """Datasets, runs and reports as tables for people; their JSON is the same record."""
 
-import json
 from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 def describe_run(path: Path) -> dict:
     """What a run's folder says: how far it is, its losses, its checkpoints and its attempts."""
     from tasks.train import checkpoints
-    from tasks.train.run_folder import RunFolder, read_metrics
+    from tasks.train.run_folder import RunFolder, attempts, read_metrics
 
     run = RunFolder(path)
     lineage, records = run.read(run.lineage), read_metrics(run)
     trained = [record for record in records if record["kind"] == "train"]
-    attempts = run.attempts.read_text(encoding="utf-8").splitlines() if run.attempts.exists() else []
     best = checkpoints.best(run.checkpoints)
     return {
         "run": path.name,
@@ -33,7 +31,7 @@ def describe_run(path: Path) -> dict:
             }
             for folder in checkpoints.committed(run.checkpoints)
         ],
-        "attempts": [json.loads(line) for line in attempts],
+        "attempts": attempts(run),
         "summary": run.read(run.summary) or None,
     }
 

@@ -102,6 +102,8 @@ class Laboratory:
         largest_file: int | None = None,
     ) -> Started:
         marker = f"INFINI_TEST_RUN={name}-{time.time_ns()}"
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job; children would ignore Ctrl-C
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         variable, value = marker.split("=")
         log = self.home / f"{name}-{time.time_ns()}.log"
         arguments = [
@@ -148,6 +150,7 @@ class Laboratory:
 def exact_metrics(run_dir: Path) -> list[dict]:
     """metrics.jsonl without its timing fields: what a resumed run must repeat to the bit."""
     timing = ("step_time", "data_time", "save_time", "save_write_time", "tokens_per_second", "flops_per_second")
+    timing += ("evaluation_time", "goodput")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in timing} for line in lines]
 
@@ -199,4 +202,5 @@ def inject(folder: Path, module: str, body: str) -> str:
     """
     text = INJECTION.format(module=module, flag=str(folder / "happened"), body=textwrap.dedent(body))
     (folder / "sitecustomize.py").write_text(text)
-    return f"environment.env.PYTHONPATH={folder}"
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return f"environment.env.PYTHONPATH={path}"

@@ -52,5 +52,12 @@ class RuntimeConfig(Section):
     grace_period: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=25.0,
         title="Grace period",
-        description="Seconds that workers have to save a checkpoint when the run is asked to stop.",
+        description="Seconds that workers have to save a checkpoint when the run is asked to stop; more where saves have been seen to "
+        "take longer.",
+    )
+    orchestrator_grace: Annotated[float, Field(gt=5, le=86400)] | None = Field(
+        default=None,
+        title="Orchestrator's grace",
+        description="Seconds between the orchestrator's request to stop and its SIGKILL (Kubernetes' terminationGracePeriodSeconds); a run "
+        "that needs longer is refused; null: no limit.",
     )

@@ -12,6 +12,8 @@ from configs.errors import ConfigError, Preempted
 from tasks.artifacts import Lock, write_atomic
 from tasks.secrets import masked, without_secrets
 from tasks.train import checkpoints, launcher
+from tasks.train.goodput import goodput
+from tasks.train.grace import grace_period, tell_orchestrator
 from tasks.train.outcome import Outcome, classify
 from tasks.train.progress import Progress
 from tasks.train.run_folder import RunFolder, append_attempt, attempts, cut_metrics, remove_staging
@@ -28,6 +30,7 @@ def attempt(run: RunFolder, lock: Lock, config: dict, model: dict, reference: di
     Raises:
         Preempted: this process was asked to stop, and the workers with it.
     """
+    grace = grace_period(run, config["runtime"])
     remove_staging(run)
     chosen = choose_checkpoint(run, config["runtime"]["resume"])
     first_step = refuse_other_model(chosen, model, plan) if chosen else 0
@@ -35,19 +38,25 @@ def attempt(run: RunFolder, lock: Lock, config: dict, model: dict, reference: di
     number = account_for_killed(run) + 1
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
-    write_order(attempt_dir, run, config, model, reference, plan, chosen)
+    began = {"wall": time.time(), "monotonic": time.monotonic()}
+    spent = goodput(run, first_step, began["wall"])
+    timing = {"began": began, "spent": spent, "from_step": first_step}
+    write_order(attempt_dir, run, config, model, reference, plan, chosen, timing)
     source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"]
     log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
 
-    began = time.time()
-    process = launcher.start(attempt_dir / "order.json", plan, config["runtime"]["grace_period"], lock.fd)
+    process = launcher.start(attempt_dir / "order.json", plan, grace, lock.fd)
     interrupted, hang = supervise(process, run, attempt_dir, config, processes)
     statuses = launcher.read_statuses(attempt_dir, processes)
     outcome = Outcome("failed", 76, hang) if hang else classify(process.returncode, statuses, str(attempt_dir))
     step = checkpoints.latest_step(run.checkpoints)
     record = {"attempt": number, "invocation": INVOCATION, "from_step": first_step, "checkpoint_step": step}
     ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message}
-    append_attempt(run, record | {"seconds": time.time() - began} | ending)
+    known = ("type", "phase", "sample_rows", "memory")
+    error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
+    append_attempt(
+        run, record | {"seconds": time.monotonic() - began["monotonic"]} | ending | {"step": outcome.step} | error
+    )
     if interrupted is not None and outcome.kind != "done":
         raise Preempted(
             f"run {run.path.name} was stopped; the newest checkpoint is at step {step}. Run the same command to carry on."
@@ -77,12 +86,26 @@ def supervise(
         watch.dump_stacks()
         return None, f"{hang}; the stacks of all ranks are in {attempt_dir}"
     except BaseException as raised:
-        log.warning("asked to stop; waiting up to %.0f s for a checkpoint", runtime["grace_period"])
-        launcher.ask_to_stop(process, attempt_dir, processes, runtime["grace_period"])
+        stop(process, run, attempt_dir, runtime, processes)
         return raised, None
     finally:
         launcher.end(process, attempt_dir, processes)
     return None, None
+
+
+def stop(process: Popen, run: RunFolder, attempt_dir: Path, runtime: dict, processes: int) -> None:
+    """Lets the workers save and end within the grace period; another request meanwhile ends them at once (by the caller)."""
+    try:
+        grace = grace_period(run, runtime)
+    except ConfigError as refused:  # measured meanwhile: all the time there is
+        log.warning("%s", refused)
+        grace = runtime["orchestrator_grace"]
+    log.warning("asked to stop; waiting up to %.0f s for a checkpoint (asked again: not waiting)", grace)
+    tell_orchestrator(grace)
+    try:
+        launcher.ask_to_stop(process, attempt_dir, processes, grace)
+    except BaseException:
+        log.warning("asked again; ending at once, with the newest checkpoint that is whole")
 
 
 def choose_checkpoint(run: RunFolder, resume: str) -> Path | None:
@@ -98,13 +121,20 @@ def choose_checkpoint(run: RunFolder, resume: str) -> Path | None:
 
 
 def write_order(
-    attempt_dir: Path, run: RunFolder, config: dict, model: dict, reference: dict, plan: dict, chosen: Path | None
+    attempt_dir: Path,
+    run: RunFolder,
+    config: dict,
+    model: dict,
+    reference: dict,
+    plan: dict,
+    chosen: Path | None,
+    timing: dict,
 ) -> None:
     """order.json: everything that the workers of this attempt are told."""
     lineage = run.read(run.lineage)
     train = config["train"]
     smaller = min(train["micro_batch_size"], lineage.get("micro_batch_size", train["micro_batch_size"]))
-    order = {
+    order = timing | {
         "run_dir": str(run.path),
         "dataset": str(Path(config["runtime"]["home"]).resolve() / reference["path"]),
         "dataset_digest": reference["digest"],

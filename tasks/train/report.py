@@ -39,6 +39,7 @@ def write_report(run_dir: Path, summary: dict) -> dict[str, str]:
         "bits per byte": f"{summary['bits_per_byte']:.3f}",
         "speed": f"{summary['tokens_per_second']:,.0f} tokens a second",
         "attempts": str(summary["attempts"]),
+        "time": time_spent(summary["goodput"]),
         "checkpoint": summary["checkpoint"],
         "weights (sha256)": summary["weights_sha256"],
     } | environment(run_dir)
@@ -53,6 +54,18 @@ def write_report(run_dir: Path, summary: dict) -> dict[str, str]:
     report = run_dir / "report.html"
     report.write_text(page, encoding="utf-8")
     return {"loss_curve": str(picture), "report": str(report)}
+
+
+def time_spent(goodput: dict[str, float]) -> str:
+    """The parts of the wall time that took any of it, the longest first."""
+    wall = goodput["wall"]
+    parts = sorted(
+        ((seconds, part) for part, seconds in goodput.items() if part not in ("wall", "share")), reverse=True
+    )
+    shares = [
+        f"{part.replace('_', ' ')} {seconds / wall:.1%}" for seconds, part in parts if wall and seconds / wall > 0.0005
+    ]
+    return f"{wall:,.0f} s since the first attempt: {', '.join(shares)}"
 
 
 def environment(run_dir: Path) -> dict[str, str]:

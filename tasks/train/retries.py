@@ -32,6 +32,13 @@ class Retries:
         self.failures = self.failures + 1 if step == self.failed_at else 1
         self.failed_at = step
         if self.failures > self.limit:
+            log.error(
+                "training ended %d time(s) at step %d without a new checkpoint (runtime.retries=%d), so it is not tried again; what it "
+                "met each time stands in attempts.jsonl of the run.",
+                self.failures,
+                step,
+                self.limit,
+            )
             return None
         delay = min(self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay))
         log.warning(

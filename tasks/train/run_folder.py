@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,12 +150,21 @@ def read_metrics(run: RunFolder) -> list[dict]:
 
 
 def append_attempt(run: RunFolder, record: dict) -> None:
+    """Adds a line to attempts.jsonl, and waits until it is on the disk; a line that a full disk has cut short stays its own."""
+    before = run.attempts.read_bytes() if run.attempts.exists() else b""
+    cut = bool(before) and not before.endswith(b"\n")
     with run.attempts.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(("\n" if cut else "") + json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def attempts(run: RunFolder) -> list[dict]:
     """Every attempt at this run, oldest first."""
     if not run.attempts.exists():
         return []
-    return [json.loads(line) for line in run.attempts.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for line in run.attempts.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):  # cut short by a kill or a full disk
+            found.append(json.loads(line))
+    return found

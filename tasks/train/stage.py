@@ -10,6 +10,8 @@ from tasks.artifacts import Lock, write_atomic
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
+from tasks.train.goodput import goodput
+from tasks.train.grace import grace_period
 from tasks.train.initial import initial_of
 from tasks.train.outcome import Outcome
 from tasks.train.report import write_report
@@ -38,7 +40,7 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
     home = Path(config["runtime"]["home"]).resolve()
     run = RunFolder(home / "runs" / config["runtime"]["name"])
     run.path.mkdir(parents=True, exist_ok=True)
-    with Lock(run.path / "lock", wait=config["runtime"]["grace_period"] + 5) as lock:
+    with Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock:
         initial = initial_of(config, run.read(run.lineage))
         model = model_fields(config, reference, initial)
         claim(run, config, model, reference, initial)
@@ -126,6 +128,7 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
         "tokens_per_second": trained[-1]["tokens"] / seconds,
         "updates_left_out": len(trained) - len(losses),
         "attempts": len(attempts(run)),
+        "goodput": goodput(run),
         "checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, config["train"]["max_steps"])),
     }
     summary["paths"] = {

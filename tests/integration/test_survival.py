@@ -50,11 +50,50 @@ def change(module):
 """
 
 
+SLOW_SAVE = """
+def change(module):
+    save, calls = module.save, []
+    def slow(*arguments):
+        calls.append(1)
+        if len(calls) > 1:
+            import time
+            time.sleep(60)
+        return save(*arguments)
+    module.save = slow
+"""
+
+
+def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, uninterrupted, tmp_path):
+    expected, expected_metrics = uninterrupted("softmax", 2)
+    slow = inject(tmp_path, "tasks.train.worker.checkpoint", SLOW_SAVE)
+    started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
+    lab.wait_for_step("twice-stopped", 14, started)
+    started.process.send_signal(signal.SIGINT)
+    while "asked to stop" not in started.log.read_text():
+        time.sleep(0.05)
+    started.process.send_signal(signal.SIGINT)
+    assert started.wait(30) == 75, started.log.read_text()
+    text = started.log.read_text()
+    assert "asked again" in text and "the newest checkpoint is at step 10" in text
+    assert not started.processes()
+    summary = lab.finish("twice-stopped", *SOFTMAX_2)
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    time_spent = summary["goodput"]
+    parts = sum(seconds for part, seconds in time_spent.items() if part not in ("wall", "share"))
+    assert abs(parts - time_spent["wall"]) < 0.02 * time_spent["wall"]
+    assert time_spent["lost_work"] > 0 and time_spent["down"] > 0 and time_spent["training"] > 0
+    last = json.loads((lab.run_dir("twice-stopped") / "metrics.jsonl").read_text().splitlines()[-2])["goodput"]
+    assert abs(last["lost_work"] - time_spent["lost_work"]) < 0.02 * time_spent["wall"]
+    assert exact_metrics(lab.run_dir("twice-stopped")) == expected_metrics
+
+
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterrupted, tmp_path):
     expected, _ = uninterrupted("softmax", 2)
     summary = lab.finish("tight", *SOFTMAX_2, inject(tmp_path, "tasks.train.worker.step", OUT_OF_MEMORY))
     first, second = attempts(lab, "tight")
     assert (first["code"], second["kind"]) == (71, "done")
+    assert len(first["error"]["sample_rows"]) == 32 or first["error"]["phase"] == "start"
+    assert first["error"]["memory"]["most_resident"] > 10**7
     order = json.loads((lab.run_dir("tight") / "logs/attempt-02/order.json").read_text())
     assert order["config"]["train"]["micro_batch_size"] == 4, "8 halved"
     assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, "the same samples in the same order"

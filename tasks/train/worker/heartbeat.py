@@ -2,10 +2,13 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from tasks.train.goodput import Ledger
+
 # In the order in which a step passes them; a rank in an earlier one holds up those in a later one.
-PHASES = ("start", "data", "compute", "evaluate", "save", "finish")
+PHASES = ("start", "compile", "data", "compute", "evaluate", "save", "finish")
 LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
 
 
@@ -14,17 +17,26 @@ def heartbeat_path(attempt_dir: Path, rank: int) -> Path:
 
 
 class Heartbeat:
-    """Overwrites one line of a file: step, phase and the system's monotonic clock (seconds, the same for all processes)."""
+    """Overwrites one line of a file: step, phase and the system's monotonic clock (seconds, the same for all processes).
 
-    def __init__(self, attempt_dir: Path, rank: int) -> None:
+    A `ledger` counts the time of each phase.
+    """
+
+    def __init__(self, attempt_dir: Path, rank: int, ledger: Ledger | None = None) -> None:
         self.file = os.open(heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self.step = 0
+        self.step, self.phase, self.ledger = 0, "start", ledger
+        self.sample_rows: Callable[[], list[int]] | None = None  # row numbers of the step, for a failure's record
         self.beat("start")
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """Says that this rank enters `phase` of the step after `step` completed ones (default: as before)."""
+        if self.ledger is not None:
+            self.ledger.leave(self.phase)
+            if step is not None and (step != self.step or phase == "finish"):
+                self.ledger.close_step(self.step)
         if step is not None:
             self.step = step
+        self.phase = phase
         os.pwrite(self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0)
 
 

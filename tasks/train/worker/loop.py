@@ -93,7 +93,9 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     # would otherwise sum gradients in another order than the uninterrupted one.
     first_batch()
     optimizer.zero_grad(set_to_none=True)
+    heart.beat("compile")
     compiled = compile_if_it_agrees(module, train["compile"], plan["precision"], first_batch, ranks, run_dir)
+    heart.beat("start")
 
     at = Position()
     if order["resume_from"]:
@@ -103,6 +105,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     flops = flops_per_token(model.config, order["sequence_length"])
     same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
     save_time, stopping = 0.0, False
+    heart.sample_rows = lambda: batches.rows(at.samples).tolist()
 
     with Saver(run_dir / "checkpoints", train, ranks, metrics.sync if metrics else None) as saver:
         while at.step < train["max_steps"] and not stopping:
@@ -150,11 +153,13 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     "tokens_per_second": targets / step_time,
                     "flops_per_second": flops * targets / step_time,
                 }
-                metrics.train(record | gates | timing)
+                spent = heart.ledger.spent() if heart.ledger else {}
+                metrics.train(record | gates | timing | {"goodput": spent})
 
             last, save_time = at.step == train["max_steps"], 0.0
             if last or at.step % train["eval_every"] == 0:
                 heart.beat("evaluate", at.step)
+                evaluating = time.perf_counter()
                 with eager(compiled):
                     measured = evaluate(
                         module,
@@ -168,7 +173,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     )
                 at.note_validation(measured.loss)
                 if metrics:
-                    metrics.validation({"step": at.step} | asdict(measured))
+                    evaluation_time = time.perf_counter() - evaluating
+                    metrics.validation({"step": at.step, "evaluation_time": evaluation_time} | asdict(measured))
             if last or stopping or at.step % train["save_every"] == 0:
                 heart.beat("save", at.step)
                 saving = time.perf_counter()

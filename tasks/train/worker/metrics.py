@@ -24,6 +24,8 @@ class Metrics:
                     self.board.add_scalar(f"train/{name}", record[name], record["step"])
             for name in ("tokens_per_second", "step_time", "data_time", "save_time"):
                 self.board.add_scalar(f"system/{name}", record[name], record["step"])
+            for part, seconds in record["goodput"].items():
+                self.board.add_scalar(f"goodput/{part}", seconds, record["step"])
             for layer, gate in enumerate(record.get("gates", [])):
                 self.board.add_scalar(f"gates/layer-{layer}", gate, record["step"])
 

@@ -11,7 +11,9 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from configs.errors import PipelineError
+from tasks.train.goodput import LEDGER, Ledger
 from tasks.train.worker.divergence import Diverged
+from tasks.train.worker.failure import describe
 from tasks.train.worker.heartbeat import Heartbeat
 from tasks.train.worker.loop import StopRequest, run
 from tasks.train.worker.parallel import Ranks
@@ -49,7 +51,8 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
     """Runs the loop; returns this rank's exit code after writing its status."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor asks for stacks by it
-    heart = Heartbeat(attempt_dir, rank)
+    ledger = Ledger(attempt_dir / LEDGER, order["began"], order["spent"]) if rank == 0 else None
+    heart = Heartbeat(attempt_dir, rank, ledger)
     write_status(attempt_dir, rank, "running", 70)
     torch.set_num_threads(order["plan"]["threads"])
     try:
@@ -63,5 +66,5 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
         with contextlib.suppress(OSError):  # on a full disk the log above is the last word
-            write_status(attempt_dir, rank, "failed", exit_code(error), error=error)
+            write_status(attempt_dir, rank, "failed", exit_code(error), heart.step, describe(error, heart))
         return exit_code(error)

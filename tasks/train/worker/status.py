@@ -3,8 +3,8 @@
 import json
 import os
 import time
-import traceback
 from pathlib import Path
+from typing import Any
 
 from tasks.artifacts import write_atomic
 
@@ -14,16 +14,12 @@ def status_path(attempt_dir: Path, rank: int) -> Path:
 
 
 def write_status(
-    attempt_dir: Path, rank: int, state: str, code: int, step: int | None = None, error: BaseException | None = None
+    attempt_dir: Path, rank: int, state: str, code: int, step: int | None = None, error: dict[str, Any] | None = None
 ) -> None:
-    """state: running | done | preempted | failed; code: an exit code of docs/resume.md; step: last completed step."""
+    """state: running | done | preempted | failed; code: an exit code of docs/resume.md; step: last completed step; error: of `failure`."""
     record = {"rank": rank, "pid": os.getpid(), "state": state, "code": code, "step": step, "time": time.time()}
     if error is not None:
-        record["error"] = getattr(error, "details", {}) | {
-            "type": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
+        record["error"] = error
     write_atomic(status_path(attempt_dir, rank), json.dumps(record, indent=1))
 
 

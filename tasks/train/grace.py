@@ -1,0 +1,58 @@
+"""How long workers may take to stop with a checkpoint: what was measured, what the configuration says, what the orchestrator allows."""
+
+import logging
+import os
+import socket
+from contextlib import suppress
+
+from configs.errors import ConfigError
+from tasks.train.run_folder import RunFolder, read_metrics
+
+MARGIN = 5.0  # seconds between the end of the workers and the orchestrator's SIGKILL
+log = logging.getLogger("infini_llama.train")
+
+
+def needed(records: list[dict]) -> float:
+    """Seconds from a request to the last rank's end, by the slowest of what these lines of metrics.jsonl have measured.
+
+    The step that is under way, an evaluation where one is due, the end of a save in the background and the save itself; half
+    as much again, since the next one may be slower. 0 before anything was measured.
+    """
+
+    def slowest(name: str) -> float:
+        return max((record.get(name, 0.0) for record in records), default=0.0)
+
+    write = max(slowest("save_write_time"), slowest("save_time"))
+    return 1.5 * (slowest("step_time") + slowest("evaluation_time") + slowest("save_time") + 2 * write)
+
+
+def grace_period(run: RunFolder, runtime: dict) -> float:
+    """Seconds that the workers get: `runtime.grace_period`, or what a save has been seen to need, where that is more.
+
+    Raises:
+        ConfigError: the orchestrator (`runtime.orchestrator_grace`) kills everything before that.
+    """
+    measured, allowed = needed(read_metrics(run)), runtime["orchestrator_grace"]
+    wanted = max(runtime["grace_period"], measured)
+    if allowed is None or wanted + MARGIN <= allowed:
+        return wanted
+    if measured + MARGIN > allowed:
+        raise ConfigError(
+            f"runtime.orchestrator_grace={allowed:g}: by what this run has measured, stopping with a checkpoint takes up to "
+            f"{measured:.0f} s, and {MARGIN:.0f} s more to end; give it at least {measured + MARGIN:.0f} s there (Kubernetes: "
+            "terminationGracePeriodSeconds, Slurm: --signal, systemd: TimeoutStopSec) and here."
+        )
+    return max(1.0, allowed - MARGIN)  # what was asked for does not fit, what is needed does
+
+
+def tell_orchestrator(seconds: float) -> None:
+    """Asks systemd, where it is the one that stops this process, for the time that the checkpoint takes (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    microseconds = int((seconds + MARGIN) * 1e6)
+    path = "\0" + address[1:] if address.startswith("@") else address
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.connect(path)
+        notify.sendall(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}".encode())
+        log.info("asked systemd for %.0f s to stop", seconds + MARGIN)

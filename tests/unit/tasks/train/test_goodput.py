@@ -1,0 +1,62 @@
+"""The parts of the wall time, over attempts that ended well and badly."""
+
+import json
+import time
+
+import pytest
+
+from tasks.train.goodput import LEDGER, PARTS, Ledger, goodput
+from tasks.train.run_folder import RunFolder, append_attempt
+
+
+def story(run, number: int, began: float, from_step: int, lines: list[dict], seconds: float | None, kind: str) -> None:
+    folder = run.path / "logs" / f"attempt-{number:02d}"
+    folder.mkdir(parents=True)
+    (folder / "order.json").write_text(json.dumps({"began": {"wall": began}, "from_step": from_step}))
+    (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
+    if seconds is not None:
+        append_attempt(run, {"attempt": number, "kind": kind, "seconds": seconds})
+
+
+def line(step: int, at: float, **phases: float) -> dict:
+    return {"step": step, "time": at, "phases": phases}
+
+
+def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
+    run = RunFolder(tmp_path)
+    first = [
+        line(0, 114.0, start=10.0, data=1.0, compute=3.0),  # step 1
+        line(1, 118.0, save=0.5, data=0.5, compute=3.0),  # its checkpoint, and step 2
+        line(2, 122.0, evaluate=1.0, data=0.5, compute=2.5),  # step 3
+    ]
+    story(run, 1, 100.0, 0, first, 30.0, "failed")  # 8 s of a step that nobody finished
+    story(run, 2, 135.0, 1, [line(1, 140.0, start=2.0, compute=3.0)], None, "")  # killed with its command
+    third = [line(1, 152.0, start=2.0, data=1.0, compute=5.0), line(2, 153.0, save=1.0)]
+    story(run, 3, 144.0, 1, third, 10.0, "done")
+    found = goodput(run)
+    assert found["wall"] == 54.0 == pytest.approx(sum(found[part] for part in PARTS))
+    assert found["down"] == 5.0 + 4.0
+    assert found["start_up"] == 10.0 + 2.0 + 2.0
+    assert (found["training"], found["save"], found["data_wait"]) == (3.0 + 5.0, 0.5 + 1.0, 1.0 + 1.0)
+    assert found["lost_work"] == (3.5 + 4.0 + 8.0) + 3.0
+    assert found["ending"] == 1.0 and found["evaluation"] == 0.0
+
+
+def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
+    run = RunFolder(tmp_path)
+    story(run, 1, 0.0, 0, [line(0, 5.0, start=1.0, compute=4.0), line(1, 6.0, save=1.0)], 6.0, "preempted")
+    assert goodput(run)["lost_work"] == 0.0
+    assert goodput(run, from_step=0, now=7.0)["lost_work"] == 5.0
+
+
+def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
+    before = dict.fromkeys((*PARTS, "share"), 0.0) | {"training": 5.0, "lost_work": 2.0, "wall": 9.0}
+    ledger = Ledger(tmp_path / LEDGER, {"wall": 1000.0, "monotonic": time.monotonic() - 3.0}, before)
+    ledger.leave("start")
+    ledger.leave("compute")
+    ledger.close_step(4)
+    spent = ledger.spent()
+    assert spent["start_up"] == pytest.approx(3.0, abs=0.5) and spent["training"] >= 5.0 and spent["lost_work"] == 2.0
+    assert sum(spent[part] for part in PARTS) - 7.0 == pytest.approx(spent["wall"] - 9.0, abs=1e-6)
+    written = json.loads((tmp_path / LEDGER).read_text())
+    assert written["step"] == 4 and set(written["phases"]) == {"start", "compute"}
