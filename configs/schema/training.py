@@ -157,6 +157,12 @@ class TrainingConfig(Section):
     skip_window: Annotated[int, Field(ge=1)] = Field(
         default=100, title="Skip window", description="Steps over which left-out updates are counted."
     )
+    spike_zscore: Annotated[float, Field(ge=3)] | None = Field(
+        default=None,
+        title="Loss spike",
+        description="An update whose loss lies this many robust standard deviations above the median of the last 128 is left out like one "
+        "that is not finite, for example 8; null: none is.",
+    )
     sample_prompt: str = Field(
         default="def ",
         title="Sample prompt",

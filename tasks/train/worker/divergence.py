@@ -8,7 +8,7 @@ class Diverged(Exception):
 
     def __init__(self, skips: list[int], samples: int, window: int) -> None:
         super().__init__(
-            f"{len(skips)} updates within {window} steps were not finite, the first at step {skips[0]}; "
+            f"{len(skips)} updates within {window} steps were not finite (or their loss was a spike), the first at step {skips[0]}; "
             "lower train.learning_rate, or look at the samples named in the log."
         )
         self.details = {"first_skip": skips[0], "samples": samples}

@@ -27,6 +27,7 @@ from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.position import Position
 from tasks.train.worker.result import write_result
 from tasks.train.worker.saver import Saver
+from tasks.train.worker.spikes import Spikes
 from tasks.train.worker.step import accumulate, train_step
 from tasks.train.worker.strategy import LossModule, distribute, whole
 
@@ -101,6 +102,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     if order["resume_from"]:
         at = resume(Path(order["resume_from"]), model, optimizer)
     skips = Skips(train["max_skips"], train["skip_window"], at.skips)
+    spikes = Spikes(train["spike_zscore"], at.losses)
     metrics = Metrics(run_dir, at.step, train["log_every"]) if ranks.is_first else None
     flops = flops_per_token(model.config, order["sequence_length"])
     same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
@@ -129,6 +131,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 ranks,
                 autocast,
                 lambda: stop.asked,
+                spikes.is_spike,
             )
             first_sample, stopping = at.samples, result.stop
             at.advance(samples=train["global_batch_size"], tokens=targets)
@@ -136,6 +139,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 rows, found = batches.rows(first_sample).tolist(), (result.loss, result.grad_norm)
                 log.warning("step %d: loss %s, gradient norm %s; update left out, rows %s", at.step, *found, rows)
                 skips.note(at.step, at.samples)
+            else:
+                spikes.note(result.loss)
             step_time, write_time, gates = time.perf_counter() - started, saver.poll(), gate_means(model)
             if metrics:
                 record = {
@@ -178,7 +183,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             if last or stopping or at.step % train["save_every"] == 0:
                 heart.beat("save", at.step)
                 saving = time.perf_counter()
-                scalars = at.scalars() | {"skips": skips.steps} | same
+                scalars = at.scalars() | {"skips": skips.steps, "losses": spikes.losses} | same
                 saver.save(at.step, checkpoint.tensors(model, optimizer), scalars)
                 save_time = time.perf_counter() - saving
 

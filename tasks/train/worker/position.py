@@ -8,7 +8,8 @@ class Position:
     """Everything that a resumed run needs to know beside its tensors.
 
     step: completed optimizer steps; samples: consumed, trained and left out alike; tokens: targets trained on; the last and
-    the lowest validation loss, the former None unless measured at this step; skips: steps of late whose update was left out.
+    the lowest validation loss, the former None unless measured at this step; skips: steps of late whose update was left out;
+    losses: of late, where spikes are looked for.
     """
 
     step: int = 0
@@ -17,11 +18,12 @@ class Position:
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     skips: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, scalars: dict) -> "Position":
         """Out of a checkpoint's scalars, which hold more than this."""
-        return cls(**{item.name: scalars[item.name] for item in fields(cls)})
+        return cls(**{item.name: scalars[item.name] for item in fields(cls) if item.name in scalars})
 
     def advance(self, samples: int, tokens: int) -> None:
         """One more step, over this many samples and targets."""

@@ -14,7 +14,7 @@ from tasks.train.worker.strategy import clip, synchronized
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: mean over the global batch, nats a token; grad_norm: before clipping; `skipped`: one of them was not finite."""
+    """loss: mean over the global batch, nats a token; grad_norm: before clipping; `skipped`: the update was left out."""
 
     loss: float
     grad_norm: float
@@ -53,18 +53,20 @@ def train_step(
     ranks: Ranks,
     autocast: torch.autocast,
     wants_to_stop: Callable[[], bool],
+    is_spike: Callable[[float], bool] = lambda loss: False,
 ) -> StepResult:
     """Forward, backward, one all-reduce of the scalars, clip, update.
 
-    An update that is not finite is left out, on every rank alike: the summed loss and the reduced gradients are the same on all.
+    An update that is not finite, or whose loss `is_spike`, is left out, on every rank alike:
+    the summed loss and the reduced gradients are the same on all.
     `stop` of the result says whether any rank was asked to stop.
     """
     loss_sum = accumulate(module, micro_batches, global_tokens, ranks, autocast)
     norm = clip(module, max_grad_norm)
     total, stop = ranks.sum(loss_sum.item(), float(wants_to_stop()))
     loss, grad_norm = total / global_tokens, norm.item()
-    finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if finite:
+    good = math.isfinite(loss) and math.isfinite(grad_norm) and not is_spike(loss)
+    if good:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss, grad_norm, stop > 0, not finite)
+    return StepResult(loss, grad_norm, stop > 0, not good)

@@ -107,6 +107,25 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
         assert torch.equal(old, new) or old.isnan().any()
 
 
+def test_a_spike_changes_nothing_either():
+    model = small_model()
+    before = [parameter.clone() for parameter in model.parameters()]
+    rows = torch.randint(0, 61, (2, 14))
+    result = train_step(
+        LossModule(model),
+        build_optimizer(model, TRAIN),
+        batches(rows, 2),
+        26,
+        1.0,
+        OneRank(),
+        no_autocast(),
+        lambda: False,
+        lambda loss: loss > 1.0,
+    )
+    assert result.skipped and math.isfinite(result.loss)
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
 def test_the_schedule_warms_up_and_ends_where_it_should():
     factors = [learning_rate_factor(step, 10, 110, 0.1) for step in range(110)]
     assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
