@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from blake3 import blake3
+from pyarrow.lib import ArrowException
 from tokenizers import Tokenizer
 
 from configs.errors import DataError
@@ -49,7 +50,10 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
         log.info("checking %s", name, extra={"progress": {"done": len(done), "total": planned, "unit": "checks"}})
         try:
             done.append({"name": name, "ok": True, "detail": action()})
-        except DataError as fault:
+        except (DataError, ValueError, ArrowException) as raised:
+            # Bytes that their manifest vouches for, and that yet are no array, table or JSON: damaged as well, and never unpickled.
+            words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
+            fault = raised if isinstance(raised, DataError) else f"{words}."
             raise DataError(
                 f"{fault} Training does not start on it: move {suspect} aside (mv {suspect} {suspect}.damaged) "
                 "and run the same command again, which builds it anew; or run "
@@ -94,7 +98,10 @@ def _tokenizer(dataset: Path) -> str:
     for file in (path, dataset / "token_bytes.npy"):
         if file_checksum(file) != manifest["files"][file.name]["checksum"]:
             raise Damaged(f"{file} is not the one this dataset was made with (checksum differs).")
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as fault:  # the library raises nothing narrower
+        raise Damaged(f"{path} is no tokenizer ({fault}).") from None
     if tokenizer.get_vocab_size() != manifest["content"]["vocab_size"]:
         raise Damaged(
             f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says {manifest['content']['vocab_size']}."
