@@ -101,7 +101,9 @@ def build_parser() -> Parser:
     generate.add_argument(
         "--repetition-penalty", type=_above_zero, default=1.0, metavar="R", help="above 1: fewer repetitions"
     )
-    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends a text; may be repeated")
+    generate.add_argument(
+        "--stop", action="append", type=_some_text, default=[], metavar="TEXT", help="ends a text; may be repeated"
+    )
     generate.add_argument("--seed", type=int, default=0, metavar="S")
     export = command("export", "a trained model as a Hugging Face folder")
     export.add_argument("run", metavar="RUN", help="path of a run, or its name")
@@ -146,6 +148,12 @@ def _share(text: str) -> float:
     if not 0 < (number := float(text)) <= 1:
         raise argparse.ArgumentTypeError(f"{text} must be above 0 and at most 1")
     return number
+
+
+def _some_text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it must have at least one letter; an empty one would end every text at once")
+    return text
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -169,8 +169,14 @@ class TrainingConfig(Section):
         description="Text that the finished model continues, as a first look at it.",
         min_length=1,
     )
+    sample_prompts: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        title="More prompts",
+        description="Further texts that the finished model continues, as many tokens each; they stand in result.json and on the run's "
+        "page.",
+    )
     sample_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=128, title="Sample length", description="Tokens of that sample."
+        default=128, title="Sample length", description="Tokens of each sample."
     )
 
     @model_validator(mode="after")

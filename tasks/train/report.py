@@ -21,7 +21,7 @@ pre {{ padding: 1rem; border: 1px solid #8886; border-radius: 6px; overflow-x: a
 <h1>{title}</h1>
 <img alt="Training and validation loss against the step" src="data:image/png;base64,{picture}">
 <h2>Result</h2><table>{rows}</table>
-<h2>Sample</h2><pre>{sample}</pre>
+<h2>Samples</h2>{samples}
 </body></html>
 """
 
@@ -49,7 +49,7 @@ def write_report(run_dir: Path, summary: dict) -> dict[str, str]:
         rows="".join(
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in facts.items()
         ),
-        sample=html.escape(summary["sample"]),
+        samples="".join(f"<pre>{html.escape(text)}</pre>" for text in (summary["sample"], *summary.get("samples", []))),
     )
     report = run_dir / "report.html"
     report.write_text(page, encoding="utf-8")

@@ -29,6 +29,7 @@ FREE = (
     "save_permanent_every",
     "async_save",
     "sample_prompt",
+    "sample_prompts",
     "sample_tokens",
     "init_from",  # by its digest
 )

@@ -37,17 +37,28 @@ class Writer:
                     if certain > shown[row]:
                         yield row, self.texts[row][shown[row] : certain]
                         shown[row] = certain
-        for row, text in enumerate(self.texts):
-            if len(text) > shown[row]:
-                yield row, text[shown[row] :]
+        for row in range(len(self.texts)):
+            self._add_rest(row)
+            if len(self.texts[row]) > shown[row]:
+                yield row, self.texts[row][shown[row] :]
 
     def _take(self, row: int, token: int) -> bool:
         """Adds a token to its text and says whether the text ends with it."""
         if token == self.end_of_text:
             return True
         self.tokens[row].append(token)
+        return self._add(row, self._streams[row].step(self.tokenizer, token) or "")
+
+    def _add_rest(self, row: int) -> None:
+        """Adds what the stream holds back at the end of a text: half a character, shown as U+FFFD, and what stands before it."""
+        whole = self.tokenizer.decode(self.tokens[row], skip_special_tokens=True)
+        if row not in self._ended and whole.startswith(self.texts[row]):
+            self._add(row, whole[len(self.texts[row]) :])
+
+    def _add(self, row: int, piece: str) -> bool:
+        """Adds to a text, but not a stop string nor what follows it; says whether there was one."""
         before = len(self.texts[row])
-        self.texts[row] += self._streams[row].step(self.tokenizer, token) or ""
+        self.texts[row] += piece
         # Only a stop string that the new piece is part of can be new.
         found = [self.texts[row].find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
         if not any(place >= 0 for place in found):

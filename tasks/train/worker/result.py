@@ -1,4 +1,4 @@
-"""What a finished run leaves beside its checkpoints: result.json with hashes of its state and a text by its model."""
+"""What a finished run leaves beside its checkpoints: result.json with hashes of its state and texts by its model."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from model.llama import Llama
 from tasks.artifacts import write_atomic
 from tasks.train.worker import checkpoint
 from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.sample import sample_text
+from tasks.train.worker.sample import sample_texts
 from tasks.train.worker.strategy import gathered
 
 
@@ -21,12 +21,15 @@ def write_result(order: dict, model: Llama, optimizer: torch.optim.Optimizer, st
     finished = gathered(model, ranks)
     if finished is not None:
         dataset = Path(order["dataset"])
+        prompts = [train["sample_prompt"], *train["sample_prompts"]]
+        sample, *samples = sample_texts(finished, dataset, prompts, train["sample_tokens"], train["seed"])
         result = {
             "steps": step,
             "parameters": sum(parameter.numel() for parameter in finished.parameters()),
             "weights_sha256": weights,
             "optimizer_sha256": moments,
-            "sample": sample_text(finished, dataset, train["sample_prompt"], train["sample_tokens"], train["seed"]),
+            "sample": sample,
+            "samples": samples,
         }
         write_atomic(Path(order["run_dir"]) / "result.json", json.dumps(result, indent=1))
     ranks.barrier()

@@ -1,4 +1,4 @@
-"""Text by a model: the prompt's tokens in, decoded text out."""
+"""Texts by a model, as a first look at what it learned."""
 
 from pathlib import Path
 
@@ -10,10 +10,13 @@ from tasks.artifacts import read_manifest
 from tasks.train.writing import Writer
 
 
-def sample_text(model: Llama, dataset: Path, prompt: str, max_new_tokens: int, seed: int) -> str:
-    """The prompt and its continuation at temperature 0.8 and top-k 50, the same for the same seed; the tokenizer is the dataset's."""
+def sample_texts(model: Llama, dataset: Path, prompts: list[str], max_new_tokens: int, seed: int) -> list[str]:
+    """Each prompt with its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
+
+    The same seed writes the same texts; the first is what its prompt alone would give.
+    """
     end_of_text = read_manifest(dataset, "dataset")["content"]["eos_id"]
-    writer = Writer(model.eval(), Tokenizer.from_file(str(dataset / "tokenizer.json")), [prompt], end_of_text)
+    writer = Writer(model.eval(), Tokenizer.from_file(str(dataset / "tokenizer.json")), prompts, end_of_text)
     for _ in writer.write(max_new_tokens, Sampling(temperature=0.8, top_k=50, seed=seed)):
         pass
-    return prompt + writer.texts[0]
+    return [prompt + text for prompt, text in zip(prompts, writer.texts, strict=True)]

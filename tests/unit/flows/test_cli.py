@@ -103,6 +103,7 @@ def test_help_answers_at_once(tmp_path):
         (["generate", "."], 64, "generate has nothing to continue; give --prompt TEXT"),
         (["generate", "x", "--prompt", "x", "--min-p", "0"], 64, "0 must be above 0 and at most 1"),
         (["generate", "x", "--prompt", "x", "--repetition-penalty", "0"], 64, "0 must be above 0"),
+        (["generate", "x", "--prompt", "x", "--stop", ""], 64, "an empty one would end every text at once"),
         (["generate", "x", "--prompt", "x", "--top-p", "2"], 64, "2 must be above 0 and at most 1"),
         (["run"], 64, "the following arguments are required: CONFIG"),
         (["run", "run.yaml", "--fast"], 64, "unrecognized arguments: --fast"),

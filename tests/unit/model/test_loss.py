@@ -81,20 +81,32 @@ def test_a_model_learns_the_same_with_chunks(config, attention, tied):
     assert torch.allclose(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
 
 
-def test_the_graph_of_chunks_does_not_break(config):
+@pytest.mark.parametrize(
+    ("attention", "checkpointing", "backend"),
+    [
+        ("softmax", "none", "aot_eager"),
+        ("infini", "selective", "aot_eager"),
+        ("infini", "full", "aot_eager"),
+        pytest.param("softmax", "selective", "inductor", marks=pytest.mark.slow),
+        pytest.param("infini", "none", "inductor", marks=pytest.mark.slow),
+        pytest.param("infini", "selective", "inductor", marks=pytest.mark.slow),
+        pytest.param("infini", "full", "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_loss_in_chunks_is_that_of_eager(config, attention, checkpointing, backend):
     torch.compiler.reset()
-    model = Llama(config())
-    model.loss_chunk = 10
+    model = Llama(config(attention=attention, num_hidden_layers=1)).double()
+    model.loss_chunk, model.z_loss = 10, 1e-3
+    model.checkpoint_activations(checkpointing)
     ids = torch.randint(0, 97, (2, 30))
-    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
     results = []
-    for loss in (model.loss, compiled):
+    for loss in (model.loss, torch.compile(model.loss, fullgraph=True, backend=backend)):
         model.zero_grad()
         total, _ = loss(ids[:, :-1], ids[:, 1:])
         total.backward()
         results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
-    for eager, other in zip(*results, strict=True):
-        assert eager is not None and other is not None and torch.allclose(eager, other, rtol=1e-4, atol=1e-5)
+    for eager, compiled in zip(*results, strict=True):
+        assert eager is not None and compiled is not None and torch.allclose(eager, compiled, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["selective", "full"])

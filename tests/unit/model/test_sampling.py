@@ -56,6 +56,28 @@ def test_equals_transformers(seed):
     assert torch.allclose(keep_likely(penalised / 0.7, 40, 0.9, 0.05), theirs)
 
 
+@pytest.mark.parametrize(
+    ("limits", "theirs"),
+    [
+        ({"top_k": 1}, TopKLogitsWarper(1)),
+        ({"top_k": 7}, TopKLogitsWarper(7)),
+        ({"top_p": 0.01}, TopPLogitsWarper(0.01)),
+        ({"top_p": 0.5}, TopPLogitsWarper(0.5)),
+        ({"top_p": 0.999}, TopPLogitsWarper(0.999)),
+        ({"min_p": 0.01}, MinPLogitsWarper(0.01)),
+        ({"min_p": 0.3}, MinPLogitsWarper(0.3)),
+        ({"min_p": 1.0}, MinPLogitsWarper(1.0)),
+    ],
+)
+def test_each_limit_alone_equals_transformers(limits, theirs):
+    torch.manual_seed(0)
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    for spread in (0.1, 1.0, 3.0, 10.0):
+        for logits in torch.randn(20, 97) * spread:
+            expected: torch.Tensor = theirs(ids, logits[None].clone())[0]
+            assert torch.equal(keep_likely(logits, **limits), expected)
+
+
 def test_choices_follow_the_probabilities():
     logits, seen = torch.tensor([0.5, 0.3, 0.2]).log(), torch.zeros(3, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)

@@ -74,6 +74,16 @@ def test_what_only_began_like_a_stop_string_is_shown(tokenizer):
     assert written(tokenizer, ["ab STO and more"], ("STOP",), length=6).texts == ["ab STO"]
 
 
+def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
+    assert written(tokenizer, ["aé"], length=2).texts == ["a\ufffd"]
+    half = tokenizer.encode("é").ids[0]
+    tokenizer.add_tokens(["STOP"])
+    model = Scripted(tokenizer, "é")
+    model.script = [[half, *tokenizer.encode("STOP").ids, half, half, END]]
+    writer = Writer(model, tokenizer, ["p"], END)
+    assert "".join(piece for _, piece in writer.write(50, Sampling())) == writer.texts[0] == "\ufffdSTOP\ufffd\ufffd"
+
+
 def test_pieces_come_as_soon_as_they_are_certain(tokenizer):
     writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], END, ("STOP",))
     assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]
