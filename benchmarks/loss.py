@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/loss.py [--rounds 5]
 
-4,096 tokens of width 256, vocabularies of 8,192 and 32,000, fp32 and bf16 autocast, one thread. Each variant runs in a process of
+2,048 tokens of width 256, vocabularies of 8,192 and 32,000, fp32 and bf16 autocast, one thread. Each variant runs in a process of
 its own, in turn; times are the process's own, memory is the growth of its peak resident size. The result goes to
 benchmarks/results/loss.json.
 """
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 
-TOKENS, WIDTH = 4096, 256
+TOKENS, WIDTH = 2048, 256
 VARIANTS = ("all at once", "chunks of 128", "chunks of 256", "chunks of 512", "torch linear_cross_entropy")
 
 
@@ -71,21 +71,30 @@ def main() -> None:
                 command = [sys.executable, __file__, "--child", variant, vocabulary, precision]
                 answer = subprocess.run(command, check=True, capture_output=True, text=True)
                 runs[case][variant].append(json.loads(answer.stdout))
+        store(runs)  # after each round, so that a long measurement that is cut short leaves what it has
+    show(runs)
+    return None
+
+
+def store(runs: dict[str, dict[str, list[dict]]]) -> None:
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "tokens": TOKENS, "runs": runs}
+    target = Path(__file__).with_name("results") / "loss.json"
+    target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+def show(runs: dict[str, dict[str, list[dict]]]) -> None:
+    """Median and range of times, how many times as fast as all at once (median of paired ratios, range), and memory."""
     for case, variants in runs.items():
         plain = [run["seconds"] for run in variants[VARIANTS[0]]]
         for variant, found in variants.items():
             times = [run["seconds"] for run in found]
-            ratio = statistics.median(a / b for a, b in zip(plain, times, strict=True))
+            ratios = [a / b for a, b in zip(plain, times, strict=True)]
             size = statistics.median(run["bytes"] for run in found) / 1e6
             print(
                 f"{case:<12} {variant:<28} {statistics.median(times) * 1e3:6.0f} ms ({min(times) * 1e3:.0f}-{max(times) * 1e3:.0f})"
-                f"  {ratio:5.2f}x  {size:6.0f} MB"
+                f"  {statistics.median(ratios):5.2f}x ({min(ratios):.2f}-{max(ratios):.2f})  {size:6.0f} MB"
             )
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
-    stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "runs": runs}
-    target = Path(__file__).with_name("results") / "loss.json"
-    target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-    return None
 
 
 if __name__ == "__main__":
