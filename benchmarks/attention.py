@@ -5,9 +5,11 @@
 Models of equal size (2 layers, width 256, 4 heads of 64, vocabulary 256, feed-forward 682) run forward and backward over one row, fp32.
 Compared: Infini-attention with segments of 512 (linear, delta_bounded), full causal attention by torch's SDPA, and, where it is
 installed, infini-transformer-pytorch 0.1.6 (the most used other implementation) on the same segments, with the gradient through
-all of them as ours and with its default of cutting it every second one. Each case is a process of its own with one thread; times
-are its processor's, so that a busy machine does little to them; memory is the growth of its peak resident size (on a GPU the
-allocator's peak). The result goes to benchmarks/results/attention-<device>.json.
+all of them as ours and with its default of cutting it every second one. Each case is a process of its own with one thread, in
+which the second of two steps is measured; times are the process's own, so that a busy machine does little to them. glibc's allocator
+is told to keep what it has (GLIBC_TUNABLES below), else from 32k on every tensor of 32 MB is given back to the kernel and faulted in
+anew, which then is half of the time. Memory is the growth of the peak resident size (on a GPU the allocator's peak). The result goes
+to benchmarks/results/attention-<device>.json.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from pathlib import Path
 import torch
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
+KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
 OURS = {
     "infini linear": {"attention": "infini"},
     "infini delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
@@ -65,16 +68,17 @@ def peak(device: str) -> int:
 
 
 def child(kind: str, length: int, device: str) -> None:
-    """One case: a short step to warm up, then the measured one."""
+    """One case: a step to warm up, then the measured one."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     step = (ours if kind in OURS else theirs)(kind, device)
     step(torch.randint(VOCABULARY, (1, SEGMENT + 1), device=device))
     row = torch.randint(VOCABULARY, (1, length + 1), device=device)
     before = peak(device)
+    step(row)
     if device == "cuda":
         torch.cuda.synchronize()
-        before, started = torch.cuda.memory_allocated(), time.perf_counter()
+        started = time.perf_counter()
         step(row)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - started
@@ -100,7 +104,9 @@ def main() -> None:
         for length in options.lengths:
             for kind in kinds:
                 command = [sys.executable, __file__, "--device", options.device, "--child", kind, str(length)]
-                answer = subprocess.run(command, check=True, capture_output=True, text=True)
+                answer = subprocess.run(
+                    command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
+                )
                 cases[kind][length].append(json.loads(answer.stdout))
     print(f"{'microseconds a token':<42}" + "".join(f"{length:>10}" for length in options.lengths))
     for kind, lengths in cases.items():

@@ -104,6 +104,7 @@ def build_parser() -> Parser:
     generate.add_argument(
         "--stop", action="append", type=_some_text, default=[], metavar="TEXT", help="ends a text; may be repeated"
     )
+    generate.add_argument("--no-memory", action="store_true", help="leave Infini-attention's memory out")
     generate.add_argument("--seed", type=int, default=0, metavar="S")
     export = command("export", "a trained model as a Hugging Face folder")
     export.add_argument("run", metavar="RUN", help="path of a run, or its name")

@@ -140,6 +140,7 @@ def generate(arguments: Namespace) -> Answer:
     from tasks.train.writing import Writer
 
     model, tokenizer = load_model(run, arguments.checkpoint)
+    model.use_memory(not arguments.no_memory)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     sampling = Sampling(**{name: getattr(arguments, name) for name in names})
     writer = Writer(model, tokenizer, prompts, end_of_text_of(run), tuple(arguments.stop))
