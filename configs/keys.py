@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
+from configs.durations import COUNT, DURATION
 from configs.schema import RUN_NAME, PipelineConfig
 
 # Patterns of the schema in words.
@@ -15,6 +16,8 @@ PATTERNS = {
     RUN_NAME: "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit",
     r"^(auto|cpu|cuda(:\d+)?)$": "auto, cpu, cuda or cuda:K",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name (letters, digits and '_', no digit first)",
+    DURATION: "a number of steps, or text such as '10M tokens' or '15 minutes'",
+    COUNT: "a number, also with k, M, G or T after it",
 }
 # Names that other training programs use for these keys.
 OTHER_NAMES = {
@@ -22,8 +25,8 @@ OTHER_NAMES = {
     "max_lr": "train.learning_rate",
     "steps": "train.max_steps",
     "max_iters": "train.max_steps",
-    "epochs": "train.max_steps",
-    "num_train_epochs": "train.max_steps",
+    "epochs": "train.num_epochs",
+    "num_train_epochs": "train.num_epochs",
     "batch_size": "train.global_batch_size",
     "per_device_train_batch_size": "train.micro_batch_size",
     "gradient_accumulation_steps": "train.global_batch_size",

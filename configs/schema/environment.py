@@ -25,11 +25,11 @@ class EnvironmentConfig(Section):
         title="Processes",
         description="torchrun workers on this machine; auto: one a GPU, or one on a CPU.",
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         title="Precision",
-        description="fp32, or bf16 autocast over fp32 weights; auto: bf16 on GPUs that have it, and under environment.tune on CPUs "
-        "that compute in it; else fp32.",
+        description="fp32, or autocast over fp32 weights in bf16 or in fp16 (with loss scaling); auto: bf16 on GPUs that have "
+        "it, and under environment.tune on CPUs that compute in it; else fp32.",
     )
     attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = Field(
         default="auto",

@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from configs.durations import COUNT, DURATION, duration
 from configs.schema.section import Section
+
+Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
+Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 
 
 class TrainingConfig(Section):
@@ -28,8 +32,18 @@ class TrainingConfig(Section):
         description="Infini-attention's gates, before the sigmoid, where train.init_from has none: -2 mixes in 12 % of what the "
         "memory holds. Texts of one segment never read it.",
     )
-    max_steps: Annotated[int, Field(ge=1)] = Field(
-        default=1000, title="Steps", description="Optimizer steps of the whole run."
+    max_steps: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        title="Steps",
+        description="Optimizer steps of the whole run; default 1000, unless num_epochs or max_tokens says how long it is.",
+    )
+    num_epochs: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        title="Epochs",
+        description="Passes over the training rows, in place of max_steps; shuffled anew each time.",
+    )
+    max_tokens: Count | None = Field(
+        default=None, title="Tokens", description="Targets to train on, in place of max_steps, for example 300M."
     )
     global_batch_size: Annotated[int, Field(ge=1)] = Field(
         default=32, title="Global batch", description="Sequences of one optimizer step, over all processes."
@@ -48,18 +62,42 @@ class TrainingConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=1e-3, title="Learning rate", description="Peak rate, after the warm-up."
     )
+    lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = Field(
+        default="cosine",
+        title="Schedule",
+        description="How the learning rate falls after the warm-up; wsd stays at the peak until the last part of the run.",
+    )
+    lr_power: Annotated[float, Field(gt=0)] = Field(
+        default=2.0, title="Power", description="Exponent of the polynomial schedule."
+    )
+    lr_decay_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.2, title="Decay share", description="Share of all steps over which the wsd schedule falls."
+    )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.1, title="Final rate", description="The cosine ends at this share of the peak rate."
+        default=0.1, title="Final rate", description="The schedule ends at this share of the peak rate."
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=100,
         title="Warm-up steps",
         description="Steps of linear warm-up from zero; must be fewer than max_steps.",
     )
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] = Field(
+        default="adamw",
+        title="Optimizer",
+        description="muon is for the layers' matrices, with adamw for all else; the decay of adam and sgd is part of the gradient.",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.95, title="Momentum", description="Of sgd and muon."
+    )
+    weight_decay_embeddings: bool = Field(
+        default=False,
+        title="Decay embeddings",
+        description="Whether the embedding has weight decay as the matrices have.",
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.1,
         title="Weight decay",
-        description="AdamW's decay of matrices; norms, embeddings and gates have none.",
+        description="Decay of matrices; norms and gates have none, embeddings by choice.",
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, title="Adam beta 1", description="Decay of the first moment."
@@ -95,16 +133,30 @@ class TrainingConfig(Section):
         title="Activation checkpointing",
         description="What a layer computes again in the backward pass to save memory: nothing, all but its matrix products, all.",
     )
-    eval_every: Annotated[int, Field(ge=1)] = Field(
-        default=100, title="Evaluate every", description="Steps between validation losses."
+    eval_every: Interval = Field(
+        default=100,
+        title="Evaluate every",
+        description="Steps between validation losses, or for example '10M tokens' or '15 minutes'.",
+    )
+    early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        title="Patience",
+        description="Validations in a row without a gain after which the run ends early; default: it never does.",
+    )
+    early_stopping_min_delta: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        title="Smallest gain",
+        description="How much lower, in nats, a validation loss must be to count as a gain.",
     )
     eval_sequences: Annotated[int, Field(ge=1)] = Field(
         default=64,
         title="Evaluation sequences",
         description="Validation rows per evaluation, the same ones each time; fewer if there are fewer.",
     )
-    save_every: Annotated[int, Field(ge=1)] = Field(
-        default=200, title="Save every", description="Steps between checkpoints."
+    save_every: Interval = Field(
+        default=200,
+        title="Save every",
+        description="Steps between checkpoints, or for example '10M tokens' or '15 minutes'.",
     )
     save_total_limit: Annotated[int, Field(ge=2)] = Field(
         default=3,
@@ -180,9 +232,29 @@ class TrainingConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _warmup_ends(self) -> TrainingConfig:
-        if self.warmup_steps >= self.max_steps:
+    def _one_length(self) -> TrainingConfig:
+        given = {name: getattr(self, name) for name in ("max_steps", "num_epochs", "max_tokens")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1:
+            said = " and ".join(f"{name}={value}" for name, value in given.items())
+            raise ValueError(f"{said} both say how long the run is; set all but one to null")
+        if not given:
+            self.max_steps = 1000
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be fewer than max_steps={self.max_steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _exact_by_steps_alone(self) -> TrainingConfig:
+        if self.early_stopping_patience is not None and duration(self.eval_every).unit == "seconds":
+            raise ValueError(
+                f"early_stopping_patience={self.early_stopping_patience} does not go with eval_every={self.eval_every}: when a run "
+                "ends would depend on the clock; give steps or tokens"
+            )
+        if self.optimizer == "muon" and self.parallel != "ddp":
+            raise ValueError(
+                f"optimizer=muon needs whole matrices, which parallel={self.parallel} splits; use parallel=ddp"
+            )
         return self
 
     @model_validator(mode="after")

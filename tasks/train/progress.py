@@ -26,6 +26,8 @@ class Progress:
                 progress = {"done": record["step"], "total": self.max_steps, "unit": "steps"}
                 whole = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
                 log.log(logging.INFO if whole else logging.DEBUG, text, extra={"progress": progress})
+            elif record["loss"] is None:
+                log.warning("step %d  validation loss is not finite", record["step"])
             else:
                 log.info(
                     "step %d  validation loss %.4f  %.3f bits per byte",

@@ -31,12 +31,14 @@ def write_report(run_dir: Path, summary: dict) -> dict[str, str]:
     picture = run_dir / "loss.png"
     draw_losses(read_metrics(RunFolder(run_dir)), summary["unigram_entropy_bits"], picture)
     facts = {
-        "steps": f"{summary['steps']:,}",
+        "steps": f"{summary['steps']:,}" + (", stopped early" if summary["stopped_early"] is not None else ""),
         "parameters": f"{summary['parameters']:,}",
         "tokens seen": f"{summary['tokens']:,}",
-        "validation loss": f"{summary['validation_loss']:.4f} nats = {summary['validation_bits_per_token']:.3f} bits a token",
+        "validation loss": "not finite"
+        if summary["validation_loss"] is None
+        else f"{summary['validation_loss']:.4f} nats = {summary['validation_bits_per_token']:.3f} bits a token",
         "unigram entropy": f"{summary['unigram_entropy_bits']:.3f} bits a token",
-        "bits per byte": f"{summary['bits_per_byte']:.3f}",
+        "bits per byte": "not finite" if summary["bits_per_byte"] is None else f"{summary['bits_per_byte']:.3f}",
         "speed": f"{summary['tokens_per_second']:,.0f} tokens a second",
         "attempts": str(summary["attempts"]),
         "time": time_spent(summary["goodput"]),
@@ -94,7 +96,7 @@ def draw_losses(records: list[dict], unigram_entropy_bits: float, target: Path) 
     bits = 1.4426950408889634
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
     trained = [record for record in records if record["kind"] == "train" and record["loss"] is not None]
-    validated = [record for record in records if record["kind"] == "validation"]
+    validated = [record for record in records if record["kind"] == "validation" and record["loss"] is not None]
     axes.plot(
         [r["step"] for r in trained], [r["loss"] * bits for r in trained], label="train", linewidth=0.8, alpha=0.7
     )

@@ -13,6 +13,7 @@ from tasks.train.attempt import INVOCATION, attempt
 from tasks.train.goodput import goodput
 from tasks.train.grace import grace_period
 from tasks.train.initial import initial_of
+from tasks.train.length import in_steps
 from tasks.train.outcome import Outcome
 from tasks.train.report import write_report
 from tasks.train.run_folder import RunFolder, attempts, claim, read_metrics
@@ -43,8 +44,9 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
     with Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock:
         initial = initial_of(config, run.read(run.lineage))
         model = model_fields(config, reference, initial)
+        config = config | {"train": in_steps(config["train"], reference, home)}
         claim(run, config, model, reference, initial)
-        if summary := finished(run, config["train"]["max_steps"]):
+        if summary := finished(run, config["train"]):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
             return summary | {"already_finished": True}
         while True:
@@ -89,12 +91,14 @@ def model_fields(config: dict, reference: dict, initial: dict | None = None) -> 
     return fields | {"vocab_size": vocabulary, "max_position_embeddings": reference["sequence_length"]}
 
 
-def finished(run: RunFolder, max_steps: int) -> dict | None:
-    """The summary of a run that has reached `max_steps` and whose last checkpoint is whole."""
+def finished(run: RunFolder, train: dict) -> dict | None:
+    """The summary of a run that has taken all its steps, or stopped early by these settings, and whose last checkpoint is whole."""
     summary = run.read(run.summary)
-    if summary.get("steps") == max_steps == checkpoints.latest_step(run.checkpoints):
-        return summary
-    return None
+    early = summary.get("stopped_early")
+    done = summary.get("steps") == train["max_steps"] or (
+        early is not None and early == train["early_stopping_patience"]
+    )
+    return summary if done and summary["steps"] == checkpoints.latest_step(run.checkpoints) else None
 
 
 def failure(outcome: Outcome) -> Exception:
@@ -113,23 +117,24 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
     losses = [record["loss"] for record in trained if record["loss"] is not None]
     validated = [record for record in records if record["kind"] == "validation"]
     seconds = sum(record["step_time"] for record in trained)
-    last = validated[-1]
+    last, result = validated[-1], run.read(run.path / "result.json")
+    finite = [record["loss"] for record in validated if record["loss"] is not None]
     summary = {
         "run": run.path.name,
-        **run.read(run.path / "result.json"),
+        **result,
         "train_loss": losses[-1] if losses else None,
         "validation_loss": last["loss"],
-        "validation_bits_per_token": last["loss"] / math.log(2),
+        "validation_bits_per_token": None if last["loss"] is None else last["loss"] / math.log(2),
         "unigram_entropy_bits": reference["validation"]["unigram_entropy_bits"],
         "bits_per_byte": last["bits_per_byte"],
-        "best_validation_loss": min(record["loss"] for record in validated),
+        "best_validation_loss": min(finite) if finite else None,
         "tokens": trained[-1]["tokens"],
         "seconds": seconds,
         "tokens_per_second": trained[-1]["tokens"] / seconds,
         "updates_left_out": len(trained) - len(losses),
         "attempts": len(attempts(run)),
         "goodput": goodput(run),
-        "checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, config["train"]["max_steps"])),
+        "checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, result["steps"])),
     }
     summary["paths"] = {
         "run": str(run.path),

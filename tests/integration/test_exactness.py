@@ -17,7 +17,8 @@ def test_in_the_cover_every_two_settings_meet():
         for b, others in FACTORS.items():
             wanted = {(a, value, b, other) for value in values for other in others if a < b}
             missing = wanted - met
-            assert all({"world", "parallel"} == {one[0], one[2]} for one in missing), missing
+            impossible = ({"world", "parallel"}, {"optimizer", "parallel"})
+            assert all({one[0], one[2]} in impossible for one in missing), missing
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,7 @@ def bench(tmp_path_factory) -> Bench:
     return Bench(tmp_path_factory.mktemp("exactness"))
 
 
+@pytest.mark.timeout(900)
 def test_short(bench):
     assert interrupted_equals_uninterrupted(bench, SHORT) == {name: [] for name, _ in SHORT}
 

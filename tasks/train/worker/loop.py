@@ -14,12 +14,13 @@ from model.flops import flops_per_token
 from model.llama import Llama
 from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints
-from tasks.train.worker import checkpoint
+from tasks.train.worker import checkpoint, loss_scale
 from tasks.train.worker.build import build_model
 from tasks.train.worker.compiling import compile_if_it_agrees, eager
 from tasks.train.worker.data import TrainBatches
 from tasks.train.worker.divergence import Skips, next_sample
 from tasks.train.worker.evaluate import evaluate
+from tasks.train.worker.every import Every
 from tasks.train.worker.heartbeat import Heartbeat
 from tasks.train.worker.metrics import Metrics
 from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
@@ -74,7 +75,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     module = LossModule(model)
     wrapped = distribute(module, train, ranks)
     optimizer = build_optimizer(model, train)
-    autocast = torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=plan["precision"] == "bf16")
+    half = torch.float16 if plan["precision"] == "fp16" else torch.bfloat16
+    autocast = torch.autocast(ranks.device.type, dtype=half, enabled=plan["precision"] != "fp32")
     batches = TrainBatches(
         train_reader,
         train["seed"],
@@ -106,11 +108,12 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     metrics = Metrics(run_dir, at.step, train["log_every"]) if ranks.is_first else None
     flops = flops_per_token(model.config, order["sequence_length"])
     same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
+    evaluation_due, save_due = Every(train["eval_every"], at, ranks), Every(train["save_every"], at, ranks)
     save_time, stopping = 0.0, False
     heart.sample_rows = lambda: batches.rows(at.samples).tolist()
 
     with Saver(run_dir / "checkpoints", train, ranks, metrics.sync if metrics else None) as saver:
-        while at.step < train["max_steps"] and not stopping:
+        while not at.ended(train["max_steps"], train["early_stopping_patience"]) and not stopping:
             started = time.perf_counter()
             heart.beat("data", at.step)
             at.samples = next_sample(at.samples, order["left_out"])
@@ -132,10 +135,12 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 autocast,
                 lambda: stop.asked,
                 spikes.is_spike,
+                scale := loss_scale.current(at, plan["precision"]),
             )
             first_sample, stopping = at.samples, result.stop
             at.advance(samples=train["global_batch_size"], tokens=targets)
-            if result.skipped:
+            overflow = plan["precision"] == "fp16" and loss_scale.adjust(at, scale, result.finite)
+            if result.skipped and not overflow:
                 rows, found = batches.rows(first_sample).tolist(), (result.loss, result.grad_norm)
                 log.warning("step %d: loss %s, gradient norm %s; update left out, rows %s", at.step, *found, rows)
                 skips.note(at.step, at.samples)
@@ -158,11 +163,13 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     "tokens_per_second": targets / step_time,
                     "flops_per_second": flops * targets / step_time,
                 }
+                if plan["precision"] == "fp16":
+                    record["loss_scale"] = scale
                 spent = heart.ledger.spent() if heart.ledger else {}
                 metrics.train(record | gates | timing | {"goodput": spent})
 
-            last, save_time = at.step == train["max_steps"], 0.0
-            if last or at.step % train["eval_every"] == 0:
+            last, save_time = at.step >= train["max_steps"], 0.0
+            if evaluation_due.due(at) or last:
                 heart.beat("evaluate", at.step)
                 evaluating = time.perf_counter()
                 with eager(compiled):
@@ -176,11 +183,12 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                         autocast,
                         train["document_isolation"],
                     )
-                at.note_validation(measured.loss)
+                at.note_validation(measured.loss, train["early_stopping_min_delta"])
+                last = at.ended(train["max_steps"], train["early_stopping_patience"])
                 if metrics:
                     evaluation_time = time.perf_counter() - evaluating
                     metrics.validation({"step": at.step, "evaluation_time": evaluation_time} | asdict(measured))
-            if last or stopping or at.step % train["save_every"] == 0:
+            if save_due.due(at) or last or stopping:
                 heart.beat("save", at.step)
                 saving = time.perf_counter()
                 scalars = at.scalars() | {"skips": skips.steps, "losses": spikes.losses} | same
@@ -190,7 +198,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     heart.beat("finish", at.step)
     if metrics:
         metrics.close()
-    if at.step < train["max_steps"]:
+    if not at.ended(train["max_steps"], train["early_stopping_patience"]):
         return "preempted", at.step
     write_result(order, model, optimizer, at.step, ranks)
     return "done", at.step

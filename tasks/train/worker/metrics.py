@@ -1,6 +1,7 @@
 """What a run reports: metrics.jsonl with every step, TensorBoard with some. Only the first rank writes."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -32,7 +33,8 @@ class Metrics:
     def validation(self, record: dict) -> None:
         self._append({"kind": "validation", **record})
         for name in ("loss", "bits_per_byte"):
-            self.board.add_scalar(f"validation/{name}", record[name], record["step"])
+            if math.isfinite(record[name]):
+                self.board.add_scalar(f"validation/{name}", record[name], record["step"])
 
     def sync(self) -> None:
         """Puts every line so far on the disk: a checkpoint must not survive the metrics that led to it."""
@@ -44,5 +46,9 @@ class Metrics:
         self.board.close()
 
     def _append(self, record: dict) -> None:
-        self.file.write(json.dumps(record) + "\n")
+        whole = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        self.file.write(json.dumps(whole, allow_nan=False) + "\n")
         self.file.flush()

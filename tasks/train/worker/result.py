@@ -25,6 +25,7 @@ def write_result(order: dict, model: Llama, optimizer: torch.optim.Optimizer, st
         sample, *samples = sample_texts(finished, dataset, prompts, train["sample_tokens"], train["seed"])
         result = {
             "steps": step,
+            "stopped_early": train["early_stopping_patience"] if step < train["max_steps"] else None,
             "parameters": sum(parameter.numel() for parameter in finished.parameters()),
             "weights_sha256": weights,
             "optimizer_sha256": moments,

@@ -21,14 +21,23 @@ class StepResult:
     stop: bool
     skipped: bool
 
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
 
 def accumulate(
-    module: nn.Module, micro_batches: Iterable[Batch], global_tokens: int, ranks: Ranks, autocast: torch.autocast
+    module: nn.Module,
+    micro_batches: Iterable[Batch],
+    global_tokens: int,
+    ranks: Ranks,
+    autocast: torch.autocast,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """Adds to every parameter's gradient that of the mean loss over all `global_tokens` targets of the step, on all ranks.
 
     Dividing the *sum* of losses by the step's global token count makes the result independent of how the batch is split;
-    the strategy then divides by the world size, which is multiplied in beforehand.
+    the strategy then divides by the world size, which is multiplied in beforehand. So is `scale`, of fp16's loss scaling.
 
     Returns:
         This rank's sum of losses, a scalar on its device.
@@ -39,7 +48,7 @@ def accumulate(
         with synchronized(module, last=number == len(batches) - 1):
             with autocast:
                 loss = module(*batch)
-            (loss * (ranks.world_size / global_tokens)).backward()
+            (loss * (ranks.world_size / global_tokens * scale)).backward()
         total += loss.detach()
     return total
 
@@ -54,6 +63,7 @@ def train_step(
     autocast: torch.autocast,
     wants_to_stop: Callable[[], bool],
     is_spike: Callable[[float], bool] = lambda loss: False,
+    scale: float = 1.0,
 ) -> StepResult:
     """Forward, backward, one all-reduce of the scalars, clip, update.
 
@@ -61,7 +71,11 @@ def train_step(
     the summed loss and the reduced gradients are the same on all.
     `stop` of the result says whether any rank was asked to stop.
     """
-    loss_sum = accumulate(module, micro_batches, global_tokens, ranks, autocast)
+    loss_sum = accumulate(module, micro_batches, global_tokens, ranks, autocast, scale)
+    if scale != 1.0:
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(1.0 / scale)
     norm = clip(module, max_grad_norm)
     total, stop = ranks.sum(loss_sum.item(), float(wants_to_stop()))
     loss, grad_norm = total / global_tokens, norm.item()

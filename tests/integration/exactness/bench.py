@@ -48,7 +48,8 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "num_key_value_heads": 2,
             "segment_length": 8,
             "attention": cell["attention"],
-            "hidden_dropout": cell["dropout"],
+            "hidden_dropout": cell.get("dropout", 0.0),
+            "attention_dropout": cell.get("dropout", 0.0),
         },
         "train": {
             "max_steps": STEPS,
@@ -61,6 +62,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "save_every": SAVE_EVERY,
             "sample_tokens": 4,
             "parallel": cell["parallel"],
+            "optimizer": cell.get("optimizer", "adamw"),
             "compile": cell["compile"],
             "async_save": cell["save"] == "async",
         },

@@ -10,7 +10,9 @@ Pair = tuple[str, Any, str, Any]
 FACTORS: dict[str, tuple] = {
     "world": (1, 2, 4),
     "parallel": ("ddp", "fsdp"),
-    "precision": ("fp32", "bf16"),
+    "precision": ("fp32", "bf16", "fp16"),
+    "dropout": (0.0, 0.1),
+    "optimizer": ("adamw", "muon"),
     "attention": ("softmax", "infini"),
     "dropout": (0.0, 0.1),
     "accumulation": (1, 4),
@@ -22,8 +24,8 @@ FACTORS: dict[str, tuple] = {
 
 
 def possible(cell: Cell) -> bool:
-    """One worker holds everything, whatever the strategy."""
-    return cell["world"] > 1 or cell["parallel"] == "ddp"
+    """One worker holds everything, whatever the strategy; Muon needs whole matrices."""
+    return cell["parallel"] == "ddp" or (cell["world"] > 1 and cell["optimizer"] != "muon")
 
 
 def pairs_of(cell: Cell) -> set[Pair]:

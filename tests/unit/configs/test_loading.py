@@ -34,7 +34,7 @@ def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, 
 def test_three_bad_values_give_three_lines():
     lines = problems(GOOD | {"train": {"max_steps": "many", "learning_rate": -1}, "environment": {"nproc_per_node": 0}})
     assert lines == [
-        "train.max_steps: 'many' is not a whole number of at least 1",
+        "train.max_steps: 'many' is not a whole number of at least 1 or null",
         "train.learning_rate: -1 is not a number above 0",
         "environment.nproc_per_node: 0 is not a whole number of at least 1 or auto",
     ]

@@ -1,32 +1,22 @@
 """The step: schedule, groups, and gradients that do not depend on how a batch is split."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from configs.schema import TrainingConfig
 from model.config import LlamaConfig
 from model.llama import Llama
 from tasks.train.worker.data import TrainBatches
 from tasks.train.worker.loop import gate_means, step_seed
-from tasks.train.worker.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
+from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from tasks.train.worker.step import accumulate, train_step
 from tasks.train.worker.strategy import LossModule
 
-TRAIN = {
-    "weight_decay": 0.1,
-    "learning_rate": 1e-3,
-    "gate_learning_rate": 1e-2,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    "adam_epsilon": 1e-8,
-    "warmup_steps": 10,
-    "max_steps": 110,
-    "min_learning_rate_ratio": 0.1,
-}
+TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2).model_dump()
 
 
 class OneRank:
@@ -126,15 +116,6 @@ def test_a_spike_changes_nothing_either():
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_the_schedule_warms_up_and_ends_where_it_should():
-    factors = [learning_rate_factor(step, 10, 110, 0.1) for step in range(110)]
-    assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert factors[10] == 1.0 and factors[60] == pytest.approx(0.55)
-    assert all(a > b for a, b in pairwise(factors[10:]))
-    assert learning_rate_factor(110, 10, 110, 0.1) == pytest.approx(0.1)
-    assert learning_rate_factor(0, 0, 1, 0.0) == 1.0 and math.isfinite(learning_rate_factor(5, 0, 5, 0.0))
-
-
 def test_gates_have_a_group_and_a_rate_of_their_own():
     optimizer = build_optimizer(small_model(), TRAIN)
     assert set_learning_rate(optimizer, TRAIN, 4) == 5e-4
@@ -144,6 +125,18 @@ def test_gates_have_a_group_and_a_rate_of_their_own():
         "decay",
         "no_decay",
     }
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
+    rows, results = torch.randint(0, 61, (2, 14)), []
+    for factor in (1.0, scale):
+        model = small_model()
+        optimizer = build_optimizer(model, TRAIN)
+        ranks = (OneRank(), no_autocast(), lambda: False)
+        results.append(train_step(LossModule(model), optimizer, batches(rows, 2), 26, 1.0, *ranks, scale=factor))
+        results.append([parameter.clone() for parameter in model.parameters()])
+    assert results[0] == results[2] and all(torch.equal(a, b) for a, b in zip(results[1], results[3], strict=True))
 
 
 def test_gate_means_are_reported_by_layer():

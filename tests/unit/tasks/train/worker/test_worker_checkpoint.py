@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from configs.errors import DataError
+from configs.schema import TrainingConfig
 from model.config import LlamaConfig
 from model.llama import Llama
 from tasks.artifacts import check, file_checksum
@@ -27,14 +28,7 @@ from tasks.train.worker.optimizer import build_optimizer
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.storage import TensorWriter
 
-TRAIN = {
-    "weight_decay": 0.1,
-    "learning_rate": 1e-2,
-    "gate_learning_rate": 2e-2,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    "adam_epsilon": 1e-8,
-}
+TRAIN = TrainingConfig().model_dump()
 
 
 @pytest.fixture

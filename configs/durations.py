@@ -1,0 +1,35 @@
+"""How often something happens: every so many steps, tokens or minutes."""
+
+import re
+from typing import Literal, NamedTuple
+
+DURATION = r"^\s*(\d+(?:\.\d+)?)\s*([kMG]?)\s*(steps?|tokens?|minutes?|hours?)\s*$"
+COUNT = r"^\s*\d+(\.\d+)?\s*[kMGT]?\s*$"
+SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+class Duration(NamedTuple):
+    """`number` steps, tokens or seconds."""
+
+    number: float
+    unit: Literal["steps", "tokens", "seconds"]
+
+
+def duration(value: int | str) -> Duration:
+    """200 and "200 steps", "10M tokens", "15 minutes", "2 hours"; `value` has passed the schema."""
+    if isinstance(value, int):
+        return Duration(value, "steps")
+    match = re.fullmatch(DURATION, value)
+    assert match is not None, value
+    number, unit = float(match[1]) * SCALE[match[2]], match[3].rstrip("s")
+    if unit in ("step", "token"):
+        return Duration(max(1, round(number)), "steps" if unit == "step" else "tokens")
+    return Duration(number * (60 if unit == "minute" else 3600), "seconds")
+
+
+def count(value: int | str) -> int:
+    """10_000_000 and "10M"."""
+    if isinstance(value, int):
+        return value
+    text = value.strip()
+    return round(float(text.rstrip("kMGT").strip()) * SCALE.get(text[-1], 1))

@@ -1,0 +1,37 @@
+"""How many steps a run has, where its configuration says it in epochs or tokens."""
+
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+
+from configs.durations import count
+from configs.errors import ConfigError
+from tasks.preprocess.reader import TokenReader
+
+log = logging.getLogger("infini_llama.train")
+
+
+def in_steps(train: dict, reference: dict, home: Path) -> dict:
+    """The section `train` with `max_steps` alone: a function of the settings and the dataset.
+
+    Raises:
+        ConfigError: the warm-up would not end.
+    """
+    if train["max_steps"] is None:
+        rows, batch = reference["train"]["rows"], train["global_batch_size"]
+        if train["num_epochs"] is not None:
+            steps, said = math.ceil(train["num_epochs"] * rows / batch), f"train.num_epochs={train['num_epochs']:g}"
+        else:
+            reader = TokenReader(home / reference["path"], reference["chunks"], "train")
+            targets = reader.count_targets(np.arange(rows))
+            steps = math.ceil(count(train["max_tokens"]) * rows / (batch * targets))
+            said = f"train.max_tokens={train['max_tokens']}"
+        log.info("%s is %d steps of %d sequences, of which the dataset has %d", said, steps, batch, rows)
+        if train["warmup_steps"] >= steps:
+            raise ConfigError(
+                f"train.warmup_steps={train['warmup_steps']} must be fewer than the {steps} steps of {said}; lower it, or train longer."
+            )
+        train = train | {"max_steps": steps}
+    return train | {"num_epochs": None, "max_tokens": None}

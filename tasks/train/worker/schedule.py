@@ -1,0 +1,33 @@
+"""The learning rate as a share of its peak: each schedule a pure function of the step, so that resuming needs no state."""
+
+import math
+
+
+def factor(train: dict, step: int) -> float:
+    """The share of the peak rate that the step after `step` completed ones uses: linear warm-up, then `train.lr_schedule`.
+
+    With p the progress from the end of the warm-up to `max_steps`, r = `min_learning_rate_ratio`:
+
+    cosine: r + (1 - r) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5, one period).
+    linear: 1 - (1 - r) p.        polynomial: r + (1 - r) (1 - p)^lr_power.
+    constant: 1.                  inverse_sqrt: sqrt(w / (step + 1)), w the warm-up, at least r (Vaswani et al. 2017, section 5.3).
+    wsd: 1, and over the last `lr_decay_ratio` of all steps down to r, linearly (warm-up, stable, decay: Hu et al. 2024, arXiv
+        2404.06395, section 4; linear as in Haegele et al. 2024, arXiv 2405.18392).
+    """
+    warmup, total, low = train["warmup_steps"], train["max_steps"], train["min_learning_rate_ratio"]
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    match train["lr_schedule"]:
+        case "cosine":
+            return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+        case "linear":
+            return 1 - (1 - low) * progress
+        case "polynomial":
+            return low + (1 - low) * (1 - progress) ** train["lr_power"]
+        case "inverse_sqrt":
+            return max(low, math.sqrt(max(1, warmup) / (step + 1)))
+        case "wsd":
+            decay = max(1, round(train["lr_decay_ratio"] * total))
+            return 1 - (1 - low) * min(1.0, max(0, step - (total - decay)) / decay)
+    return 1.0

@@ -1,0 +1,28 @@
+"""How long a run is: epochs, tokens, and a validation loss that no longer falls."""
+
+import json
+
+SHORT = ("train.max_steps=null", "train.warmup_steps=1", "train.eval_every=2", "train.save_every=1000")
+
+
+def test_epochs_and_tokens_become_steps(lab):
+    summary = lab.finish("epochs", *SHORT, "train.num_epochs=0.002")
+    lineage = json.loads((lab.run_dir("epochs") / "lineage.json").read_text())
+    assert summary["steps"] == lineage["train"]["max_steps"] > 1 and lineage["train"]["num_epochs"] is None
+    tokens = summary["tokens"]
+    same = lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}")
+    assert same["steps"] == summary["steps"] and same["weights_sha256"] == summary["weights_sha256"]
+    assert lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same  # nothing was left to do
+
+
+def test_a_run_ends_early_and_goes_on_with_more_patience(lab):
+    early = ("train.eval_every=2", "train.early_stopping_min_delta=50", "train.save_every='900 tokens'")
+    summary = lab.finish("early", *early, "train.early_stopping_patience=2")
+    assert summary["steps"] == 6 and summary["stopped_early"] == 2  # the first is a gain, the next two are none
+    assert lab.finish("early", *early, "train.early_stopping_patience=2") == summary  # nothing was left to do
+    longer = lab.finish("early", *early, "train.early_stopping_patience=3")
+    assert longer["steps"] == 8
+    whole = lab.finish("whole", *early, "train.early_stopping_patience=3")
+    assert (
+        longer["weights_sha256"] == whole["weights_sha256"] and longer["optimizer_sha256"] == whole["optimizer_sha256"]
+    )

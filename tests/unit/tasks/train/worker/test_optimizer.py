@@ -1,0 +1,94 @@
+"""Which parameter is in which group, and that each optimizer's state resumes to the bit."""
+
+import pytest
+import torch
+
+from configs.schema import TrainingConfig
+from model.config import LlamaConfig
+from model.llama import Llama
+from tasks.train.worker.checkpoint import prime, tensors
+from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+
+
+def model_of(tied=False):
+    torch.manual_seed(0)
+    return Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4, tie_word_embeddings=tied))
+
+
+def settings(**changes):
+    return TrainingConfig(**changes).model_dump()
+
+
+def names_by_group(model, optimizer):
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = {group["name"]: {names[parameter] for parameter in group["params"]} for group in optimizer.param_groups}
+    assert sum(map(len, groups.values())) == len(names)  # each parameter once
+    return groups
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_decay_by_choice(tied):
+    model = model_of(tied)
+    optimizer = build_optimizer(model, settings(weight_decay_embeddings=True, weight_decay=0.3))
+    groups = names_by_group(model, optimizer)
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert groups["embedding"] == {"model.embed_tokens.weight"} and decays["embedding"] == decays["decay"] == 0.3
+    assert all("norm" in name for name in groups["no_decay"]) and decays["no_decay"] == decays["gates"] == 0.0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_muon_is_for_the_matrices_of_layers(tied):
+    model = model_of(tied)
+    optimizer = build_optimizer(model, settings(optimizer="muon"))
+    groups = names_by_group(model, optimizer)
+    assert groups["matrices"] == {name for name, _ in model.named_parameters() if "_proj" in name}
+    assert groups.get("decay", set()) == (set() if tied else {"lm_head.weight"})
+    assert set_learning_rate(optimizer, settings(optimizer="muon", warmup_steps=0), 0) == 1e-3
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-3, 1e-2}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+def test_what_is_loaded_goes_on_as_if_never_interrupted(kind):
+    """Three steps, and one step + its tensors into a new model and optimizer + two steps."""
+    train = settings(optimizer=kind, warmup_steps=0)
+    batches = torch.randint(0, 61, (3, 2, 14), generator=torch.Generator().manual_seed(5))
+
+    def steps(model, optimizer, first, last):
+        for step in range(first, last):
+            set_learning_rate(optimizer, train, step)
+            model.loss(batches[step, :, :-1], batches[step, :, 1:])[0].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    whole, optimizer = model_of(), None
+    optimizer = build_optimizer(whole, train)
+    before = [parameter.clone() for parameter in whole.parameters()]
+    steps(whole, optimizer, 0, 1)
+    saved = {name: value.clone() for name, value in tensors(whole, optimizer).items()}
+    steps(whole, optimizer, 1, 3)
+    assert all(not torch.equal(a, b) for a, b in zip(before, whole.parameters(), strict=True))
+
+    resumed = model_of()
+    other = build_optimizer(resumed, train)
+    prime(other)
+    state = tensors(resumed, other)
+    assert state.keys() == saved.keys()
+    with torch.no_grad():
+        for name, value in saved.items():
+            state[name].copy_(value)
+    steps(resumed, other, 1, 3)
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_muons_updates_are_of_the_size_of_adamws():
+    sizes = {}
+    for kind in ("adamw", "muon"):
+        model = model_of()
+        optimizer = build_optimizer(model, settings(optimizer=kind, weight_decay=0.0))
+        weight = model.get_parameter("model.layers.0.mlp.up_proj.weight")
+        before = weight.detach().clone()
+        model.loss(torch.randint(0, 61, (2, 14)), torch.randint(0, 61, (2, 14)))[0].backward()
+        optimizer.step()
+        sizes[kind] = (weight.detach() - before).square().mean().sqrt().item()
+    assert 0.1 < sizes["muon"] / sizes["adamw"] < 1
