@@ -11,7 +11,6 @@ FACTORS: dict[str, tuple] = {
     "world": (1, 2, 4),
     "parallel": ("ddp", "fsdp"),
     "precision": ("fp32", "bf16", "fp16"),
-    "dropout": (0.0, 0.1),
     "optimizer": ("adamw", "muon"),
     "attention": ("softmax", "infini"),
     "dropout": (0.0, 0.1),
