@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from configs.durations import planned_steps
 from configs.errors import ConfigError
 from model.config import LlamaConfig
 from model.flops import attention_flops, flops_per_token, matrix_parameters
@@ -54,7 +55,7 @@ def estimate(config: dict) -> dict[str, Any]:
     state = 4 * 3 * parameters_of(model)  # fp32: weights and both moments
     if plan["device"] == "cpu":
         memory |= on_cpu(train, state // workers if train["async_save"] else 0, plan)
-    tokens = train["global_batch_size"] * length
+    tokens, steps = train["global_batch_size"] * length, planned_steps(train, length)
     each = flops_of(model, length)
     return {
         "parameters": {
@@ -65,8 +66,8 @@ def estimate(config: dict) -> dict[str, Any]:
         "flops_per_token": each,
         "run": {
             "tokens_a_step": tokens,
-            "tokens": tokens * train["max_steps"],
-            "flops": each["total"] * tokens * train["max_steps"],
+            "tokens": tokens * steps,
+            "flops": each["total"] * tokens * steps,
         },
         "layout": asdict(layout),
         "memory": memory | {"total": sum(memory.values())},

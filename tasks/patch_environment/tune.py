@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from configs.durations import planned_steps
 from tasks.artifacts import write_atomic
 from tasks.patch_environment import trials
 from tasks.patch_environment.estimate import parameters
@@ -147,7 +148,8 @@ class _Search:
             measured = self._measure({"compile": what}, self.plan(compile=what))
             if measured is None:
                 continue
-            saved = (base["step"] - measured["step"]) * train["max_steps"] * plan["accumulation_steps"]
+            steps = planned_steps(train, self.config["data"]["sequence_length"])
+            saved = (base["step"] - measured["step"]) * steps * plan["accumulation_steps"]
             gain = measured["tokens_per_second"] / base["tokens_per_second"]
             if gain >= WORTH and saved > measured["first"]:
                 self.settings["compile"] = what
@@ -177,7 +179,8 @@ class _Search:
 
 def _seconds_of(config: dict, plan: dict, facts: dict) -> float:
     """About how long the run takes, before anything is measured: 6 operations a parameter and token."""
-    tokens = config["train"]["max_steps"] * config["train"]["global_batch_size"] * config["data"]["sequence_length"]
+    length = config["data"]["sequence_length"]
+    tokens = planned_steps(config["train"], length) * config["train"]["global_batch_size"] * length
     units = facts["cores"] if plan["device"] == "cpu" else plan["nproc_per_node"]
     return (
         6
@@ -201,7 +204,7 @@ def _key(config: dict, facts: dict, plan: dict) -> str:
             name: train[name]
             for name in ("global_batch_size", "compile", "parallel", "loss_chunk", "activation_checkpointing")
         },
-        "steps": len(str(train["max_steps"])),  # compiling pays in long runs only
+        "steps": len(str(planned_steps(train, config["data"]["sequence_length"]))),  # compiling pays in long runs only
         "environment": {name: value for name, value in environment.items() if name not in ("env", "port")},
         "plan": [plan["micro_batch_size"], plan["nproc_per_node"], plan["precision"]],
     }
