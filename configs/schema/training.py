@@ -59,6 +59,12 @@ class TrainingConfig(Section):
         description="Documents that share a row do not see one another: attention stays inside each, positions begin anew, and "
         "Infini-attention's memory is empty at its beginning. Off: the row is read as one text.",
     )
+    dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0,
+        title="Data loader workers",
+        description="Threads of each process that build the batches of the steps to come, pinned for a GPU; 0: none. The batches and "
+        "their order are the same with any number.",
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=1e-3, title="Learning rate", description="Peak rate, after the warm-up."
     )

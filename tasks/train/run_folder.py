@@ -28,6 +28,7 @@ FREE = (
     "save_total_limit",
     "save_permanent_every",
     "async_save",
+    "dataloader_num_workers",
     "sample_prompt",
     "sample_prompts",
     "sample_tokens",

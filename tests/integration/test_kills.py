@@ -123,8 +123,9 @@ def test_sigterm_saves_and_the_same_command_carries_on(lab, uninterrupted):
 
 
 def test_packed_rows_train_and_resume_to_the_bit_and_their_targets_are_counted(lab):
-    overrides = ("data.strategy=best_fit", "environment.nproc_per_node=2")
+    overrides = ("data.strategy=best_fit", "train.document_isolation=true", "environment.nproc_per_node=2")
     expected = lab.finish("packed-calm", *overrides)
+    overrides += ("train.dataloader_num_workers=2",)
     started = lab.start("packed-killed", *overrides)
     lab.wait_for_step("packed-killed", 25, started)
     kill(next(pid for pid in pids(started, "torch.distributed.run")))

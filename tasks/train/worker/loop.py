@@ -26,6 +26,7 @@ from tasks.train.worker.metrics import Metrics
 from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.position import Position
+from tasks.train.worker.prefetch import Prefetch
 from tasks.train.worker.result import write_result
 from tasks.train.worker.saver import Saver
 from tasks.train.worker.spikes import Spikes
@@ -112,7 +113,13 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     save_time, stopping = 0.0, False
     heart.sample_rows = lambda: batches.rows(at.samples).tolist()
 
-    with Saver(run_dir / "checkpoints", train, ranks, metrics.sync if metrics else None) as saver:
+    def following(samples: int) -> int:
+        return next_sample(samples + train["global_batch_size"], order["left_out"])
+
+    with (
+        Saver(run_dir / "checkpoints", train, ranks, metrics.sync if metrics else None) as saver,
+        Prefetch(batches, ranks.device, following, train["dataloader_num_workers"]) as prefetch,
+    ):
         while not at.ended(train["max_steps"], train["early_stopping_patience"]) and not stopping:
             started = time.perf_counter()
             heart.beat("data", at.step)
@@ -120,8 +127,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             # Everything random in a step depends on these three numbers alone, so no generator's state needs saving.
             torch.manual_seed(step_seed(train["seed"], at.step, ranks.rank))
             rate = set_learning_rate(optimizer, train, at.step)
-            micro_batches = list(batches.micro_batches(at.samples, ranks.device))
-            targets = batches.targets(at.samples)
+            micro_batches, targets = prefetch.step(at.samples)
             data_time = time.perf_counter() - started
 
             heart.beat("compute")
