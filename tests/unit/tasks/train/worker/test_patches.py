@@ -11,7 +11,8 @@ import pytest
 @pytest.mark.parametrize("patches", [["rendezvous", "adam-weight-decay"], []])
 def test_a_worker_started_by_hand_needs_the_rendezvous_patch_and_says_what_it_mended(tmp_path, patches):
     order = tmp_path / "order.json"
-    order.write_text(json.dumps({"plan": {"patches": patches, "threads": 1, "device": "none"}}))
+    plan = {"patches": patches, "threads": 1, "device": "none"}
+    order.write_text(json.dumps({"plan": plan, "began": 0.0, "spent": {}}))
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     command = [sys.executable, "-m", "tasks.train.worker", str(order)]
