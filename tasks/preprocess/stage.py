@@ -17,6 +17,7 @@ from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_ma
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import compute_rows, resolve_device, window_starts
 from tasks.preprocess.corpus import Corpus, survey
+from tasks.preprocess.engines import REFERENCE, EngineDiffers, choose_engine, refuse
 from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
 from tasks.preprocess.materialize import materialize
@@ -153,7 +154,16 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     eos = end_of_text(tokenizer, data["tokenizer"])
-    do_units(plan, missing, journal, eos, data["num_workers"])
+    checks = folder.parent.parent / "engine-checks"
+    engine = choose_engine(data["tokenizer_engine"], tokenizer, lambda: _first_texts(plan), checks)
+    try:
+        do_units(plan, missing, journal, eos, data["num_workers"], engine["name"])
+    except EngineDiffers as fault:
+        log.warning("%s; all of the text is encoded again by %s", fault, REFERENCE)
+        refuse(engine["name"], tokenizer, checks, str(fault))
+        refused = engine["refused"] | {engine["name"]: str(fault)}
+        engine = choose_engine(REFERENCE, tokenizer, list, checks) | {"refused": refused}
+        do_units(plan, plan.units, journal, eos, data["num_workers"], REFERENCE)
     save_array(work / "token_bytes.npy", token_bytes(tokenizer))
     written, size = journal.lines(), tokenizer.get_vocab_size()
 
@@ -176,9 +186,14 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         "left_out": corpus.report,
         "infini_llama": version("infini-llama"),
         "tokenizers": tokenizers_library.__version__,
+        "engine": engine,
     }
     commit(work, folder, "dataset", TOKENS_VERSION, meta, content)
     journal.close()
+
+
+def _first_texts(plan: Plan) -> list[str]:
+    return next(batches(plan.texts("train")))[0]
 
 
 def _read(plan: Plan) -> Iterator[str]:

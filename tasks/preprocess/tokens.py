@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
-from tokenizers import Tokenizer
 
 from tasks.preprocess.reader import map_list
 
@@ -66,12 +65,6 @@ def write_shard(path: Path, values: np.ndarray, documents: list[int]) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.rename(path)
-
-
-def encode(texts: list[str], encoder: Tokenizer) -> Iterator[np.ndarray]:
-    """The ids of each text, int64 [tokens]."""
-    for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
-        yield np.array(encoding.ids, dtype=np.int64)
 
 
 def describe_split(folder: Path, vocab_size: int, size: int, shards: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from multiprocessing.connection import wait as wait_for
 from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
+from tasks.preprocess.engines import open_engine
 from tasks.preprocess.journal import Journal
-from tasks.preprocess.tokenizers import encoder_of, special_ids
-from tasks.preprocess.tokens import Stream, batches, dtype_for, encode, write_shard
+from tasks.preprocess.tokenizers import special_ids
+from tasks.preprocess.tokens import Stream, batches, dtype_for, write_shard
 from tasks.preprocess.units import Plan, Unit
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -23,21 +24,22 @@ LABELS = {"train": "tokenizing training text", "validation": "tokenizing validat
 POLL = 0.2  # seconds
 
 
-def do_units(plan: Plan, units: list[Unit], journal: Journal, eos: int, workers: int) -> None:
+def do_units(plan: Plan, units: list[Unit], journal: Journal, eos: int, workers: int, engine: str) -> None:
     """Writes the shard of every unit in `units` and notes it in the journal.
 
     Raises:
         PipelineError: a worker process was killed; what is done is kept.
+        EngineDiffers: a fast engine was caught with other ids than the reference's.
     """
     processes = min(workers, len(units))
     if processes < 2:
-        _do(plan, units, journal, eos, tell=True)
+        _do(plan, units, journal, eos, engine, tell=True)
         return
     shares = [units[len(units) * k // processes : len(units) * (k + 1) // processes] for k in range(processes)]
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads,)) as pool:
-        pending = {pool.submit(_do, plan, share, journal, eos) for share in shares}
+        pending = {pool.submit(_do, plan, share, journal, eos, engine) for share in shares}
         while pending:
             done, pending = wait(pending, timeout=POLL)
             _tell_shares(units, journal)
@@ -59,9 +61,9 @@ def _begin(threads: int) -> None:
     threading.Thread(target=lambda: wait_for([parent.sentinel]) and os._exit(1), daemon=True).start()
 
 
-def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, tell: bool = False) -> None:
+def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, engine: str, tell: bool = False) -> None:
     tokenizer = Tokenizer.from_file(str(journal.work / "tokenizer.json"))
-    encoder, dtype = encoder_of(tokenizer), dtype_for(tokenizer.get_vocab_size())
+    encode, dtype = open_engine(engine, tokenizer), dtype_for(tokenizer.get_vocab_size())
     special = special_ids(tokenizer)
     texts: Iterator[tuple[str, int]] = iter(())
     following: tuple[str, int] | None = None
@@ -71,7 +73,7 @@ def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, tell: bool = 
         stream = Stream(dtype, unit.size + unit.documents)
         done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
         for batch, size in batches(islice(texts, unit.documents)):
-            for ids in encode(batch, encoder):
+            for ids in encode(batch):
                 if special[ids].any():
                     token = tokenizer.id_to_token(int(ids[special[ids]][0]))
                     raise DataError(

@@ -1,0 +1,196 @@
+"""Engines that encode faster than `tokenizers`, each believed only where it gives the same ids."""
+
+import importlib
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from configs.errors import ConfigError
+from tasks.artifacts import checksum_of, write_atomic
+from tasks.preprocess.tokenizers import encoder_of
+
+log = logging.getLogger("infini_llama.preprocess")
+REFERENCE = "tokenizers"
+FAST = ("gigatoken", "fastokens")  # in the order in which they are tried
+SAMPLED = 1000  # one document of so many is encoded by the reference too
+FUZZ_STRINGS = 3000
+ALPHABETS = (
+    "abcXYZ 0123456789",
+    " \t\n\r\v\f\u00a0\u2003\u3000\u200b",
+    "'s't'LL've'\u2019d.,;:!?-_()[]{}<>|/\\\"",
+    "äßÉñøŁžΩπσςДжяאبي",
+    "日本語漢字ひらカナ한국어ไทยहिन्दी",
+    "🙂👩\u200d👩\u200d👧🇩🇪\u2764\ufe0f",
+    "e\u0301o\u0308\u0323\u0327\u0915\u094d\u0937",
+    "\x00\x01\x7f\u0085\u2028\ufeff\ufffd\U0010ffff½²٣Ⅷ",
+)
+
+Encode = Callable[[list[str]], Iterator[np.ndarray]]
+
+
+class EngineDiffers(Exception):
+    """During the run, a fast engine gave other ids than the reference; what it encoded is not used."""
+
+
+def reference(encoder: Tokenizer) -> Encode:
+    """`tokenizers` itself: the ids of each text, int64 [tokens]."""
+
+    def encode(texts: list[str]) -> Iterator[np.ndarray]:
+        for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
+            yield np.array(encoding.ids, dtype=np.int64)
+
+    return encode
+
+
+def _gigatoken(description: str) -> Encode:
+    engine: Any = importlib.import_module("gigatoken").Tokenizer.from_json(description)
+
+    def encode(texts: list[str]) -> Iterator[np.ndarray]:
+        layout = engine.encode_batch(texts).layout
+        return _split(layout.content.data, layout.offsets.data)
+
+    return encode
+
+
+def _fastokens(description: str) -> Encode:
+    engine: Any = importlib.import_module("fastokens").Tokenizer.from_json_str(description)
+
+    def encode(texts: list[str]) -> Iterator[np.ndarray]:
+        ids, offsets = engine.encode_batch_flat(texts)
+        return _split(np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8"))
+
+    return encode
+
+
+def _split(ids: np.ndarray, offsets: np.ndarray) -> Iterator[np.ndarray]:
+    for start, end in pairwise(offsets.tolist()):
+        yield ids[start:end]
+
+
+ENGINES = {"gigatoken": _gigatoken, "fastokens": _fastokens}
+
+
+def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
+    """The engine of that name over this tokenizer's documents, in which no text yields a special token.
+
+    A fast engine checks itself on one document of SAMPLED.
+
+    Raises:
+        EngineDiffers: while encoding, a sampled document has other ids than the reference's.
+    """
+    encoder = encoder_of(tokenizer)
+    if name == REFERENCE:
+        return reference(encoder)
+    fast, slow, encoded = ENGINES[name](encoder.to_str()), reference(encoder), 0
+
+    def encode(texts: list[str]) -> Iterator[np.ndarray]:
+        nonlocal encoded
+        chosen = range(-encoded % SAMPLED, len(texts), SAMPLED)
+        encoded += len(texts)
+        right = dict(zip(chosen, slow([texts[number] for number in chosen]), strict=True))
+        for number, ids in enumerate(fast(texts)):
+            if number in right and not np.array_equal(ids, right[number]):
+                raise EngineDiffers(
+                    f"{name} gives other ids than {REFERENCE} for a text that begins {texts[number][:40]!r}"
+                )
+            yield ids
+
+    return encode
+
+
+def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> dict[str, Any]:
+    """Which engine encodes, and why the faster ones do not.
+
+    Args:
+        wanted: data.tokenizer_engine.
+        texts: the first megabytes of the real text; called only where a check is not yet in `cache`.
+        cache: folder with a file for each engine, version and tokenizer that was checked.
+
+    Returns:
+        {"name", "version", "refused": {engine: reason}}, for the manifest.
+
+    Raises:
+        ConfigError: an engine that is asked for by name is not installed.
+    """
+    refused: dict[str, str] = {}
+    for name in [] if wanted == REFERENCE else FAST if wanted == "auto" else [wanted]:
+        try:
+            number = version(name)
+        except PackageNotFoundError:
+            if wanted == name:
+                raise ConfigError(
+                    f"data.tokenizer_engine={name}: it is not installed; install infini-llama[fast], or use auto."
+                ) from None
+            continue
+        if (fault := _checked(name, number, tokenizer, texts, cache)) is None:
+            return {"name": name, "version": number, "refused": refused}
+        refused[name] = fault
+        log.warning("%s %s is not used for this tokenizer: %s", name, number, fault)
+    return {"name": REFERENCE, "version": version(REFERENCE), "refused": refused}
+
+
+def refuse(name: str, tokenizer: Tokenizer, cache: Path, fault: str) -> None:
+    """Remembers that an engine is not to be used for this tokenizer."""
+    _remember(_file(cache, name, version(name), tokenizer), fault)
+
+
+def _checked(name: str, number: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> str | None:
+    file = _file(cache, name, number, tokenizer)
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["fault"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not checked yet, or a damaged note: the check is made (again)
+    fault = compare(name, tokenizer, golden(tokenizer) + texts())
+    _remember(file, fault)
+    return fault
+
+
+def _remember(file: Path, fault: str | None) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, json.dumps({"fault": fault}))
+
+
+def _file(cache: Path, name: str, number: str, tokenizer: Tokenizer) -> Path:
+    key = checksum_of([name, number, version(REFERENCE), tokenizer.to_str()]).removeprefix("blake3:")
+    return cache / f"{name}-{number}-{key[:16]}.json"
+
+
+def compare(name: str, tokenizer: Tokenizer, texts: list[str]) -> str | None:
+    """What is wrong with an engine on these texts, None where every id is the reference's."""
+    encoder = encoder_of(tokenizer)
+    try:
+        found = ENGINES[name](encoder.to_str())(texts)
+        for text, ids, right in zip(texts, found, reference(encoder)(texts), strict=True):
+            if not np.array_equal(ids, right):
+                return f"it gives other ids than {REFERENCE} for a text that begins {text[:40]!r}"
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        return f"it does not take the tokenizer ({' '.join(str(error).split())[:200]})"
+    return None
+
+
+def golden(tokenizer: Tokenizer) -> list[str]:
+    """The same texts every time: what words are cut at, special tokens written out, and strings of all of Unicode."""
+    choose = random.Random(2404)
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    texts = ["", " ", "\n\n", "a" * 5000, " " * 3000, "don't we'LL I'd", "3.14159 1,000,000 0x1F", *special]
+    texts += [f"a{token}b {token}" for token in ["<|endoftext|>", "</s>", "[UNK]", *islice(special, 50)]]
+    for number in range(FUZZ_STRINGS):
+        alphabet = "".join(choose.sample(ALPHABETS, k=choose.randint(1, 3)))
+        letters = choose.choices(alphabet, k=choose.randint(1, 60))
+        if number % 4 == 0:
+            letters += [
+                chr(choose.choice((choose.randrange(0xD800), choose.randrange(0xE000, 0x110000)))) for _ in range(8)
+            ]
+            choose.shuffle(letters)
+        texts.append("".join(letters))
+    return texts

@@ -1,0 +1,105 @@
+"""Fast engines: the same ids as `tokenizers`, or they are not used."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from configs.errors import ConfigError
+from tasks.artifacts import read_manifest
+from tasks.preprocess import engines
+from tasks.preprocess.engines import EngineDiffers, choose_engine, compare, golden, open_engine
+from tasks.preprocess.stage import preprocess
+from tasks.preprocess.tokenizers import train_bpe
+
+TEXTS = ["the cat sat on the mat", "größer 日本語 🙂", "<|endoftext|> in the text", ""]
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    """An engine that gives one id too many for a text with an x in it; installed under a real engine's name."""
+    pytest.importorskip("gigatoken")
+    right = engines.ENGINES["gigatoken"]
+
+    def broken(description):
+        encode = right(description)
+        return lambda texts: (np.append(i, 1) if "x:" in t else i for t, i in zip(texts, encode(texts), strict=True))
+
+    monkeypatch.setattr(engines, "FAST", ("gigatoken",))
+    monkeypatch.setitem(engines.ENGINES, "gigatoken", broken)
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
+def test_every_engine_gives_the_reference_ids_on_the_golden_set(engine):
+    pytest.importorskip(engine)
+    tokenizer = train_bpe(TEXTS * 3, 300, 2)
+    assert compare(engine, tokenizer, golden(tokenizer) + TEXTS) is None
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, engine, workers):
+    pytest.importorskip(engine)
+    first = preprocess(data(tokenizer_engine="tokenizers"), str(tmp_path / "slow"))
+    second = preprocess(data(tokenizer_engine=engine, num_workers=workers), str(tmp_path / "fast"))
+    assert first == second
+    assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
+    used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
+    assert used["name"] == engine and used["refused"] == {}
+
+
+def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog):
+    tokenizer = train_bpe(TEXTS * 3, 300, 2)
+    calls = []
+
+    def texts():
+        calls.append(1)
+        return [*TEXTS, "{x: 1}"]
+
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_engine("auto", tokenizer, texts, tmp_path)
+    assert chosen["name"] == "tokenizers" and "other ids" in chosen["refused"]["gigatoken"]
+    assert "gigatoken" in caplog.text
+    assert choose_engine("gigatoken", tokenizer, texts, tmp_path)["name"] == "tokenizers" and len(calls) == 1
+    [note] = tmp_path.iterdir()
+    note.write_text("{")
+    choose_engine("auto", tokenizer, texts, tmp_path)
+    assert len(calls) == 2 and "other ids" in json.loads(note.read_text())["fault"]
+
+
+def test_a_difference_found_during_the_run_brings_the_reference_back(wrong, data, tmp_path, digests, monkeypatch):
+    monkeypatch.setattr(engines, "_checked", lambda *_: None)  # a check that saw nothing
+    monkeypatch.setattr(engines, "SAMPLED", 3)
+    second = preprocess(data(tokenizer_engine="auto"), str(tmp_path / "fast"))
+    first = preprocess(data(tokenizer_engine="tokenizers"), str(tmp_path / "slow"))
+    assert first == second
+    assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
+    used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
+    assert used["name"] == "tokenizers" and "gigatoken" in used["refused"]
+
+
+def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
+    monkeypatch.setattr(engines, "SAMPLED", 4)
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))
+    list(encode(["a", "x:", "x:"]))
+    with pytest.raises(EngineDiffers, match="x:"):
+        list(encode(["a", "x:"]))
+
+
+def test_a_tokenizer_that_an_engine_does_not_take_is_refused_in_words():
+    pytest.importorskip("gigatoken")
+    description = json.loads(train_bpe(TEXTS * 3, 300, 2).to_str())
+    description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+    description["added_tokens"] = []
+    assert compare("gigatoken", Tokenizer.from_str(json.dumps(description)), ["a b"])
+
+
+def test_an_engine_by_name_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch):
+    def missing(name):
+        raise engines.PackageNotFoundError(name)
+
+    monkeypatch.setattr(engines, "version", missing)
+    with pytest.raises(ConfigError, match=r"infini-llama\[fast\]"):
+        choose_engine("fastokens", train_bpe(TEXTS * 3, 300, 2), list, tmp_path)
