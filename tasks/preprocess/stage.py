@@ -32,6 +32,7 @@ from tasks.preprocess.work import do_units
 
 log = logging.getLogger("infini_llama.preprocess")
 FOREVER = 10.0**9
+WORTH_A_CHECK = 4_000_000  # bytes of text: less is encoded before a fast engine is imported and checked
 
 
 def plan(data: dict, home: str) -> dict[str, Any]:
@@ -155,7 +156,10 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     eos = end_of_text(tokenizer, data["tokenizer"])
     checks = folder.parent.parent / "engine-checks"
-    engine = choose_engine(data["tokenizer_engine"], tokenizer, lambda: _first_texts(plan), checks)
+    wanted = data["tokenizer_engine"]
+    if wanted == "auto" and sum(unit.size for unit in plan.units) < WORTH_A_CHECK:
+        wanted = REFERENCE
+    engine = choose_engine(wanted, tokenizer, lambda: _first_texts(plan), checks)
     try:
         do_units(plan, missing, journal, eos, data["num_workers"], engine["name"])
     except EngineDiffers as fault:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from configs.errors import ConfigError
 from tasks.artifacts import read_manifest
-from tasks.preprocess import engines
+from tasks.preprocess import engines, stage
 from tasks.preprocess.engines import EngineDiffers, choose_engine, compare, golden, open_engine
 from tasks.preprocess.stage import preprocess
 from tasks.preprocess.tokenizers import train_bpe
@@ -72,12 +72,23 @@ def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, cap
 def test_a_difference_found_during_the_run_brings_the_reference_back(wrong, data, tmp_path, digests, monkeypatch):
     monkeypatch.setattr(engines, "_checked", lambda *_: None)  # a check that saw nothing
     monkeypatch.setattr(engines, "SAMPLED", 3)
-    second = preprocess(data(tokenizer_engine="auto"), str(tmp_path / "fast"))
+    second = preprocess(data(tokenizer_engine="gigatoken"), str(tmp_path / "fast"))
     first = preprocess(data(tokenizer_engine="tokenizers"), str(tmp_path / "slow"))
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
     used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
     assert used["name"] == "tokenizers" and "gigatoken" in used["refused"]
+
+
+def test_auto_takes_a_fast_engine_where_the_text_is_worth_its_check(data, tmp_path, monkeypatch):
+    pytest.importorskip("gigatoken")
+
+    def used(home):
+        return read_manifest(home / preprocess(data(), str(home))["path"], "dataset")["meta"]["engine"]["name"]
+
+    assert used(tmp_path / "little") == "tokenizers"
+    monkeypatch.setattr(stage, "WORTH_A_CHECK", 1)
+    assert used(tmp_path / "much") == "gigatoken"
 
 
 def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
