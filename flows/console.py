@@ -118,13 +118,19 @@ def summary_text(summary: dict) -> str:
     """The closing words of a finished run."""
     bits, entropy = summary["validation_bits_per_token"], summary["unigram_entropy_bits"]
     paths = summary["paths"]
+    if summary["validation_loss"] is None:
+        validation = "not finite"
+    else:
+        validation = (
+            f"{summary['validation_loss']:.4f} nats a token = {bits:.3f} bits a token; unigram entropy {entropy:.3f} bits "
+            f"({abs(entropy - bits):.2f} {'below' if bits < entropy else 'ABOVE'} it)"
+        )
     state = "was finished already" if summary.get("already_finished") else "finished"
     rows = [
         ("run", f"{summary['run']} {state}: {summary['steps']:,} steps, {summary['tokens']:,} tokens, "
                 f"{summary['tokens_per_second']:,.0f} tokens/s"),
-        ("validation", f"{summary['validation_loss']:.4f} nats a token = {bits:.3f} bits a token; unigram entropy {entropy:.3f} bits "
-                       f"({abs(entropy - bits):.2f} {'below' if bits < entropy else 'ABOVE'} it)"),
-        ("", f"{summary['bits_per_byte']:.3f} bits a byte"),
+        ("validation", validation),
+        *([] if summary["bits_per_byte"] is None else [("", f"{summary['bits_per_byte']:.3f} bits a byte")]),
         ("checkpoint", summary["checkpoint"]),
         ("report", paths["report"]),
         ("loss curve", paths["loss_curve"]),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def best(folder: Path) -> Path | None:
     measured = [
         (state["validation_loss"], step_of(path), path)
         for path in committed(folder)
-        if (state := read_state(path))["validation_loss"] is not None
+        # Checkpoints of before may say NaN, with which the order of comparison would decide.
+        if (state := read_state(path))["validation_loss"] is not None and math.isfinite(state["validation_loss"])
     ]
     return min(measured)[2] if measured else None
 

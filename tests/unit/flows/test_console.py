@@ -78,3 +78,5 @@ def test_summary():
         assert words in text
     assert text.endswith("sample\ndef f():\n    [pass]")
     assert "4.33 ABOVE it" in console.summary_text(summary | {"unigram_entropy_bits": 0.0})
+    unmeasured = {"validation_loss": None, "validation_bits_per_token": None, "bits_per_byte": None}
+    assert "not finite" in console.summary_text(summary | unmeasured)

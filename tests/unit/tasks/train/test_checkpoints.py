@@ -64,6 +64,12 @@ def test_the_lowest_validation_loss_is_the_best(folder):
     assert best(folder) == checkpoint_path(folder, 20), "the earlier of two equals"
 
 
+def test_a_loss_that_is_not_finite_is_never_the_best(folder):
+    for step, loss in ((5, float("nan")), (15, float("inf")), (25, float("-inf"))):
+        make(folder, step, loss)
+    assert best(folder) == checkpoint_path(folder, 20)
+
+
 def test_pruning_keeps_the_newest_and_the_best(folder):
     for step in (40, 50):
         make(folder, step, 2.0)
