@@ -6,7 +6,7 @@ from torch import nn
 
 from model.backends import causal_attention
 from model.config import LlamaConfig
-from model.layout import Rows
+from model.layout import Rows, Segments
 from model.norm import RMSNorm
 from model.rope import Rotary
 
@@ -90,7 +90,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""
         q, k, v = self.project(x)
-        return self.merge(self.softmax(rows.rotary.turn(q), rows.rotary.turn(k), v, rows.documents))
+        return self.merge(self.softmax(rows.rotary.turn(q), rows.rotary.turn(k), v, rows))
 
     def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
         """The next tokens' x [B, t, hidden_size] to the rows of `forward` over everything so far that are theirs.
@@ -108,10 +108,9 @@ class Attention(nn.Module):
         half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         return KeyValues(batch, self.kv_heads, capacity, self.head_dim, half, weight.device)
 
-    def softmax(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None
-    ) -> torch.Tensor:
-        return causal_attention(q, k, v, documents, self.backend, self.dropout if self.training else 0.0)
+    def softmax(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Rows | Segments) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return causal_attention(q, k, v, layout.documents, self.backend, dropout, layout.boundaries)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""

@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from model import flash
+from model.layout import boundaries
 
 # Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that it hides.
 LONG = 256
 # Queries of one product of `blocked`: small enough for the processor's cache, and what a causal mask hides is then little.
 BLOCK = 128
-BACKENDS = ("sdpa", "blocked", "varlen", "flash2", "flash4")
+BY_BOUNDARIES = ("varlen", "flash2", "flash4")
+BACKENDS = ("sdpa", "blocked", *BY_BOUNDARIES)
 
 
 def causal_attention(
@@ -26,6 +28,7 @@ def causal_attention(
     documents: torch.Tensor | None = None,
     backend: str = "sdpa",
     dropout: float = 0.0,
+    ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)) v, where a token sees itself and those before it in its document.
 
@@ -33,6 +36,7 @@ def causal_attention(
         q: [B, H, T, d]; k, v: [B, Hkv, T, d]; query head h reads key-value head h // (H / Hkv).
         documents: [B, T], the number of each token's document; None: a row is one.
         dropout: share of the weights that is dropped.
+        ends: `model.layout.boundaries` of the documents, where the caller has them; only BY_BOUNDARIES look at them.
 
     Returns:
         [B, H, T, d].
@@ -51,17 +55,11 @@ def causal_attention(
         raise ValueError(f"attention backend {backend} cannot drop weights; set attention_dropout to 0 or use sdpa")
     batch, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B T, h, d]
-    ends = boundaries(batch, length, documents, q.device)
-    return flash.attend(backend, q, k, v, ends, length, dropout).unflatten(0, (batch, length)).transpose(1, 2)
-
-
-def boundaries(batch: int, length: int, documents: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Where documents begin in the flattened tokens [B T], and the number of tokens: int32, one more than documents."""
     if documents is None:
-        return torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
-    starts = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
-    starts[:, 0] = True
-    return F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=batch * length).int()
+        ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
+    elif ends is None:
+        ends = boundaries(documents)
+    return flash.attend(backend, q, k, v, ends, length, dropout).unflatten(0, (batch, length)).transpose(1, 2)
 
 
 def _sdpa(
@@ -81,7 +79,7 @@ def _one_by_one(
 ) -> torch.Tensor:
     """A call for each document; measured at 2,048 tokens of 5 documents, a fifth of the time of a mask."""
     batch, _, length, _ = q.shape
-    ends = boundaries(batch, length, documents, q.device).tolist()
+    ends = boundaries(documents).tolist()
     lengths = [end - start for start, end in pairwise(ends)]
     flat = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))  # a document's [t, h, d] each
     outputs = []

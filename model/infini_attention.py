@@ -83,7 +83,7 @@ class InfiniAttention(Attention):
         # [B, h, S N, d] to [B, S, h, N, d]
         q, k, v = (x.unflatten(2, (count, size)).transpose(1, 2) for x in (q, k, v))
         turn = layout.rotary.first(size).turn
-        local = self.softmax(turn(q).flatten(0, 1), turn(k).flatten(0, 1), v.flatten(0, 1), layout.documents)
+        local = self.softmax(turn(q).flatten(0, 1), turn(k).flatten(0, 1), v.flatten(0, 1), layout)
         local = local.unflatten(0, (-1, count))
         heads, after = self._with_memory(q, k, v, local, layout, state) if self.uses_memory else (local, None)
         # Joined as [B, S N, H, d], so that the output projection reads it without another copy.

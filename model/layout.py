@@ -7,6 +7,7 @@ padding is PADDING. Without it a row is one document.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from model.config import LlamaConfig
 from model.rope import Rotary, rotary
@@ -15,10 +16,14 @@ PADDING = -1
 
 
 class Rows(NamedTuple):
-    """A pass of attention over whole rows [B, T]: `documents` [B, T] or None."""
+    """A pass of attention over whole rows [B, T]: `documents` [B, T] or None.
+
+    `boundaries`: of the documents, for the attention functions that are given those and not a mask.
+    """
 
     rotary: Rotary
-    documents: torch.Tensor | None
+    documents: torch.Tensor | None = None
+    boundaries: torch.Tensor | None = None
 
 
 class Segments(NamedTuple):
@@ -27,6 +32,7 @@ class Segments(NamedTuple):
     Attributes:
         rotary: of the positions 0 … N - 1 in a segment.
         documents: [B * S, N], or None without documents; what follows is then None, too.
+        boundaries: as in Rows, of the documents inside segments.
         writes: [B, S, N], tokens that may be written to memory: those of the segment's last document.
         keeps: [B, S], whether a segment ends in the document that the one before ended in: its memory goes on, else it starts anew.
         reads: [B, S, N], tokens that may read: those of the document that the segment before ended in.
@@ -34,27 +40,52 @@ class Segments(NamedTuple):
 
     rotary: Rotary
     documents: torch.Tensor | None = None
+    boundaries: torch.Tensor | None = None
     writes: torch.Tensor | None = None
     keeps: torch.Tensor | None = None
     reads: torch.Tensor | None = None
 
 
-def rows(config: LlamaConfig, shape: torch.Size, documents: torch.Tensor | None, like: torch.Tensor) -> Rows:
+def rows(
+    config: LlamaConfig,
+    shape: torch.Size,
+    documents: torch.Tensor | None,
+    like: torch.Tensor,
+    by_boundaries: bool = False,
+) -> Rows:
     """For rows of `shape` [B, T]; positions start anew in each document."""
     tables = rotary(torch.arange(shape[1], device=like.device), config, like.dtype)
     if documents is None:
-        return Rows(tables, None)
-    return Rows(tables.at(positions(documents)), documents)
+        return Rows(tables)
+    return Rows(tables.at(positions(documents)), documents, boundaries(documents) if by_boundaries else None)
 
 
 def positions(documents: torch.Tensor) -> torch.Tensor:
     """Each token's place in its document, [B, T]."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    starts = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
-    return places - torch.where(starts, places, 0).cummax(dim=1).values
+    return places - torch.where(_starts(documents), places, 0).cummax(dim=1).values
 
 
-def segments(config: LlamaConfig, shape: torch.Size, documents: torch.Tensor | None, like: torch.Tensor) -> Segments:
+def boundaries(documents: torch.Tensor) -> torch.Tensor:
+    """Where documents begin in the flattened tokens [B T], and the number of tokens: int32, one more than documents.
+
+    How many there are is known to the device alone, so a GPU is waited for: once a forward pass.
+    """
+    return F.pad(_starts(documents).flatten().nonzero()[:, 0], (0, 1), value=documents.numel()).int()
+
+
+def _starts(documents: torch.Tensor) -> torch.Tensor:
+    """Whether a token is its document's first in the row, [B, T]."""
+    return documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+
+
+def segments(
+    config: LlamaConfig,
+    shape: torch.Size,
+    documents: torch.Tensor | None,
+    like: torch.Tensor,
+    by_boundaries: bool = False,
+) -> Segments:
     """For rows of `shape` [B, T], cut every segment_length tokens from the row's beginning, whatever the documents.
 
     A token's position is its place in the segment: rotary attention sees differences of positions alone, so that starting anew in
@@ -65,13 +96,14 @@ def segments(config: LlamaConfig, shape: torch.Size, documents: torch.Tensor | N
     if documents is None:
         return Segments(tables)
     count = -(-shape[1] // size)
-    documents = torch.nn.functional.pad(documents, (0, count * size - shape[1]), value=PADDING)
+    documents = F.pad(documents, (0, count * size - shape[1]), value=PADDING)
     ends = _last_document(documents).unflatten(1, (count, size))[:, :, -1]  # [B, S]
     cut = documents.unflatten(1, (count, size))
-    before = torch.nn.functional.pad(ends[:, :-1], (1, 0), value=PADDING)
+    before = F.pad(ends[:, :-1], (1, 0), value=PADDING)
     return Segments(
         tables,
         cut.flatten(0, 1),
+        boundaries(cut.flatten(0, 1)) if by_boundaries else None,
         writes=(cut == ends[:, :, None]) & (cut != PADDING),
         keeps=(ends == before) & (before != PADDING),
         reads=(cut == before[:, :, None]) & (cut != PADDING),

@@ -11,6 +11,7 @@ from torch import nn
 
 from model.activations import Checkpointing, recomputed
 from model.attention import Attention, KeyValues
+from model.backends import BY_BOUNDARIES
 from model.config import LlamaConfig
 from model.infini_attention import InfiniAttention
 from model.layout import Rows, Segments, rows, segments
@@ -85,7 +86,7 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
         self.config = config
-        self.loss_chunk, self.z_loss = 0, 0.0
+        self.attention_backend, self.loss_chunk, self.z_loss = attention_backend, 0, 0.0
         scaled_frequencies(config, torch.device("cpu"), torch.float32)  # a wrong rope_scaling is refused here
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
@@ -138,7 +139,9 @@ class Llama(nn.Module):
         documents [B, T] numbers each token's document in packed rows (`model.layout`): no token sees another document's.
         """
         x = self.model.embed_tokens(input_ids)
-        layout = (rows if self.config.attention == "softmax" else segments)(self.config, input_ids.shape, documents, x)
+        layout = (rows if self.config.attention == "softmax" else segments)(
+            self.config, input_ids.shape, documents, x, self.attention_backend in BY_BOUNDARIES
+        )
         for layer in self._layers():
             x = layer(x, layout)
         return self.model.norm(x)

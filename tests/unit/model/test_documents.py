@@ -4,7 +4,7 @@ import pytest
 import torch
 from differences import largest, relative
 
-from model import backends
+from model import backends, flash, layout
 from model.backends import causal_attention
 from model.layout import PADDING, positions
 from model.llama import Llama
@@ -154,6 +154,26 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
     halves = [x.bfloat16() for x in (q, k, v)]
     errors = [relative(causal_attention(*halves, backend=backend), exact) for backend in ("blocked", "sdpa")]
     assert errors[0] < 2 * errors[1] < 2e-2  # its scores are rounded to the type of its inputs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_that_take_boundaries_are_given_those_of_the_documents_once_a_pass(config, kind, monkeypatch):
+    """What varlen and flash-attn are asked for, answered here by a loop, since they run on a GPU alone."""
+
+    def attend(backend, q, k, v, boundaries, longest, dropout):
+        stretches = zip(boundaries.tolist(), boundaries.tolist()[1:], strict=False)
+        alone = [tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v)) for start, end in stretches]
+        return torch.cat([causal_attention(*one)[0].transpose(0, 1) for one in alone])
+
+    found, real = [], layout.boundaries
+    monkeypatch.setattr(flash, "attend", attend)
+    monkeypatch.setattr(layout, "boundaries", lambda documents: found.append(1) or real(documents))
+    ours, other = model_of(config, kind), Llama(config(segment_length=N, rope_theta=100.0, **KINDS[kind]), "varlen")
+    other.double().load_state_dict(ours.state_dict())
+    ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
+    assert largest(other(ids, documents), ours(ids, documents)) < 1e-12
+    assert len(found) == 1
+    assert largest(other(ids), ours(ids)) < 1e-12
 
 
 def test_backends_say_what_they_lack():
