@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from configs.loading import parse_config
 from configs.schema import ModelConfig
 from model import hf
-from tasks.export.reading import Folder, open_folder
+from tasks.hf_folder import Folder, open_folder
 
 # Decided by the run, not by the configuration's `model` section.
 OF_THE_RUN = {"vocab_size", "max_position_embeddings"}

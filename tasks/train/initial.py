@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from configs.errors import ConfigError, DataError
 from model.config import LlamaConfig
-from tasks.export.reading import Folder, open_folder
+from tasks.hf_folder import Folder, open_folder
 
 log = logging.getLogger("infini_llama.train")
 # May differ from the model that the weights are of: what is trained without parameters of its own, and what only training sees.

@@ -8,7 +8,7 @@ import torch
 from configs.errors import ConfigError
 from model import hf
 from model.llama import Llama
-from tasks.export.reading import open_folder
+from tasks.hf_folder import open_folder
 
 log = logging.getLogger("infini_llama.worker")
 

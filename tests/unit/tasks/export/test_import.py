@@ -14,9 +14,9 @@ from configs.errors import ConfigError, DataError
 from configs.loading import load_config
 from model.config import LlamaConfig
 from model.llama import Llama
-from tasks.export.reading import open_folder
 from tasks.export.starting import write_configuration
 from tasks.export.writing import export
+from tasks.hf_folder import open_folder
 from tasks.train.initial import initial_of, refuse_unlike
 from tasks.train.run_folder import RunFolder, claim
 from tasks.train.stage import model_fields

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a source of weights: looked at without torch, and never with any code that it holds."""
+"""A Hugging Face folder as a source of weights, for training and for import: looked at without torch, never with any code in it."""
 
 import json
 from collections.abc import Iterator
