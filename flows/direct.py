@@ -29,7 +29,7 @@ def verify_and_train(settings: dict, reference: dict) -> dict:
     home, checks = settings["runtime"]["home"], settings["verify"]
     report = verify(reference, home, checks["level"], checks["full_below"])
     reference["verify_on_read"] = report["verify_on_read"]
-    environment = patch_environment(settings, home, settings["runtime"]["name"])
+    environment = patch_environment(settings, home, settings["runtime"]["name"], reference["vocab_size"])
     retries = retries_for(settings)
     while True:
         try:

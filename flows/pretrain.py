@@ -44,5 +44,5 @@ def pretrain(config: PipelineConfig) -> dict:
             digest = f"{reference['digest']}-{reference['chunks_digest']}"
             verify_data_deep.with_options(result_storage=stored)(digest, reference, home, full_below)
 
-        environment = patch_environment(settings, home, config.runtime.name)
+        environment = patch_environment(settings, home, config.runtime.name, reference["vocab_size"])
         return with_retries(retries_for(settings))(settings, reference, environment)

@@ -3,6 +3,15 @@
 from model.config import LlamaConfig
 
 
+def parameters(config: LlamaConfig) -> int:
+    """All weights: of matrices, the embedding where the head has a matrix of its own, norms and gates."""
+    norms = 2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
+    gates = config.num_attention_heads if config.attention == "infini" else 0
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    rest = config.num_hidden_layers * (norms + gates) + config.hidden_size
+    return matrix_parameters(config) + embedding + rest
+
+
 def matrix_parameters(config: LlamaConfig) -> int:
     """Weights that every token is multiplied by: projections, feed-forward and head; the embedding is only looked up."""
     width = config.hidden_size

@@ -30,6 +30,7 @@ class Layout:
     reshard_after_forward: bool
     precision: str
     device: str
+    loss_chunk: int
 
 
 def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, int]:
@@ -55,7 +56,7 @@ def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, i
         model.load_state_dict(weights, assign=True, strict=False)  # a tied head is not in it
         model.tie_weights()
         del weights
-        save_memory(model, train, layout.sequence_length, layout.device)
+        save_memory(model, train, layout.loss_chunk)
         optimizer = build_optimizer(model, train)
         module = LossModule(model)
         phase = "gradients"

@@ -4,17 +4,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from configs.architecture import architecture, of_vocabulary
 from configs.durations import planned_steps
 from configs.errors import ConfigError
 from model.config import LlamaConfig
-from model.flops import attention_flops, flops_per_token, matrix_parameters
+from model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
 from tasks.estimate.memory import Layout, step_memory
 from tasks.estimate.process import BATCH, SMALL, process_memory
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
+from tasks.patch_environment.speed import loss_chunk
 from tasks.preprocess import tokenizers
 from tasks.train.initial import initial_of
-from tasks.train.stage import model_fields
 from tasks.train.worker.strategy import shards_of
 
 
@@ -30,10 +31,10 @@ def estimate(config: dict) -> dict[str, Any]:
     Raises:
         ConfigError: as the run itself would, but for a machine that is not this one.
     """
-    plan, data = plan_of(config), config["data"]
+    data = config["data"]
+    model = LlamaConfig.from_dict(fields_of(config))
+    plan = plan_of(of_vocabulary(config, model.vocab_size))
     train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
-    fields = architecture(config)
-    model = LlamaConfig.from_dict(fields)
     workers, length = plan["nproc_per_node"], data["sequence_length"]
     micro_batches, rest = divmod(train["global_batch_size"], train["micro_batch_size"] * workers)
     if rest:
@@ -50,16 +51,17 @@ def estimate(config: dict) -> dict[str, Any]:
         train["reshard_after_forward"],
         plan["precision"],
         plan["device"],
+        plan["loss_chunk"],
     )
     memory = step_memory(model, train, layout)
-    state = 4 * 3 * parameters_of(model)  # fp32: weights and both moments
+    state = 4 * 3 * parameters(model)  # fp32: weights and both moments
     if plan["device"] == "cpu":
         memory |= on_cpu(train, state // workers if train["async_save"] else 0, plan)
     tokens, steps = train["global_batch_size"] * length, planned_steps(train, length)
     each = flops_of(model, length)
     return {
         "parameters": {
-            "total": parameters_of(model),
+            "total": parameters(model),
             "embedding": model.vocab_size * model.hidden_size,
             "of_matrices": matrix_parameters(model),
         },
@@ -91,28 +93,26 @@ def plan_of(config: dict) -> dict[str, Any]:
             "nproc_per_node": workers,
             "precision": precision,
             "micro_batch_size": micro,
+            "loss_chunk": loss_chunk(
+                config["train"]["loss_chunk"],
+                device,
+                micro * config["data"]["sequence_length"],
+                config["data"]["tokenizer"]["vocab_size"],
+            ),
             "threads": 1,
             "env": {},
         }
 
 
-def architecture(config: dict) -> dict[str, Any]:
+def fields_of(config: dict) -> dict[str, Any]:
     """The model's fields, with the vocabulary of a given tokenizer or of the weights to start from, or the whole one to be learned."""
     data = config["data"]
     vocabulary = data["tokenizer"]["vocab_size"]
     if data["tokenizer"]["path"]:
         vocabulary = tokenizers.load(data["tokenizer"]).get_vocab_size()
-    sizes = {"vocab_size": vocabulary, "sequence_length": data["sequence_length"]}
-    return model_fields(config, sizes, initial_of(config, {}))
-
-
-def parameters_of(model: LlamaConfig) -> int:
-    import torch
-
-    from model.llama import Llama
-
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Llama(model).parameters())
+    if initial := initial_of(config, {}):
+        vocabulary = initial["vocab_size"]
+    return architecture(config["model"], vocabulary, data["sequence_length"])
 
 
 def flops_of(model: LlamaConfig, length: int) -> dict[str, float]:
@@ -126,7 +126,7 @@ def flops_of(model: LlamaConfig, length: int) -> dict[str, float]:
 
 def on_cpu(train: dict, checkpoint_copy: int, plan: dict[str, Any]) -> dict[str, int]:
     """What a worker's resident set holds beside the tensors of its step."""
-    plain = train | {"loss_chunk": 0, "activation_checkpointing": "none"}
-    small = step_memory(SMALL, plain, Layout(BATCH, SMALL.max_position_embeddings, 2, 1, 1, True, "fp32", "cpu"))
+    plain = train | {"activation_checkpointing": "none"}
+    small = step_memory(SMALL, plain, Layout(BATCH, SMALL.max_position_embeddings, 2, 1, 1, True, "fp32", "cpu", 0))
     process = process_memory(sum(small.values()), plan["threads"], plan["env"])
     return {"checkpoint_copy": checkpoint_copy, "process": process or 0}

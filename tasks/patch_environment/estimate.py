@@ -2,22 +2,24 @@
 
 from typing import Any
 
+from configs.architecture import architecture
+from model.config import LlamaConfig
+from model.flops import parameters
+from tasks.patch_environment.speed import loss_chunk
+
 GIB = 1024**3
 # Of what is free, for what no estimate sees: fragments, kernels' workspaces, Python and its libraries.
 SHARE, FIXED = 0.8, 1 * GIB
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
-CHUNKED_TOKENS = {"cpu": 256, "cuda": 4096}
 
 
-def parameters(model: dict, vocab_size: int) -> int:
-    """Parameters of a Llama of these settings."""
-    width, inner, layers = model["hidden_size"], model["intermediate_size"], model["num_hidden_layers"]
-    heads = model["num_attention_heads"]
-    kv_heads = model["num_key_value_heads"] or heads
-    attention = 2 * width * width + 2 * width * (width // heads) * kv_heads
-    table = vocab_size * width * (1 if model["tie_word_embeddings"] else 2)
-    return table + layers * (attention + 3 * width * inner + 2 * width) + width
+def model_of(config: dict) -> LlamaConfig:
+    """The run's model, with the vocabulary that the configuration asks for."""
+    data = config["data"]
+    return LlamaConfig.from_dict(
+        architecture(config["model"], data["tokenizer"]["vocab_size"], data["sequence_length"])
+    )
 
 
 def bytes_needed(config: dict, micro: int, precision: str, kind: str, workers: int) -> dict[str, int]:
@@ -28,20 +30,19 @@ def bytes_needed(config: dict, micro: int, precision: str, kind: str, workers: i
     fp32, queries, keys, values and the products inside the MLP in the type computed in (after Korthikanti et al. 2022,
     eq. 1, without the scores, which no backend keeps).
     """
-    model, train = config["model"], config["train"]
-    vocab_size = config["data"]["tokenizer"]["vocab_size"] or 32768
-    width, inner, layers = model["hidden_size"], model["intermediate_size"], model["num_hidden_layers"]
-    half = 2 if precision == "bf16" else 4
+    model, train = model_of(config), config["train"]
+    width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
+    half = 4 if precision == "fp32" else 2
     tokens = micro * config["data"]["sequence_length"]
     kept = 4 * 4 * width + half * (8 * width + 4 * inner)
     if train["activation_checkpointing"] != "none":
         kept = 4 * width + kept // layers
-    split = workers if train["parallel"] == "fsdp" else 1
-    at_a_time = tokens if train["loss_chunk"] == 0 else min(tokens, CHUNKED_TOKENS[kind])
+    split = workers if train["parallel"] == "fsdp" else 1  # of hsdp the shards may be as few as one
+    chunk = loss_chunk(train["loss_chunk"], kind, tokens, model.vocab_size)
     return {
-        "state": 16 * parameters(model, vocab_size) // split,
+        "state": 16 * parameters(model) // split,
         "activations": tokens * layers * kept,
-        "logits": at_a_time * vocab_size * (half + 8),
+        "logits": min(tokens, chunk or tokens) * model.vocab_size * (half + 8),
     }
 
 

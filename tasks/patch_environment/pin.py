@@ -15,10 +15,15 @@ EXACT = {
     "attention_backend": "attention is computed by another function",
     "compile": "compiled code rounds differently",
     "micro_batch_size": "gradients are summed over other parts of a batch",
+    "loss_chunk": "the head's gradient is summed over other parts of a batch",
     "threads": "sums are split differently between the threads",
     "allocator": "kernels may take another path where tensors lie differently in memory",
 }
-SECTION = {"compile": "train", "micro_batch_size": "train"}  # of the configuration, where it is not environment
+SECTION = {
+    "compile": "train",
+    "micro_batch_size": "train",
+    "loss_chunk": "train",
+}  # of the configuration, where it is not environment
 # What runs of older versions did, whose records do not say it.
 BEFORE = {"compile": "off", "allocator": "system"}
 

@@ -31,7 +31,7 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
         facts: of `probe`.
 
     Returns:
-        {"device", "gpus": numbers, "nproc_per_node", "precision", "attention_backend", "allocator", "compile", "threads",
+        {"device", "gpus": numbers, "nproc_per_node", "precision", "attention_backend", "allocator", "compile", "loss_chunk", "threads",
         "distributed_backend", "port", "micro_batch_size", "accumulation_steps", "env": variables of the workers,
         "reasons": a sentence a setting, "findings": what is allowed but unwise, "patches": names of what workers mend in their own
         process}.
@@ -53,6 +53,7 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
     if threads == "auto":
         threads = max(1, facts["cores"] // devices.processes)
         reasons["threads"] = f"{facts['cores']} usable core(s) over {devices.processes} worker(s)"
+    tokens, vocab_size = micro * config["data"]["sequence_length"], config["data"]["tokenizer"]["vocab_size"]
     reasons["attention_backend"] = "torch's scaled_dot_product_attention chooses the kernel"
     plan = {
         "device": devices.kind,
@@ -62,6 +63,7 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
         "attention_backend": speed.attention(config, devices, precision, facts, problems),
         "allocator": speed.allocator(wishes, devices.kind, facts, problems, reasons),
         "compile": speed.compilation(train, devices.kind, facts, problems),
+        "loss_chunk": speed.loss_chunk(train["loss_chunk"], devices.kind, tokens, vocab_size, reasons),
         "threads": threads,
         "distributed_backend": speed.backend(
             wishes["distributed_backend"], devices.kind, facts["nccl"], problems, reasons

@@ -5,6 +5,9 @@ from typing import Any
 from tasks.patch_environment.devices import Devices
 
 HALF_ONLY = ("varlen", "flash2", "flash4")
+# Bytes of fp32 logits of one micro-batch from which they are computed in parts, and the tokens of one; measured in benchmarks/loss.py.
+LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
+CHUNK = {"cpu": 256, "cuda": 4096}
 
 
 def precision(wishes: dict, devices: Devices, facts: dict, problems: list[str], reasons: dict[str, str]) -> str:
@@ -81,6 +84,19 @@ def compilation(train: dict, kind: str, facts: dict, problems: list[str]) -> str
     if wish in ("block", "whole") and fault:
         problems.append(f"train.compile={wish}, but {fault}; install it or use off.")
     return "off" if wish == "auto" else wish
+
+
+def loss_chunk(wish: int | str, kind: str, tokens: int, vocab_size: int, reasons: dict[str, str] | None = None) -> int:
+    """train.loss_chunk: tokens of a micro-batch whose logits exist at a time; 0: all."""
+    if wish != "auto":
+        return int(wish)
+    logits = 4 * tokens * vocab_size
+    large = logits > LARGE_LOGITS[kind]
+    if reasons is not None:
+        reasons["loss_chunk"] = (
+            f"the logits of a micro-batch are {logits / 2**20:,.0f} MiB, {'many' if large else 'few'}"
+        )
+    return CHUNK[kind] if large else 0
 
 
 def backend(wish: str, kind: str, nccl: bool, problems: list[str], reasons: dict[str, str]) -> str:

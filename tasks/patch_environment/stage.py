@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from configs.architecture import of_vocabulary
 from configs.errors import ConfigError, PipelineError
 from tasks.artifacts import write_atomic
 from tasks.patch_environment.compare import KEPT, LOST, differences
@@ -33,16 +34,23 @@ SAID = (
 )
 
 
-def patch_environment(config: dict, home: str, run: str, machine: Machine | None = None) -> dict[str, Any]:
+def patch_environment(
+    config: dict, home: str, run: str, vocab_size: int | None = None, machine: Machine | None = None
+) -> dict[str, Any]:
     """The plan of run `run`: the one pinned at its first attempt where there is one, else a new one, pinned now.
 
     An explicit setting that differs from the pin is followed, and a machine that cannot follow the pin is not made to; both are
     said aloud, since the run is then no longer bitwise the one that began.
 
+    Args:
+        vocab_size: the dataset's; None: the configuration's.
+
     Raises:
         ConfigError: the configuration asks for what this machine has not, or `home` cannot be written.
         PipelineError: the disk is full.
     """
+    if vocab_size is not None:
+        config = of_vocabulary(config, vocab_size)
     facts = probe(Path(home), config, machine)
     path = Path(home) / "runs" / run / "environment.json"
     _refuse_bad_disk(facts["disk"], home)
@@ -99,7 +107,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        named = set(EXACT) - set(BEFORE) - {"micro_batch_size"}
+        named = set(EXACT) - set(BEFORE) - {"micro_batch_size", "loss_chunk"}
         if not named <= set(record["pinned"]) or not {"python", "cpu", "gpus", "versions"} <= set(record["facts"]):
             raise KeyError("settings or facts")
         return record

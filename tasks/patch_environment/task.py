@@ -13,9 +13,9 @@ from tasks.patch_environment.findings import judge
 
 
 @task(name="patch-environment", cache_policy=NO_CACHE, persist_result=False)
-def patch_environment(config: dict, home: str, run: str) -> dict:
+def patch_environment(config: dict, home: str, run: str, vocab_size: int) -> dict:
     """The plan of `stage.patch_environment`; it may hold the user's environment variables, so Prefect keeps no copy."""
-    plan = stage.patch_environment(config, home, run)
+    plan = stage.patch_environment(config, home, run, vocab_size)
     record = json.loads(
         (Path(home) / "runs" / run / "environment.json").read_text(encoding="utf-8")
     )  # secrets are masked

@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.patch_environment.estimate import CHUNKED_TOKENS
-
-LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
+from configs.architecture import architecture
 
 
 class TrialFailed(Exception):
@@ -52,20 +50,12 @@ def steps(config: dict, plan: dict, seconds: float, limit: float) -> dict[str, f
         TrialFailed: with the reason.
     """
     micro, length = plan["micro_batch_size"], config["data"]["sequence_length"]
-    vocab_size, kind = config["data"]["tokenizer"]["vocab_size"], plan["device"]
-    chunk = config["train"]["loss_chunk"]
-    if chunk == "auto":
-        chunk = CHUNKED_TOKENS[kind] if 4 * micro * length * vocab_size > LARGE_LOGITS[kind] else 0
-    fields = dict(config["model"])
-    fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
-    if scaling := fields.get("rope_scaling"):
-        fields["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
+    settings = ("precision", "attention_backend", "threads", "device", "compile", "loss_chunk")
     case = {
-        "model": fields | {"vocab_size": vocab_size, "max_position_embeddings": length},
+        "model": architecture(config["model"], config["data"]["tokenizer"]["vocab_size"], length),
         "micro_batch_size": micro,
         "length": length,
-        **{name: plan[name] for name in ("precision", "attention_backend", "threads", "device", "compile")},
-        "loss_chunk": chunk,
+        **{name: plan[name] for name in settings},
         "activation_checkpointing": config["train"]["activation_checkpointing"],
         "seconds": seconds,
     }

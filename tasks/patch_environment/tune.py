@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.durations import planned_steps
+from model.flops import flops_per_token
 from tasks.artifacts import write_atomic
 from tasks.patch_environment import trials
-from tasks.patch_environment.estimate import parameters
+from tasks.patch_environment.estimate import model_of
 from tasks.patch_environment.pin import asking, wish
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.speed import HALF_ONLY, can_compile
@@ -178,16 +179,11 @@ class _Search:
 
 
 def _seconds_of(config: dict, plan: dict, facts: dict) -> float:
-    """About how long the run takes, before anything is measured: 6 operations a parameter and token."""
+    """About how long the run takes, before anything is measured."""
     length = config["data"]["sequence_length"]
     tokens = planned_steps(config["train"], length) * config["train"]["global_batch_size"] * length
     units = facts["cores"] if plan["device"] == "cpu" else plan["nproc_per_node"]
-    return (
-        6
-        * parameters(config["model"], config["data"]["tokenizer"]["vocab_size"])
-        * tokens
-        / (SPEED[plan["device"]] * units)
-    )
+    return flops_per_token(model_of(config), length) * tokens / (SPEED[plan["device"]] * units)
 
 
 def _key(config: dict, facts: dict, plan: dict) -> str:

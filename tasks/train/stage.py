@@ -5,6 +5,7 @@ import logging
 import math
 from pathlib import Path
 
+from configs.architecture import architecture
 from configs.errors import ConfigError, DataError, TrainFailed
 from tasks.artifacts import Lock, write_atomic
 from tasks.train import checkpoints
@@ -43,7 +44,7 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
     run.path.mkdir(parents=True, exist_ok=True)
     with Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock:
         initial = initial_of(config, run.read(run.lineage))
-        model = model_fields(config, reference, initial)
+        model = architecture(config["model"], (initial or reference)["vocab_size"], reference["sequence_length"])
         config = config | {"train": in_steps(config["train"], reference, home)}
         claim(run, config, model, reference, initial)
         if summary := finished(run, config["train"]):
@@ -79,16 +80,6 @@ def hangs_without_progress(run: RunFolder) -> int:
     step = checkpoints.latest_step(run.checkpoints)
     mine = [record for record in attempts(run) if record["invocation"] == INVOCATION]
     return sum(record["code"] == 76 and record["checkpoint_step"] == step for record in mine)
-
-
-def model_fields(config: dict, reference: dict, initial: dict | None = None) -> dict:
-    """The architecture in full: the configuration's, with what the dataset decides, or the weights to start from."""
-    fields = dict(config["model"])
-    fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
-    if scaling := fields.get("rope_scaling"):
-        fields["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
-    vocabulary = initial["vocab_size"] if initial else reference["vocab_size"]
-    return fields | {"vocab_size": vocabulary, "max_position_embeddings": reference["sequence_length"]}
 
 
 def finished(run: RunFolder, train: dict) -> dict | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from laboratory import exact_metrics
 
+from configs.architecture import architecture
 from configs.loading import parse_config
 from exactness.cover import Cell
 from tasks.patch_environment.plan import resolve
@@ -20,7 +21,6 @@ from tasks.preprocess.stage import preprocess
 from tasks.train import checkpoints
 from tasks.train.attempt import write_order
 from tasks.train.run_folder import RunFolder, claim, cut_metrics, remove_staging
-from tasks.train.stage import model_fields
 
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16
 DOCUMENTS = {
@@ -108,7 +108,7 @@ class Bench:
         if cell["epoch"] not in self.references:
             self.references[cell["epoch"]] = preprocess(config["data"], str(self.home))
         reference = self.references[cell["epoch"]]
-        model = model_fields(config, reference)
+        model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
         claim(run, config, model, reference)
         remove_staging(run)
         if lose_newest:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.flops import attention_flops, flops_per_token, matrix_parameters
+from model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
 from model.llama import Llama
 
 # width 32, 4 query heads and 2 key-value heads of 8, inner 48, vocabulary 97, 2 layers
@@ -17,6 +17,22 @@ def test_softmax_by_hand(config):
     assert matrix_parameters(config()) == MATRICES
     assert attention_flops(config(), 5) == attention
     assert flops_per_token(config(), 5) == 6 * MATRICES + 3 * 2 * attention / 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": False, "qk_norm": True},
+        {"attention": "infini", "pre_norm": False},
+        {"attention": "local"},
+        {"attention": "infini", "tie_word_embeddings": False, "num_key_value_heads": 1},
+    ],
+)
+def test_parameters_are_those_of_the_model(config, fields):
+    with torch.device("meta"):
+        model = Llama(config(**fields))
+    assert parameters(config(**fields)) == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

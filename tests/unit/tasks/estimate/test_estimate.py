@@ -23,7 +23,9 @@ TRAIN = TrainingConfig(micro_batch_size=3, global_batch_size=6).model_dump(mode=
 
 def layout(**changes):
     fields = {"micro_batch_size": 3, "sequence_length": 70, "micro_batches": 2, "workers": 1, "shards": 1}
-    return Layout(**(fields | {"reshard_after_forward": True, "precision": "fp32", "device": "cpu"} | changes))
+    return Layout(
+        **(fields | {"reshard_after_forward": True, "precision": "fp32", "device": "cpu", "loss_chunk": 0} | changes)
+    )
 
 
 def model_of(**changes):
@@ -42,7 +44,7 @@ def real_peak(config, train, at):
             model = Llama(config)
         model.load_state_dict({name: torch.zeros(value.shape) for name, value in model.named_parameters()}, False, True)
         model.tie_weights()
-        save_memory(model, train, at.sequence_length, "cpu")
+        save_memory(model, train, at.loss_chunk)
         optimizer = build_optimizer(model, train)
         for _ in range(2):
             live.begin()
@@ -61,16 +63,16 @@ def real_peak(config, train, at):
 
 
 @pytest.mark.parametrize(
-    ("attention", "train", "precision"),
+    ("attention", "train", "precision", "loss_chunk"),
     [
-        ("softmax", {}, "fp32"),
-        ("softmax", {"loss_chunk": 64, "z_loss": 1e-4}, "bf16"),
-        ("infini", {}, "bf16"),
-        ("infini", {"activation_checkpointing": "full"}, "fp32"),
+        ("softmax", {}, "fp32", 0),
+        ("softmax", {"z_loss": 1e-4}, "bf16", 64),
+        ("infini", {}, "bf16", 0),
+        ("infini", {"activation_checkpointing": "full"}, "fp32", 0),
     ],
 )
-def test_the_count_is_that_of_real_tensors(attention, train, precision):
-    config, at = model_of(attention=attention), layout(precision=precision)
+def test_the_count_is_that_of_real_tensors(attention, train, precision, loss_chunk):
+    config, at = model_of(attention=attention), layout(precision=precision, loss_chunk=loss_chunk)
     counted = sum(step_memory(config, TRAIN | train, at).values())
     assert counted == pytest.approx(real_peak(config, TRAIN | train, at), rel=0.01)
 
@@ -88,7 +90,7 @@ def test_parts_are_what_they_are_called():
     assert alone["logits"] >= 2 * rows * 500 * 4
     half = step_memory(config, TRAIN, layout(workers=2, shards=2))
     assert half["optimizer"] < alone["optimizer"] * 0.51
-    chunked = step_memory(config, TRAIN | {"loss_chunk": 16}, layout())
+    chunked = step_memory(config, TRAIN, layout(loss_chunk=16))
     assert chunked["logits"] < alone["logits"] / 4
     assert (
         step_memory(config, TRAIN | {"activation_checkpointing": "full"}, layout())["activations"]
@@ -103,7 +105,7 @@ def test_estimate_of_a_configuration(monkeypatch, tmp_path):
     settings = resolved(load_config("tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"]))
     record = run.estimate(settings)
     flops, memory = record["flops_per_token"], record["memory"]
-    config = LlamaConfig.from_dict(run.architecture(settings))
+    config = LlamaConfig.from_dict(run.fields_of(settings))
     assert (
         flops["total"]
         == flops_per_token(config, 256)

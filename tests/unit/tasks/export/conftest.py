@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from configs.architecture import architecture
 from configs.schema import PipelineConfig
 from model.config import LlamaConfig
 from model.llama import Llama
 from tasks.train.run_folder import RunFolder, claim
-from tasks.train.stage import model_fields
 from tasks.train.worker import checkpoint
 from tasks.train.worker.parallel import Ranks
 
@@ -42,7 +42,7 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
         wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
         given = {"data": data(), "model": sizes, "runtime": {"name": name, "home": str(home)}}
         config = PipelineConfig.model_validate(given).model_dump(mode="json")
-        fields = model_fields(config, reference) | wanted
+        fields = architecture(config["model"], reference["vocab_size"], reference["sequence_length"]) | wanted
         run = RunFolder(home / "runs" / name)
         run.path.mkdir(parents=True)
         claim(run, config, fields, reference)

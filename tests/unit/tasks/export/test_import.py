@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM
 
+from configs.architecture import architecture
 from configs.errors import ConfigError, DataError
 from configs.loading import load_config
 from model.config import LlamaConfig
@@ -19,7 +20,6 @@ from tasks.export.writing import export
 from tasks.hf_folder import open_folder
 from tasks.train.initial import initial_of, refuse_unlike
 from tasks.train.run_folder import RunFolder, claim
-from tasks.train.stage import model_fields
 from tasks.train.worker.pretrained import load_pretrained
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -90,7 +90,7 @@ def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
     assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
-    fields = model_fields(config, {"vocab_size": 1, "sequence_length": 2048}, initial_of(config, {}))
+    fields = architecture(config["model"], initial_of(config, {})["vocab_size"], 2048)
     assert LlamaConfig.from_dict(fields) == open_folder(path).config
     again = write_configuration(path, tmp_path / "infini.yaml", "infini", 128)
     assert again["digest"] == record["digest"]
@@ -164,7 +164,13 @@ def starting(theirs, built, data):
     def begin(**changes):
         now = config | {"model": config["model"] | changes.pop("model", {}), "train": config["train"] | changes}
         initial = initial_of(now, run.read(run.lineage))
-        return claim(run, now, model_fields(now, reference, initial), reference, initial)
+        return claim(
+            run,
+            now,
+            architecture(now["model"], (initial or reference)["vocab_size"], reference["sequence_length"]),
+            reference,
+            initial,
+        )
 
     return path, run, begin
 

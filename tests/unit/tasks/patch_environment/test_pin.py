@@ -53,6 +53,13 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     assert "bitwise" not in caplog.text
 
 
+def test_the_datasets_vocabulary_decides_how_the_loss_is_cut_and_the_first_attempt_fixes_it(tmp_path):
+    first = patch_environment(config(), str(tmp_path), "run", vocab_size=128_256)
+    assert first["loss_chunk"] == record_of(tmp_path)["pinned"]["loss_chunk"] == 256
+    assert patch_environment(config(), str(tmp_path), "run", vocab_size=300)["loss_chunk"] == 256
+    assert patch_environment(config(), str(tmp_path), "other", vocab_size=300)["loss_chunk"] == 0
+
+
 def test_the_time_of_the_pin_and_the_environment_of_this_process_stay(tmp_path):
     before = dict(os.environ)
     patch_environment(config({"env": {"MINE": "1"}}), str(tmp_path), "run")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs.architecture import of_vocabulary
 from configs.errors import ConfigError
 from configs.schema import PipelineConfig
 from tasks.patch_environment.plan import resolve
@@ -47,6 +48,18 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
 
 def test_one_old_gpu_among_others_means_fp32(laptop):
     assert resolve(config(), laptop | {"gpus": [GPU, OLD_GPU], "nccl": True})["precision"] == "fp32"
+
+
+def test_the_loss_is_cut_where_the_logits_are_large(laptop):
+    """8 rows of 256 tokens: 64 MiB at 8k of vocabulary, 32 at 4k, which is not more than it may be; on a GPU a GiB may be."""
+    for vocab_size, expected in ((8192, 256), (4096, 0)):
+        wish = of_vocabulary(config(), vocab_size)
+        assert wish["train"]["micro_batch_size"] * wish["data"]["sequence_length"] == 8 * 256
+        assert resolve(wish, laptop)["loss_chunk"] == expected
+    gpu = laptop | {"gpus": [GPU], "nccl": True}
+    assert resolve(of_vocabulary(config(), 128_256), gpu)["loss_chunk"] == 0
+    assert resolve(of_vocabulary(config(), 256_000), gpu)["loss_chunk"] == 4096
+    assert resolve(of_vocabulary(config(train={"loss_chunk": 0}), 128_256), laptop)["loss_chunk"] == 0
 
 
 def test_the_users_variables_win_over_the_plans(laptop):

@@ -139,9 +139,9 @@ def test_the_tuned_plan_is_pinned_at_the_first_attempt(case, tmp_path, monkeypat
     tried = speeds(monkeypatch, lambda plan: 200 if plan["nproc_per_node"] == 8 else 100)
     config, _ = case()
     machine = lay_out(tmp_path / "again")
-    plan = patch_environment(config, str(tmp_path), "run", machine)
+    plan = patch_environment(config, str(tmp_path), "run", machine=machine)
     assert (plan["nproc_per_node"], plan["threads"]) == (8, 1) and "2.00x" in plan["reasons"]["threads"]
     count = len(tried)
     monkeypatch.setattr("tasks.patch_environment.stage.tune", lambda *arguments: pytest.fail("tuned again"))
-    later = patch_environment(config, str(tmp_path), "run", machine)
+    later = patch_environment(config, str(tmp_path), "run", machine=machine)
     assert (later["nproc_per_node"], later["threads"]) == (8, 1) and len(tried) == count
