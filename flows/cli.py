@@ -124,6 +124,8 @@ def build_parser() -> Parser:
     bring.add_argument("--segment-length", type=_at_least_one, metavar="N", help="tokens of local attention (infini)")
     inspect = command("inspect", "what is in a dataset or a run")
     inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")
+    report = command("report", "a run's page, report.html, as it is now; also while the run goes on")
+    report.add_argument("run", metavar="RUN", help="path of a run, or its name")
     return parser
 
 

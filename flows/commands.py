@@ -205,6 +205,13 @@ def inspect(arguments: Namespace) -> Answer:
     return record, as_text(record)
 
 
+def report(arguments: Namespace) -> Answer:
+    from tasks.report.run import write_report
+
+    record = write_report(_find(arguments.run, "runs"))
+    return record, record["report"]
+
+
 def _home() -> Path:
     return Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")).resolve()
 

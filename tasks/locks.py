@@ -56,18 +56,33 @@ class Lock:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise Busy(
-                        f"{self.path} is held by {self._holder()}; wait until it ends, or stop it, and run the same command again."
+                        f"{self.path} is held by {_who(self.fd)}; wait until it ends, or stop it, and run the same command again."
                     ) from None
                 time.sleep(0.1)
-
-    def _holder(self) -> str:
-        try:
-            record = json.loads(os.pread(self.fd, 4096, 0))
-            return f"process {record['pid']} on {record['host']} since {record['since']}"
-        except (ValueError, KeyError):  # it has the lock and has not written yet
-            return "another process"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self.fd)
+
+
+def holder(path: Path) -> str | None:
+    """Who holds the lock, for people; None where nobody does. A newcomer at this very moment is turned away once."""
+    if not path.exists():
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _who(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _who(descriptor: int) -> str:
+    try:
+        record = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {record['pid']} on {record['host']} since {record['since']}"
+    except (ValueError, KeyError):  # it has the lock and has not written yet
+        return "another process"

@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.architecture import architecture
 from configs.errors import ConfigError, DataError, TrainFailed
 from tasks.artifacts import Lock, write_atomic
+from tasks.report.run import write_report
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
@@ -16,7 +17,6 @@ from tasks.train.grace import grace_period
 from tasks.train.initial import initial_of
 from tasks.train.length import in_steps
 from tasks.train.outcome import Outcome
-from tasks.train.report import write_report
 from tasks.train.run_folder import RunFolder, attempts, claim, read_metrics
 
 log = logging.getLogger("infini_llama.train")
@@ -130,7 +130,7 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
     summary["paths"] = {
         "run": str(run.path),
         "tensorboard": str(run.path / "tensorboard"),
-        **write_report(run.path, summary),
+        **write_report(run.path),
     }
     write_atomic(run.summary, json.dumps(summary, indent=1))
     return summary

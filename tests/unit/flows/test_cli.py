@@ -46,7 +46,8 @@ def texts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("run",), ("generate",), ("inspect",), ("doctor",), ("export",), ("import",), ("estimate",)]
+    "words",
+    [(), ("run",), ("generate",), ("inspect",), ("doctor",), ("export",), ("import",), ("estimate",), ("report",)],
 )
 def test_help_imports_nothing_heavy(tmp_path, words):
     heavy = [
@@ -97,6 +98,7 @@ def test_help_answers_at_once(tmp_path):
         (["preprocess", "run.yaml", "data.sequence_length=100000"], 65, "data.sequence_length=100000"),
         (["train", "run.yaml"], 65, "run 'infini-llama preprocess run.yaml'"),
         (["verify", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
+        (["report", "."], 64, "is no run folder (it has no lineage.json)"),
         (["inspect", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
         (["generate", "nowhere", "--prompt", "x"], 64, "'nowhere' is neither a folder nor the name of one"),
         (["generate", ".", "--prompt-file", "nowhere.txt"], 64, "--prompt-file nowhere.txt cannot be read"),

@@ -1,0 +1,155 @@
+"""Curves as SVG inside a page, drawn by matplotlib; their colours are the page's own, so that they follow its light or dark ground."""
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tasks.report.page import LIGHT, text
+
+INCHES = (4.6, 2.5)
+MOST_POINTS = 400  # of one curve; more of them would not be seen, and a page of a long run would be large
+# matplotlib writes colours as #rrggbb; these stand for the page's variables.
+INK, LINE = "#010101", "#020202"
+VARIABLES = {INK: "var(--soft)", LINE: "var(--line)"}
+SERIES = tuple(f"#0301{number:02x}" for number in range(1, len(LIGHT) + 1))
+VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y against x. `line` shows the mean, and where it was thinned also the range; `points` a mark for each value; `level` is
+    one value for all x; `bars` are as wide as they are apart."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    kind: Literal["line", "points", "level", "bars"] = "line"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one picture shows; `marks` are vertical lines, such as the beginnings of attempts."""
+
+    title: str
+    curves: list[Curve]
+    x_label: str = "step"
+    log: bool = False
+    marks: Sequence[float] = field(default=())
+    colours: Sequence[int] | None = None  # of the curves, numbers from 0; None: in order
+
+
+def figures(charts: Sequence[Chart]) -> str:
+    """The charts that have anything to show, beside one another where the page is wide."""
+    drawn = "".join(figure(chart) for chart in charts if any(_finite(curve)[0].size for curve in chart.curves))
+    return f'<div class="charts">{drawn}</div>' if drawn else ""
+
+
+def figure(chart: Chart) -> str:
+    key = ""
+    if len(chart.curves) > 1:
+        colours = _colours(chart)
+        spans = (
+            f'<span><i style="background:{VARIABLES.get(colour, colour)}"></i>{text(curve.label)}</span>'
+            for curve, colour in zip(chart.curves, colours, strict=True)
+        )
+        key = f'<div class="key">{"".join(spans)}</div>'
+    return f"<figure><figcaption>{text(chart.title)}</figcaption>{key}{svg(chart)}</figure>"
+
+
+def svg(chart: Chart) -> str:
+    """The chart as an <svg> element, the same bytes for the same values."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "infini-llama", "font.family": "sans-serif"}):
+        target = io.StringIO()
+        _draw(chart, SERIES, INK, LINE).savefig(
+            target, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
+    drawn = target.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in every chart of a page
+    drawn = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", drawn)
+    drawn = re.sub(r"#0[123]01[0-9a-f]{2}", lambda found: VARIABLES[found[0]], drawn.replace(LINE, VARIABLES[LINE]))
+    return drawn.replace("<svg ", f'<svg role="img" aria-label="{text(chart.title)}" ', 1)
+
+
+def save_picture(chart: Chart, target: Path) -> None:
+    """The chart as a PNG of 960 by 540 points, with a key, for places that show no SVG."""
+    drawn = _draw(chart, LIGHT, "#16191d", "#d9dde2", (8, 4.5))
+    (axes,) = drawn.axes
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    axes.set_ylabel(chart.title)
+    drawn.savefig(target, format="png", dpi=120, facecolor="white")
+
+
+def thinned(
+    x: np.ndarray, y: np.ndarray, most: int = MOST_POINTS
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Means of x and y, and the least and greatest y, of at most `most` groups of neighbours of nearly equal size."""
+    edges = np.linspace(0, len(x), min(most, len(x)) + 1).astype(np.int64)[:-1]
+    sizes = np.diff([*edges, len(x)])
+    x_mean, y_mean = (np.add.reduceat(values, edges) / sizes for values in (x, y))
+    return x_mean, y_mean, np.minimum.reduceat(y, edges), np.maximum.reduceat(y, edges)
+
+
+def _colours(chart: Chart) -> list[str]:
+    chosen = chart.colours or [number for number, _ in enumerate(chart.curves)]
+    return [
+        INK if curve.kind == "level" else SERIES[number % len(SERIES)]
+        for curve, number in zip(chart.curves, chosen, strict=True)
+    ]
+
+
+def _finite(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None and math.isfinite(y)]
+    x, y = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+
+
+def _draw(chart: Chart, series: Sequence[str], ink: str, line: str, inches: tuple[float, float] = INCHES) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    drawn = Figure(figsize=inches, layout="constrained")
+    axes = drawn.add_subplot()
+    named = dict(zip((*SERIES, INK), (*series, ink), strict=False)) | {INK: ink}
+    for curve, colour in zip(chart.curves, (named[colour] for colour in _colours(chart)), strict=True):
+        x, y = _finite(curve)
+        if not x.size:
+            continue
+        if curve.kind == "level":
+            axes.axhline(y[0], color=ink, linewidth=1, linestyle=(0, (4, 3)), label=curve.label)
+        elif curve.kind == "bars":
+            width = float(np.diff(x).min()) if len(x) > 1 else 1.0
+            axes.bar(x, y, width=width * 0.92, color=colour, label=curve.label)
+        elif curve.kind == "points":
+            axes.plot(x, y, color=colour, linewidth=1.4, marker="o", markersize=3.2, label=curve.label)
+        else:
+            middle, mean, low, high = thinned(x, y)
+            if len(x) > MOST_POINTS:
+                axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
+            axes.plot(middle, mean, color=colour, linewidth=1.4, label=curve.label)
+    for mark in chart.marks:
+        axes.axvline(mark, color=ink, linewidth=0.8, linestyle=(0, (1, 2)))
+    axes.set_yscale("log" if chart.log else "linear")
+    axes.set_xlabel(chart.x_label, color=ink, fontsize=9)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if not chart.log:
+        low, high = axes.get_ylim()
+        if max(abs(low), abs(high)) >= 1000:
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.tick_params(colors=ink, which="both", labelsize=9, length=0)
+    axes.grid(color=line, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(side == "bottom")
+        axes.spines[side].set_color(line)
+    return drawn

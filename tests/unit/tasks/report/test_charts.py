@@ -1,0 +1,54 @@
+"""Curves as drawn: where their points lie, what is left out, and colours that are the page's own."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tasks.report.charts import MOST_POINTS, Chart, Curve, figures, svg, thinned
+
+
+def points_of(drawn: str, colour: str) -> list[tuple[float, float]]:
+    """Coordinates of the path in this colour."""
+    paths = [
+        path
+        for path in re.findall(r'<path d="([^"]+)"[^>]*style="([^"]+)"', drawn)
+        if f"stroke: var({colour})" in path[1]
+    ]
+    numbers = re.findall(r"[ML] ([\d.]+) ([\d.]+)", paths[0][0])
+    return [(float(x), float(y)) for x, y in numbers]
+
+
+def test_a_curve_is_drawn_where_its_values_are():
+    drawn = svg(Chart("loss", [Curve("a", [1, 2, 3], [3.0, 1.0, 2.0])]))
+    (x1, y1), (x2, y2), (x3, y3) = points_of(drawn, "--series-1")
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.01)
+    assert (y2 - y1) == pytest.approx(2 * (y2 - y3), abs=0.01)  # SVG counts downwards
+
+
+def test_values_that_are_not_there_or_not_finite_are_left_out():
+    drawn = svg(Chart("loss", [Curve("a", [1, 2, 3, 4], [3.0, None, float("nan"), 2.0])]))
+    assert len(points_of(drawn, "--series-1")) == 2
+    assert figures([Chart("nothing", [Curve("a", [1], [None])]), Chart("no curve", [])]) == ""
+
+
+def test_no_colour_but_the_page_s_own():
+    drawn = figures([Chart("loss", [Curve("a", [1, 2], [1, 2]), Curve("level", [0], [1.5], "level")], marks=[1.5])])
+    assert not re.findall(r"#[0-9a-fA-F]{6}", drawn)
+    assert {"var(--series-1)", "var(--soft)", "var(--line)"} <= set(re.findall(r"var\(--[a-z0-9-]+\)", drawn))
+
+
+def test_a_long_curve_keeps_its_mean_and_its_extremes():
+    x = np.arange(100_000.0)
+    y = np.sin(x)
+    y[777] = 50.0
+    middle, mean, low, high = thinned(x, y)
+    assert len(mean) == MOST_POINTS and (np.diff(middle) > 0).all()
+    assert high.max() == 50.0 and low.min() == y.min()
+    assert mean @ np.full(MOST_POINTS, 1 / MOST_POINTS) == pytest.approx(y.mean())
+    assert len(svg(Chart("loss", [Curve("a", x.tolist(), y.tolist())]))) < 60_000
+
+
+def test_the_same_values_give_the_same_bytes():
+    chart = Chart("loss", [Curve("a", [1, 2], [1, 2], "points")])
+    assert svg(chart) == svg(chart)

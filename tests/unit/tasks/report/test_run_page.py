@@ -1,0 +1,79 @@
+"""A run's page: complete at any time, nothing fetched, nothing from the run's texts taken for HTML."""
+
+import json
+import shutil
+
+import pytest
+
+from configs.errors import ConfigError
+from tasks.locks import Lock
+from tasks.report.record import RunRecord
+from tasks.report.run import write_report
+
+
+def test_a_finished_run(make_run, read_page):
+    folder = make_run(gates=[0.25, 0.5])
+    paths = write_report(folder)
+    page = read_page((folder / "report.html").read_text())
+    for words in (
+        "finished; step 60 of 60",
+        "5.4000 training loss, nats",
+        "5.5000 validation loss, nats",
+        "1,234 parameters",
+        "Share of memory in Infini-attention's output",
+        "def f(): </pre><script>",
+        "a second text",
+        "rank 1 ended without a word",
+        "step-00000060",
+        "latest best",
+        "ab12",
+    ):
+        assert words in page.text, words
+    assert page.elements.count("svg") == 7  # loss, bits a byte, rate, norm, speed, seconds, gates
+    assert paths == {"loss_curve": str(folder / "loss.png"), "report": str(folder / "report.html")}
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_goes_on(make_run, read_page):
+    folder = make_run(steps=33, finished=False)
+    with Lock(folder / "lock"):
+        write_report(folder)
+    page = read_page((folder / "report.html").read_text())
+    assert "running; step 33 of 60" in page.text
+    assert page.elements.count("svg") == 6
+    assert RunRecord(folder).state == "stopped"
+
+
+def test_a_run_that_has_hardly_begun(make_run, read_page):
+    folder = make_run(steps=0, finished=False)
+    shutil.rmtree(folder.parent.parent / "datasets")
+    (folder / "attempts.jsonl").unlink()
+    write_report(folder)
+    page = read_page((folder / "report.html").read_text())
+    assert "not begun; step 0 of 60" in page.text
+    assert "the dataset was moved or removed" in page.text
+
+
+def test_what_ended_the_run_before_it_went_on_is_not_its_end(make_run):
+    folder = make_run()
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"steps": 40}))
+    assert RunRecord(folder).result == {} and RunRecord(folder).state == "to finish"
+
+
+def test_what_other_versions_recorded_is_shown_where_it_is_there(make_run, read_page):
+    folder = make_run()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    more = {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.5]]}
+    lines = [line | more if line["kind"] == "train" else line for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
+    write_report(folder)
+    page = read_page((folder / "report.html").read_text())
+    assert "25.0% MFU" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
+    assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
+
+
+def test_the_folder_of_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="is no run folder"):
+        write_report(tmp_path)
