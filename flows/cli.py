@@ -126,12 +126,34 @@ def build_parser() -> Parser:
     inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")
     report = command("report", "a run's page, report.html, as it is now; also while the run goes on")
     report.add_argument("run", metavar="RUN", help="path of a run, or its name")
+    compare = command("compare", "runs beside one another: what differs in them, and what came of it")
+    compare.add_argument("runs", metavar="RUN", nargs="+", help="paths of runs, or their names")
+    compare.add_argument("--html", metavar="FILE", help="also write a page with their curves over each other")
+    command("runs", "every run there is: state, step, losses, age, size")
+    gc = command("gc", "what is temporary, abandoned or old; --yes removes it, and never what a run resumes from")
+    gc.add_argument("--yes", action="store_true", help="remove it; without this it is only listed")
+    gc.add_argument(
+        "--older-than", type=_not_negative, default=1.0, metavar="DAYS", help="nothing younger goes (default: 1)"
+    )
+    gc.add_argument(
+        "--keep-checkpoints",
+        type=_at_least_two,
+        metavar="N",
+        help="of each run the N newest stay, beside the best and the permanent ones, and older ones go",
+    )
+    gc.add_argument("--unused-datasets", action="store_true", help="datasets that no run here was trained on go, too")
     return parser
 
 
 def _at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def _at_least_two(text: str) -> int:
+    if (number := int(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 2, so that a damaged one has a predecessor")
     return number
 
 

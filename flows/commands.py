@@ -212,6 +212,43 @@ def report(arguments: Namespace) -> Answer:
     return record, record["report"]
 
 
+def compare(arguments: Namespace) -> Answer:
+    from flows.inspection import as_text
+    from tasks.artifacts import write_atomic
+    from tasks.report.comparison import NOT_THE_SAME, columns_of_runs, compare, comparison_page, rows_of_keys
+
+    paths = [_find(run, "runs") for run in arguments.runs]
+    record = compare(paths)
+    shown = {"what differs": rows_of_keys(record["differences"]), "what came of it": columns_of_runs(record["runs"])}
+    text = as_text({part: rows for part, rows in shown.items() if rows})
+    if not record["same_validation"]:
+        log.warning(NOT_THE_SAME)
+    if arguments.html is not None:
+        target = Path(arguments.html).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, comparison_page(paths, record))
+        record |= {"page": str(target)}
+        text += f"\n\n{target}"
+    return record, text
+
+
+def runs(arguments: Namespace) -> Answer:
+    from flows.inspection import runs_text
+    from tasks.housekeeping.runs import list_runs
+
+    found = list_runs(_home())
+    return {"home": str(_home()), "runs": found}, runs_text(found) if found else f"no run in {_home() / 'runs'}"
+
+
+def gc(arguments: Namespace) -> Answer:
+    from flows.inspection import leftovers_text
+    from tasks.housekeeping.gc import Rules, collect
+
+    rules = Rules(arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets)
+    record = collect(_home(), rules, arguments.yes)
+    return record, leftovers_text(record)
+
+
 def _home() -> Path:
     return Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")).resolve()
 

@@ -52,6 +52,38 @@ def estimate_text(record: dict) -> str:
     )
 
 
+def runs_text(runs: list[dict]) -> str:
+    """Every run in a line, ages and sizes with units."""
+    from tasks.report.page import in_bytes, in_time
+
+    rows = [
+        {
+            "run": run["run"],
+            "state": run["state"],
+            "step": f"{run['step']:,}/{run['max_steps']:,}",
+            "loss": run["train_loss"],
+            "validation": run["validation_loss"],
+            "last worked on": f"{in_time(run['age'])} ago",
+            "size": in_bytes(run["bytes"]),
+        }
+        for run in runs
+    ]
+    return as_text({"runs": rows})
+
+
+def leftovers_text(record: dict) -> str:
+    """What `gc` found, and what it did or would do."""
+    from tasks.report.page import in_bytes
+
+    files = [file | {"bytes": in_bytes(file["bytes"])} for file in record["files"]]
+    tables = {"left over": files, "in use and kept": record["in_use"]}
+    text = as_text({part: rows for part, rows in tables.items() if rows})
+    if not files:
+        return f"{text}\n\nnothing to remove".strip()
+    said = "removed" if record["removed"] else "to remove with --yes"
+    return f"{text}\n\n{len(files)} {said}, {in_bytes(record['bytes'])}"
+
+
 def _bytes(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 

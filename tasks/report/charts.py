@@ -41,7 +41,6 @@ class Chart:
     x_label: str = "step"
     log: bool = False
     marks: Sequence[float] = field(default=())
-    colours: Sequence[int] | None = None  # of the curves, numbers from 0; None: in order
 
 
 def figures(charts: Sequence[Chart]) -> str:
@@ -101,11 +100,7 @@ def thinned(
 
 
 def _colours(chart: Chart) -> list[str]:
-    chosen = chart.colours or [number for number, _ in enumerate(chart.curves)]
-    return [
-        INK if curve.kind == "level" else SERIES[number % len(SERIES)]
-        for curve, number in zip(chart.curves, chosen, strict=True)
-    ]
+    return [INK if curve.kind == "level" else SERIES[number % len(SERIES)] for number, curve in enumerate(chart.curves)]
 
 
 def _finite(curve: Curve) -> tuple[np.ndarray, np.ndarray]:

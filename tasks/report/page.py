@@ -146,11 +146,11 @@ def shown(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, dict):
         return ", ".join(f"{key}={shown(item)}" for key, item in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(shown(item) for item in value)
+        return ", ".join(shown(item) for item in value) or "nothing"
     return str(value)
 
 

@@ -85,10 +85,14 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
     set_pointer(folder, "latest", checkpoints[0].name)
     if best_one is not None:
         set_pointer(folder, "best", best_one.name)
-    passing = [path for path in checkpoints if not permanent_every or step_of(path) % permanent_every]
-    for path in passing[keep:]:
-        if path != best_one:
-            remove(path)
+    for path in superseded(folder, keep, permanent_every):
+        remove(path)
+
+
+def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:
+    """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step."""
+    passing = [path for path in committed(folder) if not permanent_every or step_of(path) % permanent_every]
+    return [path for path in passing[keep:] if path != best(folder)]
 
 
 def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None:

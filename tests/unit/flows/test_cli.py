@@ -47,7 +47,20 @@ def texts(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("run",), ("generate",), ("inspect",), ("doctor",), ("export",), ("import",), ("estimate",), ("report",)],
+    [
+        (),
+        ("run",),
+        ("generate",),
+        ("inspect",),
+        ("doctor",),
+        ("export",),
+        ("import",),
+        ("estimate",),
+        ("report",),
+        ("compare",),
+        ("runs",),
+        ("gc",),
+    ],
 )
 def test_help_imports_nothing_heavy(tmp_path, words):
     heavy = [
@@ -98,6 +111,8 @@ def test_help_answers_at_once(tmp_path):
         (["preprocess", "run.yaml", "data.sequence_length=100000"], 65, "data.sequence_length=100000"),
         (["train", "run.yaml"], 65, "run 'infini-llama preprocess run.yaml'"),
         (["verify", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
+        (["compare", "."], 64, "compare was given 1 run(s); name between 2 and 8"),
+        (["gc", "--keep-checkpoints", "1"], 64, "1 must be at least 2, so that a damaged one has a predecessor"),
         (["report", "."], 64, "is no run folder (it has no lineage.json)"),
         (["inspect", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
         (["generate", "nowhere", "--prompt", "x"], 64, "'nowhere' is neither a folder nor the name of one"),
@@ -184,6 +199,13 @@ def test_preprocess_verify_inspect(texts):
     damaged = command("verify", str(texts / "home" / reference["path"]), cwd=texts)
     assert damaged.returncode == 65
     assert shard.name in said(damaged)
+
+
+def test_a_home_without_runs(texts):
+    for words, said_there in ((["runs"], "no run in"), (["gc"], "nothing to remove")):
+        result = command(*words, cwd=texts)
+        assert result.returncode == 0 and said_there in result.stdout, result.stderr
+    assert json.loads(command("runs", "--json", cwd=texts).stdout)["runs"] == []
 
 
 def test_unexpected_errors_have_a_traceback_only_when_asked_for(texts):

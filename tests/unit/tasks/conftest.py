@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import made_up_runs
 import pytest
 
 from configs.schema import PipelineConfig
@@ -83,3 +84,22 @@ def digests() -> Callable[[Path], dict[str, str]]:
         return {path.relative_to(folder).as_posix(): file_checksum(path) for path in files}
 
     return below
+
+
+@pytest.fixture
+def make_run(built: tuple[Path, dict], data: Callable[..., dict]) -> Callable[..., Path]:
+    """make(name, steps, finished, gates, **train): the folder of a run on the built dataset."""
+    home, reference = built
+    return lambda *name, **changes: made_up_runs.make_run(home, reference, data(), *name, **changes)
+
+
+@pytest.fixture
+def read_page() -> Callable[[str], made_up_runs.Reading]:
+    """A page that needs nothing but itself."""
+
+    def read(html: str) -> made_up_runs.Reading:
+        page = made_up_runs.Reading(html)
+        assert not page.fetched
+        return page
+
+    return read

@@ -1,11 +1,8 @@
 """A run's folder as training leaves it, without the training: its dataset is real, its numbers are made up."""
 
 import json
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-
-import pytest
 
 from configs.architecture import architecture
 from configs.schema import PipelineConfig
@@ -38,43 +35,44 @@ def add_checkpoint(run: RunFolder, step: int, loss: float | None) -> None:
     commit(staged, target, KIND, FORMAT_VERSION, meta={})
 
 
-@pytest.fixture
-def make_run(built, data) -> Callable[..., Path]:
-    """make(name, steps, finished, gates, **train): the folder of a run whose second attempt began at step 20."""
-    home, reference = built
-
-    def make(
-        name: str = "run", steps: int = 60, finished: bool = True, gates: list | None = None, **train: object
-    ) -> Path:
-        given = {"data": data(), "train": {"max_steps": 60, "warmup_steps": 5} | train}
-        config = PipelineConfig.model_validate(given | {"runtime": {"name": name, "home": str(home)}})
-        config = config.model_dump(mode="json")
-        run = RunFolder(home / "runs" / name)
-        run.path.mkdir(parents=True)
-        model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
-        claim(run, config, model, reference)
-        records = [step_record(step) | ({"gates": gates} if gates else {}) for step in range(1, steps + 1)]
-        for step in range(20, steps + 1, 20):
-            loss = 6.1 - step / 100
-            records.insert(
-                records.index(next(r for r in records if r["step"] == step)) + 1,
-                {"kind": "validation", "step": step, "loss": loss, "bits_per_byte": loss / 2},
-            )
-            add_checkpoint(run, step, loss)
-        point_and_prune(run.checkpoints, keep=3)
-        run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
-        ends = [("failed", 70, "rank 1 ended without a word")]
-        ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
-        for number, (kind, code, message) in enumerate(ends, 1):
-            attempt = {"attempt": number, "invocation": "vm-1-1", "from_step": 20 * (number - 1), "checkpoint_step": 20}
-            append_attempt(run, attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message})
-        if finished:
-            result = {"steps": steps, "stopped_early": None, "parameters": 1234, "weights_sha256": "ab12"}
-            texts = {"sample": "def f(): </pre><script>", "samples": ["a second text"]}
-            write_atomic(run.path / "result.json", json.dumps(result | texts))
-        return run.path
-
-    return make
+def make_run(
+    home: Path,
+    reference: dict,
+    data: dict,
+    name: str = "run",
+    steps: int = 60,
+    finished: bool = True,
+    gates: list | None = None,
+    **train: object,
+) -> Path:
+    """The folder of a run with three checkpoints, whose second attempt began at step 20."""
+    given = {"data": data, "train": {"max_steps": 60, "warmup_steps": 5} | train}
+    config = PipelineConfig.model_validate(given | {"runtime": {"name": name, "home": str(home)}})
+    config = config.model_dump(mode="json")
+    run = RunFolder(home / "runs" / name)
+    run.path.mkdir(parents=True)
+    model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
+    claim(run, config, model, reference)
+    records = [step_record(step) | ({"gates": gates} if gates else {}) for step in range(1, steps + 1)]
+    for step in range(20, steps + 1, 20):
+        loss = 6.1 - step / 100
+        records.insert(
+            records.index(next(r for r in records if r["step"] == step)) + 1,
+            {"kind": "validation", "step": step, "loss": loss, "bits_per_byte": loss / 2},
+        )
+        add_checkpoint(run, step, loss)
+    point_and_prune(run.checkpoints, keep=3)
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    ends = [("failed", 70, "rank 1 ended without a word")]
+    ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
+    for number, (kind, code, message) in enumerate(ends, 1):
+        attempt = {"attempt": number, "invocation": "vm-1-1", "from_step": 20 * (number - 1), "checkpoint_step": 20}
+        append_attempt(run, attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message})
+    if finished:
+        result = {"steps": steps, "stopped_early": None, "parameters": 1234, "weights_sha256": "ab12"}
+        texts = {"sample": "def f(): </pre><script>", "samples": ["a second text"]}
+        write_atomic(run.path / "result.json", json.dumps(result | texts))
+    return run.path
 
 
 class Reading(HTMLParser):
@@ -116,15 +114,3 @@ class Reading(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
-
-
-@pytest.fixture
-def read_page() -> Callable[[str], Reading]:
-    """A page that needs nothing but itself."""
-
-    def read(html: str) -> Reading:
-        page = Reading(html)
-        assert not page.fetched
-        return page
-
-    return read

@@ -1,0 +1,1 @@
+"""What lies in the home folder, and what of it nobody needs. Imports no torch."""

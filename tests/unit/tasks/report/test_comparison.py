@@ -1,0 +1,52 @@
+"""Runs beside one another: what differs is found, what is the same is not shown, and who cannot be compared is said."""
+
+import json
+
+import pytest
+
+from configs.errors import ConfigError
+from tasks.report.comparison import compare, comparison_page
+
+
+@pytest.fixture
+def two(make_run):
+    return [make_run("one"), make_run("two", steps=40, finished=False, learning_rate=0.5)]
+
+
+def test_only_what_differs_is_listed(two):
+    record = compare(two)
+    assert record["differences"] == {"train.learning_rate": {"one": 1e-3, "two": 0.5}}
+    assert record["same_validation"]
+    assert record["runs"]["one"]["state"] == "finished" and record["runs"]["two"]["state"] == "stopped"
+    assert record["runs"]["one"]["best_validation_loss"] == pytest.approx(5.5)
+    assert record["runs"]["two"]["tokens"] == 40 * 512
+    assert record["runs"]["two"]["tokens_per_second"] == pytest.approx(1024)
+
+
+def test_another_machine_and_another_dataset(two):
+    for folder, precision in zip(two, ("fp32", "bf16"), strict=True):
+        plan = {"plan": {"precision": precision, "env": {}}, "facts": {}}
+        (folder / "environment.json").write_text(json.dumps(plan))
+    lineage = json.loads((two[1] / "lineage.json").read_text())
+    lineage["dataset"]["digest"] = "blake3:other"
+    (two[1] / "lineage.json").write_text(json.dumps(lineage))
+    record = compare(two)
+    assert record["differences"]["plan.precision"] == {"one": "fp32", "two": "bf16"}
+    assert "dataset.digest" in record["differences"] and not record["same_validation"]
+    assert "are of different rows" in comparison_page(two, record)
+
+
+def test_the_page(two, read_page):
+    page = read_page(comparison_page(two, compare(two)))
+    assert "train.learning_rate 0.001 0.5" in page.text
+    assert page.elements.count("svg") == 7  # no MFU and no gates
+    assert "are of different rows" not in page.text
+
+
+def test_what_cannot_be_compared(two, tmp_path):
+    with pytest.raises(ConfigError, match=r"1 run\(s\); name between 2 and 8"):
+        compare(two[:1])
+    with pytest.raises(ConfigError, match="two runs of one name"):
+        compare([two[0], two[0]])
+    with pytest.raises(ConfigError, match="is no run folder"):
+        compare([two[0], tmp_path])
