@@ -1,0 +1,135 @@
+"""Every file in deploy/ passes its linter, and keeps the promises that no linter knows of."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+BIN = Path(sys.executable).parent
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+RESOURCES = [path for path in sorted((DEPLOY / "k8s").glob("*.yaml")) if path.name != "kustomization.yaml"]
+
+
+def passes(*command: object) -> None:
+    result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_yaml():
+    passes(BIN / "yamllint", "--strict", DEPLOY)
+
+
+def test_dockerfiles():
+    passes(BIN / "hadolint", *sorted(DEPLOY.glob("Dockerfile.*")))
+
+
+def test_compose_schema():
+    passes(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+
+
+def test_shell_scripts():
+    scripts = [
+        *sorted(DEPLOY.rglob("*.sh")),
+        *sorted(DEPLOY.rglob("*.sbatch")),
+        *sorted((ROOT / "scripts").glob("*.sh")),
+    ]
+    passes(BIN / "shellcheck", *scripts)
+
+
+def test_kubernetes_resources():
+    passes(BIN / "kubernetes-validate", "--strict", *RESOURCES)
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl, without a cluster")
+def test_kustomization_is_whole(tmp_path):
+    built = subprocess.run(
+        ["kubectl", "kustomize", DEPLOY / "k8s"], capture_output=True, text=True, timeout=60, check=True
+    )
+    (tmp_path / "all.yaml").write_text(built.stdout)
+    passes(BIN / "kubernetes-validate", "--strict", tmp_path / "all.yaml")
+    assert all(
+        resource["metadata"].get("namespace", "infini-llama") == "infini-llama" for resource in documents(built.stdout)
+    )
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
+def test_units(tmp_path):
+    for unit in (DEPLOY / "systemd").glob("*.service"):  # verify wants the programs to be there
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/infini-llama/.venv/bin", str(BIN)))
+    passes("systemd-analyze", "verify", "--man=no", *sorted(tmp_path.iterdir()))
+
+
+def documents(text: str) -> list[dict]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def images() -> list[str]:
+    named = [service["image"] for service in COMPOSE["services"].values()]
+    named += re.findall(r"^FROM (\S+)", "\n".join(path.read_text() for path in DEPLOY.glob("Dockerfile.*")), re.M)
+    kustomized = {image["name"] for image in yaml.safe_load((DEPLOY / "k8s/kustomization.yaml").read_text())["images"]}
+    found = [name for path in RESOURCES for name in re.findall(r"image: (\S+)", path.read_text())]
+    return [name for name in named + found if "${" not in name and name not in kustomized and name not in ("base",)]
+
+
+def test_images_are_pinned():
+    assert len(images()) > 6
+    assert all(re.search(r":\d+\.\d+", name) for name in images()), images()
+
+
+def test_no_port_is_open_to_other_machines():
+    for service in COMPOSE["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    for path in RESOURCES:
+        for resource in documents(path.read_text()):
+            assert resource["kind"] != "Ingress"
+            assert resource["kind"] != "Service" or resource["spec"].get("type", "ClusterIP") == "ClusterIP"
+
+
+def test_no_secret_is_written_down():
+    for name, service in COMPOSE["services"].items():
+        for key, value in service.get("environment", {}).items():
+            if "PASSWORD" in key or "AUTH_STRING" in key or "CONNECTION_URL" in key:
+                assert "${" in value, (name, key)
+    assert all(line.endswith("=") for line in (DEPLOY / ".env.example").read_text().splitlines() if "=" in line[:30])
+
+
+def test_nothing_runs_as_root():
+    for path in DEPLOY.glob("Dockerfile.*"):
+        final = path.read_text().rsplit("FROM", 1)[1]
+        assert "USER 10001" in final
+    for path in RESOURCES:
+        for resource in documents(path.read_text()):
+            pod = resource.get("spec", {}).get("template", {}).get("spec")
+            assert pod is None or pod["securityContext"]["runAsNonRoot"] is True, path
+
+
+def test_every_long_running_service_has_a_health_check():
+    without = {name for name, service in COMPOSE["services"].items() if "healthcheck" not in service}
+    assert without == {"services"}  # which listens nowhere; it ends where it cannot go on, and is restarted
+
+
+def test_a_worker_may_take_longer_to_stop_than_its_runs():
+    deployment = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"][0]
+    allowed = deployment["parameters"]["config"]["runtime"]["orchestrator_grace"]
+    assert int(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s")) > allowed
+    (worker,) = [d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"]
+    assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > allowed
+    unit = (DEPLOY / "systemd/infini-llama-worker.service").read_text()
+    assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > allowed
+
+
+def test_the_deployment_is_a_configuration_of_the_flow():
+    from configs.schema import PipelineConfig
+
+    project = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())
+    for deployment in project["deployments"]:
+        PipelineConfig.model_validate(deployment["parameters"]["config"])
+        path, function = deployment["entrypoint"].split(":")
+        assert f"def {function}(" in (ROOT / path).read_text()
+        assert f"--pool={deployment['work_pool']['name']}" in COMPOSE["services"]["worker"]["command"]
