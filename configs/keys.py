@@ -10,10 +10,13 @@ from pydantic.fields import FieldInfo
 
 from configs.durations import COUNT, DURATION
 from configs.schema import RUN_NAME, PipelineConfig
+from configs.schema.deployment import FIVE_FIELDS, SLUG
 
 # Patterns of the schema in words.
 PATTERNS = {
-    RUN_NAME: "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit",
+    RUN_NAME: "a name of at most 100 letters, digits, '.', '_', '-', {date} and {time} that begins with a letter or digit",
+    SLUG: "a name of small letters, digits and '-'",
+    FIVE_FIELDS: "the five fields of cron: minute, hour, day of the month, month, day of the week",
     r"^(auto|cpu|cuda(:\d+)?)$": "auto, cpu, cuda or cuda:K",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name (letters, digits and '_', no digit first)",
     DURATION: "a number of steps, or text such as '10M tokens' or '15 minutes'",

@@ -122,6 +122,19 @@ def build_parser() -> Parser:
     bring.add_argument("--output", metavar="FILE", help="where to write it (default: <name of HF_DIR>.yaml)")
     bring.add_argument("--attention", choices=["softmax", "infini"], help="infini: with a memory (default: as it is)")
     bring.add_argument("--segment-length", type=_at_least_one, metavar="N", help="tokens of local attention (infini)")
+    serve = command(
+        "serve", "Prefect's server and UI, the configurations as deployments, and a worker; Ctrl-C ends all"
+    )
+    _configurations(serve, "+")
+    serve.add_argument("--host", default="127.0.0.1", help="address of the server and UI (default: 127.0.0.1)")
+    serve.add_argument("--port", type=_at_least_one, default=4200, help="port of the server and UI (default: 4200)")
+    serve.add_argument("--limit", type=_at_least_one, default=1, metavar="N", help="runs at a time (default: 1)")
+    _configurations(
+        command("deploy", "work pool, limits, automation and deployments on the server of PREFECT_API_URL"), "*"
+    )
+    submit = command("submit", "start a run on the server of PREFECT_API_URL", configured)
+    submit.add_argument("--deployment", metavar="NAME", help="default: the configuration's own")
+    submit.add_argument("--watch", action="store_true", help="follow its log, and end as it ends")
     inspect = command("inspect", "what is in a dataset or a run")
     inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")
     report = command("report", "a run's page, report.html, as it is now; also while the run goes on")
@@ -143,6 +156,11 @@ def build_parser() -> Parser:
     )
     gc.add_argument("--unused-datasets", action="store_true", help="datasets that no run here was trained on go, too")
     return parser
+
+
+def _configurations(parser: Parser, number: str) -> None:
+    parser.add_argument("configs", metavar="CONFIG", nargs=number, help="YAML or JSON file; a deployment for each")
+    parser.add_argument("--gpus", type=_at_least_one, metavar="N", help="GPUs that all runs may hold at a time")
 
 
 def _at_least_one(text: str) -> int:

@@ -25,8 +25,7 @@ def run(arguments: Namespace) -> Answer:
         from flows.server import prefect_api
 
         home = config.runtime.home.resolve()
-        if not arguments.verbose:
-            _prefect_speaks_into(home / "prefect" / "client.log")
+        _prefect_speaks_into(home, arguments)
         with prefect_api(home):
             from httpx import TransportError
 
@@ -40,6 +39,50 @@ def run(arguments: Namespace) -> Answer:
                     f"{home / 'runs' / config.runtime.name}, and the same command reports it or carries on."
                 ) from fault
     return summary, summary_text(summary)
+
+
+def serve(arguments: Namespace) -> Answer:
+    from flows.server import lasting_api
+
+    home = _home()
+    _prefect_speaks_into(home, arguments)
+    with lasting_api(home, arguments.host, arguments.port) as own:
+        from flows.serving import serve
+
+        api = os.environ["PREFECT_API_URL"] if own else "that of PREFECT_API_URL"
+        logging.getLogger("infini_llama.serve").info("UI: %s", api.removesuffix("/api"))
+        serve(arguments.configs, home, arguments.limit, arguments.gpus)
+    return {}, ""
+
+
+def deploy(arguments: Namespace) -> Answer:
+    from flows.inspection import as_text
+    from flows.server import given_api
+
+    with given_api(_home()):
+        _prefect_speaks_into(_home(), arguments)
+        from flows.deployments import deploy
+
+        record = deploy(arguments.configs, arguments.gpus)
+    return record, as_text(record)
+
+
+def submit(arguments: Namespace) -> Answer:
+    from configs.loading import load_config
+    from flows.inspection import as_text
+    from flows.server import given_api
+
+    config = load_config(arguments.config, arguments.overrides)
+    name = arguments.deployment or config.deployment.name or Path(arguments.config).stem
+    with given_api(_home()):
+        _prefect_speaks_into(_home(), arguments)
+        from flows.submission import submit, watch
+
+        record = submit(config, name, arguments.config)
+        if arguments.watch:
+            logging.getLogger("infini_llama.submit").info("run %s is submitted: %s", record["name"], record["url"] or record["id"])
+            record |= watch(record["id"])
+    return record, as_text(record)
 
 
 def preprocess(arguments: Namespace) -> Answer:
@@ -264,8 +307,11 @@ def _find(name: str, *kinds: str) -> Path:
     )
 
 
-def _prefect_speaks_into(path: Path) -> None:
+def _prefect_speaks_into(home: Path, arguments: Namespace) -> None:
     """Prefect leaves the root logger alone where it has a handler of its own, and so keeps off the terminal."""
+    if arguments.verbose:
+        return
+    path = home / "prefect" / "client.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,6 +1,7 @@
 """The same stages without Prefect: nothing to start, the same files, the same policy of retries."""
 
 import time
+from datetime import datetime
 
 from configs.schema import PipelineConfig
 from tasks.patch_environment.stage import patch_environment
@@ -17,11 +18,22 @@ def pretrain_directly(config: PipelineConfig) -> dict:
     return verify_and_train(settings, reference)
 
 
-def resolved(config: PipelineConfig) -> dict:
-    """The configuration as a dict, with the absolute path of home."""
-    settings = config.model_dump(mode="json")
+def resolved(config: PipelineConfig, due: datetime | None = None) -> dict:
+    """The configuration of one run as a dict, with its name in full and the absolute path of home.
+
+    Args:
+        due: when the run was to start, which a name with {date} or {time} tells in this machine's time zone; None: now.
+    """
+    settings = config.model_dump(mode="json", exclude={"deployment"})
     settings["runtime"]["home"] = str(config.runtime.home.resolve())
+    settings["runtime"]["name"] = run_name(config.runtime.name, due)
     return settings
+
+
+def run_name(template: str, due: datetime | None = None) -> str:
+    """nightly-{date} as nightly-2026-11-21; {time} is hours, minutes and seconds."""
+    moment = datetime.now() if due is None else due.astimezone()
+    return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")
 
 
 def verify_and_train(settings: dict, reference: dict) -> dict:

@@ -4,9 +4,11 @@ import logging
 from pathlib import Path
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from configs.schema import PipelineConfig
 from flows.api_logs import api_logs
+from flows.direct import resolved, run_name
 from tasks.patch_environment.task import patch_environment
 from tasks.preprocess.stage import lookup, plan
 from tasks.preprocess.task import preprocess
@@ -17,14 +19,19 @@ from tasks.verify_data.task import verify_data, verify_data_deep
 log = logging.getLogger("infini_llama.preprocess")
 
 
-@flow(name="pretrain", flow_run_name="{config.runtime.name}", persist_result=False)
+def _name() -> str:
+    config: PipelineConfig = flow_run.parameters["config"]
+    return run_name(config.runtime.name, flow_run.scheduled_start_time)
+
+
+@flow(name="pretrain", flow_run_name=_name, persist_result=False)
 def pretrain(config: PipelineConfig) -> dict:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary.
 
     Called again with the same configuration it carries on: what is complete on disk is not built again.
     """
-    settings = config.model_dump(mode="json")
-    home = settings["runtime"]["home"] = str(config.runtime.home.resolve())
+    settings = resolved(config, flow_run.scheduled_start_time)
+    home, run = settings["runtime"]["home"], settings["runtime"]["name"]
     data, full_below = settings["data"], settings["verify"]["full_below"]
     stored = Path(home) / "prefect-results"
 
@@ -38,11 +45,11 @@ def pretrain(config: PipelineConfig) -> dict:
         if state.name == "Cached":
             log.info("dataset %s: cached, nothing to do", Path(reference["path"]).name)
 
-        report = verify_data(reference, home, full_below)
+        report = verify_data(reference, home, full_below, run)
         reference["verify_on_read"] = report["verify_on_read"]
         if config.verify.level == "deep":
             digest = f"{reference['digest']}-{reference['chunks_digest']}"
             verify_data_deep.with_options(result_storage=stored)(digest, reference, home, full_below)
 
-        environment = patch_environment(settings, home, config.runtime.name, reference["vocab_size"])
+        environment = patch_environment(settings, home, run, reference["vocab_size"])
         return with_retries(retries_for(settings))(settings, reference, environment)

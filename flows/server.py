@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import PipelineError
+from configs.errors import ConfigError, PipelineError
 from tasks.artifacts import Lock
 
 HEALTHY_WITHIN = 180.0
@@ -31,14 +31,21 @@ CLIENT = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(HEALTHY_WITHIN)),
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
 }
-# For the server only: no UI, no catalogue of blocks (a second of a first start), and no memo that it was written.
-SERVER = {
+# For the embedded server only: no UI, no catalogue of blocks (a second of a first start), and no memo that it was written.
+EMBEDDED = {
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
+# For the server of `serve`: the UI asks the address that it came from, whatever the browser calls this machine.
+SERVED = {
+    "PREFECT_UI_API_URL": "/api",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT__SERVER_FINAL": "1",
 }
 
 
@@ -67,11 +74,12 @@ def prefect_api(home: Path) -> Iterator[None]:
         with Lock(
             folder / "embedded-server.lock", wait=HEALTHY_WITHIN
         ):  # two first starts would create the tables twice
-            server, port = _start(records)
+            port = _free_port()
+            server = _start(records, "127.0.0.1", port, EMBEDDED)
             os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
             _bypass_proxy("127.0.0.1")
             client = _client()  # its import takes a second that the server needs anyway
-            _wait_until_healthy(server, port, records)
+            _wait_until_healthy(server, "127.0.0.1", port, records)
         with client:
             yield
     finally:
@@ -80,6 +88,82 @@ def prefect_api(home: Path) -> Iterator[None]:
             if server.poll() is None:
                 _drain_client()
             _stop(server)
+
+
+@contextlib.contextmanager
+def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
+    """Inside, PREFECT_API_URL leads to the user's server, or to one with a UI and a database that stays, at this address.
+
+    Yields:
+        whether the server was started here.
+
+    Raises:
+        ConfigError: the address is taken.
+        PipelineError: the server did not come up.
+    """
+    for name, value in CLIENT.items():
+        os.environ.setdefault(name, value)
+    folder = _prefect_home(home)
+    if _has_api_url(folder):
+        yield False
+        return
+    _refuse_taken(host, port)
+    folder.mkdir(parents=True, exist_ok=True)
+    records = home / "prefect" / "server.log"
+    records.parent.mkdir(parents=True, exist_ok=True)
+    server = None
+    try:
+        with Lock(folder / "embedded-server.lock", wait=HEALTHY_WITHIN):
+            server = _start(records, host, port, SERVED)
+            address = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+            os.environ["PREFECT_API_URL"] = f"http://{address}:{port}/api"
+            _bypass_proxy(address)
+            _wait_until_healthy(server, address, port, records)
+        yield True
+    finally:
+        os.environ.pop("PREFECT_API_URL", None)
+        if server is not None:
+            _stop(server)
+
+
+@contextlib.contextmanager
+def given_api(home: Path) -> Iterator[None]:
+    """Inside, Prefect's client can be used on the user's own server.
+
+    Raises:
+        ConfigError: none is named.
+        PipelineError: none answers there.
+    """
+    for name, value in CLIENT.items():
+        os.environ.setdefault(name, value)
+    if not _has_api_url(_prefect_home(home)):
+        raise ConfigError(
+            "PREFECT_API_URL is not set; 'infini-llama serve' or 'prefect server start' starts a server and says its address."
+        )
+    try:
+        yield
+    except Exception as error:
+        if not unreachable(error):
+            raise
+        raise PipelineError(f"Prefect's server does not answer ({error}); look at PREFECT_API_URL.") from error
+
+
+def unreachable(error: BaseException) -> bool:
+    """Whether `error` is that of a server which does not answer."""
+    from httpx import TransportError
+
+    return isinstance(error, TransportError) or "Failed to reach API" in str(error)
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{host}:{port} cannot be used ({error.strerror}); choose another --port, or set PREFECT_API_URL to the server there."
+            ) from error
 
 
 def _prefect_home(home: Path) -> Path:
@@ -108,27 +192,29 @@ def _has_api_url(prefect_home: Path) -> bool:
     return False
 
 
-def _start(records: Path) -> tuple[subprocess.Popen, int]:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _start(records: Path, host: str, port: int, settings: dict[str, str]) -> subprocess.Popen:
     """The command of Prefect's SubprocessASGIServer, behind the wrapper that ties it to this process."""
     spec = importlib.util.find_spec("prefect")
     if spec is None or spec.origin is None:
         raise PipelineError("prefect is not installed; install it, or use --direct.")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, str(EXEC_WRAPPER), "SIGKILL", str(os.getpid()), sys.executable, "-m", "uvicorn"]
     command += ["--app-dir", str(Path(spec.origin).parents[1]), "--factory", "prefect.server.api.server:create_app"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
+    command += ["--host", host, "--port", str(port), "--log-level", "error", "--lifespan", "on"]
     with records.open("ab") as log_file:
-        server = subprocess.Popen(
+        return subprocess.Popen(
             command,
-            env=os.environ | SERVER,
+            env=os.environ | settings,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
             start_new_session=True,
         )
-    return server, port
 
 
 def _bypass_proxy(host: str) -> None:
@@ -149,14 +235,14 @@ def _client() -> contextlib.AbstractContextManager:
     return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
 
 
-def _wait_until_healthy(server: subprocess.Popen, port: int, records: Path) -> None:
+def _wait_until_healthy(server: subprocess.Popen, host: str, port: int, records: Path) -> None:
     deadline = time.monotonic() + HEALTHY_WITHIN
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise PipelineError(
-                f"the embedded Prefect server ended with code {server.returncode}; its log is {records}. Try again, or use --direct."
+                f"the Prefect server ended with code {server.returncode}; its log is {records}. Try again, or use --direct."
             )
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection(host, port, timeout=5)
         try:
             connection.request("GET", "/api/health")
             if connection.getresponse().status == 200:
@@ -167,7 +253,7 @@ def _wait_until_healthy(server: subprocess.Popen, port: int, records: Path) -> N
             connection.close()
         time.sleep(0.05)
     raise PipelineError(
-        f"the embedded Prefect server did not answer within {HEALTHY_WITHIN:.0f} s; its log is {records}. Try again, or use --direct."
+        f"the Prefect server did not answer within {HEALTHY_WITHIN:.0f} s; its log is {records}. Try again, or use --direct."
     )
 
 
@@ -186,7 +272,7 @@ def _stop(server: subprocess.Popen) -> None:
     try:
         server.wait(10)
     except subprocess.TimeoutExpired:
-        log.debug("the embedded Prefect server did not stop within 10 s and is killed")
+        log.debug("the Prefect server did not stop within 10 s and is killed")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()

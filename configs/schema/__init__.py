@@ -1,6 +1,7 @@
 """Every section and key of a run. Titles, descriptions and limits here are what the documentation and Prefect's form show."""
 
 from configs.schema.data import DataConfig, TokenizerConfig, VerifyConfig
+from configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from configs.schema.environment import EnvironmentConfig
 from configs.schema.model import ModelConfig, RopeScaling
 from configs.schema.pipeline import PipelineConfig
@@ -11,11 +12,13 @@ from configs.schema.training import TrainingConfig
 __all__ = [
     "RUN_NAME",
     "DataConfig",
+    "DeploymentConfig",
     "EnvironmentConfig",
     "ModelConfig",
     "PipelineConfig",
     "RopeScaling",
     "RuntimeConfig",
+    "ScheduleConfig",
     "Section",
     "TokenizerConfig",
     "TrainingConfig",

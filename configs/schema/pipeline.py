@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_validator
 
 from configs.schema.data import DataConfig, VerifyConfig
+from configs.schema.deployment import DeploymentConfig
 from configs.schema.environment import EnvironmentConfig
 from configs.schema.model import ModelConfig
 from configs.schema.runtime import RuntimeConfig
@@ -12,8 +15,15 @@ from configs.schema.section import Section
 from configs.schema.training import TrainingConfig
 
 
+def _of_a_run(schema: dict[str, Any]) -> None:
+    """Leaves out of Prefect's form what is read before there is a run."""
+    del schema["properties"]["deployment"]
+
+
 class PipelineConfig(Section):
     """One run: data, model, training, the machine, and the run itself."""
+
+    model_config = ConfigDict(json_schema_extra=_of_a_run)
 
     data: DataConfig = Field(
         default_factory=DataConfig, title="Data", description="Which text is read and how it becomes rows of tokens."
@@ -30,6 +40,9 @@ class PipelineConfig(Section):
     )
     runtime: RuntimeConfig = Field(
         default_factory=RuntimeConfig, title="Run", description="The run's name and what happens around it."
+    )
+    deployment: DeploymentConfig = Field(
+        default_factory=DeploymentConfig, title="Deployment", description="How it is offered on a Prefect server."
     )
 
     @model_validator(mode="after")

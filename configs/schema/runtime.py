@@ -10,14 +10,17 @@ from pydantic import Field
 
 from configs.schema.section import Section
 
-RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 
 
 class RuntimeConfig(Section):
     """The run's name and what happens around it."""
 
     name: Annotated[str, Field(pattern=RUN_NAME)] = Field(
-        default="run", title="Run name", description="Folder under runs/; the same name carries on the same run."
+        default="run",
+        title="Run name",
+        description="Folder under runs/; the same name carries on the same run. {date} and {time} stand for when the run is due, so "
+        "that each one is a run of its own.",
     )
     home: Path = Field(
         default_factory=lambda: Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")),

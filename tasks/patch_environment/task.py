@@ -7,6 +7,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.cards import key_of, never_in_the_way
 from tasks.patch_environment import stage
 from tasks.patch_environment.card import card
 from tasks.patch_environment.findings import judge
@@ -16,12 +17,12 @@ from tasks.patch_environment.findings import judge
 def patch_environment(config: dict, home: str, run: str, vocab_size: int) -> dict:
     """The plan of `stage.patch_environment`; it may hold the user's environment variables, so Prefect keeps no copy."""
     plan = stage.patch_environment(config, home, run, vocab_size)
-    record = json.loads(
-        (Path(home) / "runs" / run / "environment.json").read_text(encoding="utf-8")
-    )  # secrets are masked
-    create_markdown_artifact(
-        card(record, [*judge(record["facts"]), *plan["findings"]]),
-        key=f"environment-{''.join(letter if letter.isalnum() else '-' for letter in run.lower())}",
-        description=f"What run {run} is computed on",
-    )
+    with never_in_the_way("the environment's card"):
+        path = Path(home) / "runs" / run / "environment.json"
+        record = json.loads(path.read_text(encoding="utf-8"))  # secrets are masked
+        create_markdown_artifact(
+            card(record, [*judge(record["facts"]), *plan["findings"]]),
+            key=key_of("environment", run),
+            description=f"What run {run} is computed on",
+        )
     return plan

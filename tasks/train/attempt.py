@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
@@ -24,8 +25,20 @@ log = logging.getLogger("infini_llama.train")
 INVOCATION = f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"
 
 
-def attempt(run: RunFolder, lock: Lock, config: dict, model: dict, reference: dict, plan: dict) -> Outcome:
+def attempt(
+    run: RunFolder,
+    locks: list[Lock],
+    config: dict,
+    model: dict,
+    reference: dict,
+    plan: dict,
+    each_poll: Callable[[], None],
+) -> Outcome:
     """One torchrun, from the checkpoint that `runtime.resume` names to its end.
+
+    Args:
+        locks: the run's, and those of its GPUs; torchrun holds them as long as it lives.
+        each_poll: as `stage.train` takes it.
 
     Raises:
         Preempted: this process was asked to stop, and the workers with it.
@@ -45,8 +58,8 @@ def attempt(run: RunFolder, lock: Lock, config: dict, model: dict, reference: di
     source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"]
     log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
 
-    process = launcher.start(attempt_dir / "order.json", plan, grace, lock.fd)
-    interrupted, hang = supervise(process, run, attempt_dir, config, processes)
+    process = launcher.start(attempt_dir / "order.json", plan, grace, [lock.fd for lock in locks])
+    interrupted, hang = supervise(process, run, attempt_dir, config, processes, each_poll)
     statuses = launcher.read_statuses(attempt_dir, processes)
     outcome = Outcome("failed", 76, hang) if hang else classify(process.returncode, statuses, str(attempt_dir))
     step = checkpoints.latest_step(run.checkpoints)
@@ -65,7 +78,7 @@ def attempt(run: RunFolder, lock: Lock, config: dict, model: dict, reference: di
 
 
 def supervise(
-    process: Popen, run: RunFolder, attempt_dir: Path, config: dict, processes: int
+    process: Popen, run: RunFolder, attempt_dir: Path, config: dict, processes: int, each_poll: Callable[[], None]
 ) -> tuple[BaseException | None, str | None]:
     """Watches torchrun to its end, and leaves no rank behind.
 
@@ -79,6 +92,7 @@ def supervise(
     def poll() -> None:
         progress.poll()
         watch.poll()
+        each_poll()
 
     try:
         launcher.watch(process, poll)

@@ -14,11 +14,11 @@ from tasks.train.worker.status import read_status
 POLL_SECONDS = 0.2
 
 
-def start(order_path: Path, plan: dict, grace_period: float, lock_fd: int) -> subprocess.Popen:
+def start(order_path: Path, plan: dict, grace_period: float, lock_fds: list[int]) -> subprocess.Popen:
     """torchrun in a session of its own, told to stop by the kernel (SIGTERM) when this process dies.
 
-    The run's lock travels as standard input, the one descriptor that torchrun hands on to its workers: while any of them
-    lives, nobody else can take the run.
+    The run's lock, the first one, travels as standard input, the one descriptor that torchrun hands on to its workers: while any
+    of them lives, nobody else can take the run. The others are torchrun's, which outlives its workers.
     """
     wrapper = Path(__file__).with_name("exec_wrapper.py")
     command = [sys.executable, str(wrapper), "SIGTERM", str(os.getpid())]
@@ -33,7 +33,15 @@ def start(order_path: Path, plan: dict, grace_period: float, lock_fd: int) -> su
         }
     )
     with (order_path.parent / "torchrun.log").open("ab") as log:
-        return subprocess.Popen(command, env=environment, stdin=lock_fd, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=lock_fds[0],
+            pass_fds=lock_fds[1:],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def meeting(port: int | str) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from configs.architecture import architecture
@@ -13,6 +14,7 @@ from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
 from tasks.train.goodput import goodput
+from tasks.train.gpu_locks import gpus_of, held
 from tasks.train.grace import grace_period
 from tasks.train.initial import initial_of
 from tasks.train.length import in_steps
@@ -24,11 +26,14 @@ log = logging.getLogger("infini_llama.train")
 PLANNED = ("micro_batch_size", "compile")
 
 
-def train(config: dict, reference: dict, plan: dict) -> dict:
+def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], None] = lambda: None) -> dict:
     """Trains the run `config["runtime"]["name"]` on the dataset `reference` under the environment plan `plan`.
 
     Who acts on which end of an attempt stands in docs/resume.md; here: a request to the workers (75), a hang (76), no memory
     (71) and divergence (72) lead to another attempt at once.
+
+    Args:
+        each_poll: called a few times a second; what it raises is a request to stop, as a signal is.
 
     Returns:
         the summary (also runs/<name>/summary.json); `"already_finished": True` when there was nothing left to do.
@@ -50,12 +55,13 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
         if summary := finished(run, config["train"]):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
             return summary | {"already_finished": True}
-        while True:
-            outcome = attempt(run, lock, config, model, reference, plan)
-            if outcome.kind == "done":
-                return summarize(run, config, reference)
-            if not goes_on(run, config, plan, outcome):
-                raise failure(outcome)
+        with held(gpus_of(run, plan), each_poll) as gpus:
+            while True:
+                outcome = attempt(run, [lock, *gpus], config, model, reference, plan, each_poll)
+                if outcome.kind == "done":
+                    return summarize(run, config, reference)
+                if not goes_on(run, config, plan, outcome):
+                    raise failure(outcome)
 
 
 def goes_on(run: RunFolder, config: dict, plan: dict, outcome: Outcome) -> bool:

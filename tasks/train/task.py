@@ -3,30 +3,62 @@
 Call it directly, never with .submit(): only the main thread gets the signals that ask for a checkpoint.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 from prefect import Task, task
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import TerminationSignal
+from prefect.client.orchestration import get_client
+from prefect.concurrency.sync import concurrency
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 
-from configs.errors import Preempted
+from configs.errors import ConfigError, Preempted
+from tasks.cards import key_of, never_in_the_way
+from tasks.live import Live
 from tasks.train import stage
+from tasks.train.card import card, run_of
 from tasks.train.retries import Retries
 
 RENEWED_BUDGETS = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
+GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
+LEASE = 60.0  # seconds after which the slots of a process that was killed are free again
 
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)
 def train(config: dict, reference: dict, plan: dict) -> dict:
-    """`stage.train`; a request to stop reaches Prefect as the signal that it was, so the run is crashed or cancelled, not failed."""
+    """`stage.train`, with its progress and a closing card on the run's page.
+
+    A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
+    """
+    ended = "Training was interrupted."
     try:
-        return stage.train(config, reference, plan)
+        with _gpu_slots(plan), _progress(config["runtime"]["name"]):
+            summary = stage.train(config, reference, plan, _raise_if_suspended)
+        done = "had finished already" if summary.get("already_finished") else "finished"
+        ended = f"Training {done}: {summary['steps']:,} steps."
+        return summary
     except Preempted as stopped:
+        ended = str(stopped)
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped
+        if isinstance(stopped.__cause__, Pause):
+            raise Pause(state=stopped.__cause__.state) from stopped
         if isinstance(stopped.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt from stopped
         raise
+    except Exception as error:
+        ended = f"Training failed: {error}"
+        raise
+    finally:
+        with never_in_the_way("the training's card"):
+            run = config["runtime"]["name"]
+            create_markdown_artifact(
+                card(run_of(config), reference, ended), key=key_of("training", run), description=f"How run {run} went"
+            )
 
 
 def with_retries(retries: Retries) -> Task:
@@ -39,3 +71,51 @@ def with_retries(retries: Retries) -> Task:
         return delay is not None
 
     return train.with_options(retries=RENEWED_BUDGETS if retries.limit else 0, retry_condition_fn=may_retry)
+
+
+def _raise_if_suspended() -> None:
+    """Somebody has pressed Suspend, which Prefect itself would only notice between two tasks."""
+    if (context := FlowRunContext.get()) is not None:
+        context.flow_run_suspension_request.raise_if_requested()
+
+
+@contextlib.contextmanager
+def _progress(run: str) -> Iterator[None]:
+    """A bar on the run's page."""
+    artifact: list[UUID] = []
+
+    def show(percent: float, words: str) -> None:
+        update_progress_artifact(artifact[0], progress=percent, description=words)
+
+    with never_in_the_way("the progress of training"):
+        made = create_progress_artifact(0.0, key=key_of("progress", run), description=f"Run {run} is starting")
+        assert isinstance(made, UUID)  # not the coroutine that a coroutine would get
+        artifact.append(made)
+    with Live("infini_llama.train", show) if artifact else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _gpu_slots(plan: dict) -> Iterator[None]:
+    """A slot of the server's limit for each GPU, where it has one; whether a GPU is really free is for its lock to say."""
+    wanted = len(plan["gpus"]) if plan["device"] == "cuda" else 0
+    limit = _gpu_limit() if wanted else None
+    if limit is None:
+        yield
+        return
+    if wanted > limit:
+        raise ConfigError(
+            f"the run wants {wanted} GPUs, but the server's limit {GPU_LIMIT} is {limit}; raise it by 'infini-llama deploy --gpus "
+            f"{wanted}', or set environment.nproc_per_node."
+        )
+    # A lease that cannot be renewed is no reason to end healthy training.
+    with concurrency(GPU_LIMIT, occupy=wanted, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
+        yield
+
+
+def _gpu_limit() -> int | None:
+    with get_client(sync_client=True) as client:
+        try:
+            return client.read_global_concurrency_limit_by_name(GPU_LIMIT).limit
+        except ObjectNotFound:
+            return None

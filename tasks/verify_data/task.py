@@ -1,11 +1,16 @@
 """verify-data as Prefect tasks: the quick check runs every time, the deep one once for the same bytes and the same checks."""
 
+from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 
+from tasks.cards import key_of, never_in_the_way
+from tasks.preprocess.card import card
+from tasks.preprocess.summary import describe
 from tasks.verify_data.checks import VERIFIER_VERSION, verify
 
 
@@ -14,9 +19,18 @@ def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
 
 
 @task(name="verify-data", cache_policy=NO_CACHE, persist_result=False)
-def verify_data(reference: dict, home: str, full_below: int) -> dict:
+def verify_data(reference: dict, home: str, full_below: int, run: str) -> dict:
     """Manifests, sizes and tokenizer; every checksum too where the dataset is at most `full_below` bytes."""
-    return verify(reference, home, "quick", full_below)
+    report = verify(reference, home, "quick", full_below)
+    with never_in_the_way(
+        "the dataset's card"
+    ):  # here, since preprocess itself does not run where its result is cached
+        create_markdown_artifact(
+            card(describe(Path(home) / reference["path"]), reference, report),
+            key=key_of("dataset", run),
+            description=f"The dataset that run {run} trains on",
+        )
+    return report
 
 
 @task(name="verify-data-deep", cache_key_fn=_key, persist_result=True, result_serializer="json")

@@ -1,0 +1,67 @@
+"""How far a stage is, for whoever shows it elsewhere: now and then, and never in the way of the stage."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+SECONDS_BETWEEN = 5.0
+log = logging.getLogger("infini_llama.live")
+
+
+class Live(logging.Handler):
+    """Hands the newest progress record of a logger to `show` in a thread of its own; within `with`.
+
+    Args:
+        name: of the logger, one of those below "infini_llama" that carry `extra={"progress": {"done", "total", "unit"}}`.
+        show: takes percent (None where no total is known) and the record's message; whatever it raises is logged once, and ignored.
+        seconds: between two calls.
+    """
+
+    def __init__(self, name: str, show: Callable[[float, str], None], seconds: float = SECONDS_BETWEEN) -> None:
+        super().__init__(logging.DEBUG)
+        self.logger, self.show, self.seconds = logging.getLogger(name), show, seconds
+        self.newest: tuple[float, str] | None = None
+        self.news, self.over = threading.Event(), threading.Event()
+        self.failed = False
+        self.thread = threading.Thread(target=self._run, name=f"live {name}", daemon=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        progress = getattr(record, "progress", None)
+        if progress is None or not progress["total"]:
+            return
+        self.newest = min(100.0, 100 * progress["done"] / progress["total"]), record.getMessage()
+        self.news.set()
+
+    def __enter__(self) -> "Live":
+        self.level_before = self.logger.level
+        self.logger.setLevel(
+            logging.DEBUG
+        )  # each step is progress; what is printed is for the other handlers to choose
+        self.logger.addHandler(self)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.removeHandler(self)
+        self.over.set()
+        self.news.set()
+        self.thread.join(self.seconds)  # the last word, unless it takes too long
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            self.news.wait()
+            self.news.clear()
+            self._say()
+            self.over.wait(self.seconds)
+        self._say()
+
+    def _say(self) -> None:
+        newest, self.newest = self.newest, None
+        if newest is None:
+            return
+        try:
+            self.show(*newest)
+        except Exception as fault:
+            if not self.failed:
+                log.warning("how far it is cannot be shown (%r); the work itself goes on.", fault)
+            self.failed = True

@@ -1,0 +1,110 @@
+"""A headless Chromium, spoken to in its own language (the DevTools protocol), for tests of Prefect's pages."""
+
+import base64
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from websockets.sync.client import connect
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync --remote-debugging-port=0 --hide-scrollbars""".split()
+
+
+class Browser:
+    """One page of one browser; within `with`. Elements are found by CSS or by their text, and waited for."""
+
+    def __init__(self, width: int = 1280, height: int = 900) -> None:
+        self.width, self.height, self.number = width, height, 0
+
+    def __enter__(self) -> "Browser":
+        assert CHROMIUM, "no Chromium is installed"
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        command = [CHROMIUM, *OPTIONS, f"--user-data-dir={self.profile.name}", "about:blank"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        told = Path(self.profile.name, "DevToolsActivePort")
+        self._wait(lambda: told.exists() and told.read_text().count("\n"), 60, "the browser did not start")
+        port = told.read_text().splitlines()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
+            page = next(one for one in json.load(answer) if one["type"] == "page")
+        self.socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None)
+        self._size(self.height)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+        self.profile.cleanup()
+
+    def _call(self, method: str, **parameters: object) -> dict:
+        self.number += 1
+        self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
+        while True:
+            answer = json.loads(self.socket.recv(timeout=60))
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _size(self, height: int) -> None:
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=self.width, height=height, deviceScaleFactor=1, mobile=False
+        )
+
+    def _wait(self, true: object, seconds: float, otherwise: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, otherwise
+            time.sleep(0.1)
+
+    def open(self, url: str) -> None:
+        self._call("Page.navigate", url=url)
+
+    def run(self, script: str) -> object:
+        """The value of a JavaScript expression."""
+        result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def text(self) -> str:
+        """What the page says."""
+        return str(self.run("document.body ? document.body.innerText : ''"))
+
+    def wait_for(self, words: str, seconds: float = 60) -> None:
+        self._wait(lambda: words in self.text(), seconds, f"the page never said {words!r}")
+
+    def find(self, css: str, words: str = "") -> str:
+        """A JavaScript expression for the innermost such element that holds these words."""
+        return (
+            f"[...document.querySelectorAll({json.dumps(css)})]"
+            f".filter(one => one.textContent.trim().includes({json.dumps(words)}) && one.offsetParent !== null).at(-1)"
+        )
+
+    def click(self, css: str, words: str = "", seconds: float = 30) -> None:
+        element = self.find(css, words)
+        self._wait(lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r} on the page:\n{self.text()[:2000]}")
+        self.run(f"({element}).click()")
+
+    def fill(self, element: str, value: str) -> None:
+        """Types into an input, as its framework sees it."""
+        self.run(
+            f"(() => {{ const one = {element}; one.focus(); "
+            "const kind = one.tagName === 'TEXTAREA' ? HTMLTextAreaElement : HTMLInputElement; "
+            f"Object.getOwnPropertyDescriptor(kind.prototype, 'value').set.call(one, {json.dumps(value)}); "
+            "one.dispatchEvent(new Event('input', {bubbles: true})); one.dispatchEvent(new Event('change', {bubbles: true})); })()"
+        )
+
+    def picture(self, path: Path, height: int | None = None) -> None:
+        """A screenshot; of `height` pixels where the page is longer than the window."""
+        if height:
+            self._size(height)
+            time.sleep(1)
+        shot = self._call("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(shot["data"]))
+        if height:
+            self._size(self.height)
