@@ -122,7 +122,9 @@ def _is_number(allowed: Any) -> bool:
 def _sentence(error: Any) -> str:
     steps, _, allowed = place(error["loc"])
     value, key = error["input"], _dotted(steps)
-    if value is None:
+    if error["type"] == "extra_forbidden":
+        return f"{key}: unknown key; leave it out"
+    if value is None or error["type"] == "missing":
         return f"{key}: it has no value; give {words(allowed)}"
     expected = words(allowed)
     if isinstance(value, float) and not isfinite(value):
@@ -135,7 +137,7 @@ def _sentence(error: Any) -> str:
 
 def _rules(error: Any) -> Iterator[tuple[set[str], str]]:
     """Each failed rule between keys: the keys that it names, and its sentence with their dotted names."""
-    section = ".".join(error["loc"])
+    section = _dotted(error["loc"])
     text = str(error["ctx"]["error"])
     known = all_keys()
     if section:
@@ -144,7 +146,7 @@ def _rules(error: Any) -> Iterator[tuple[set[str], str]]:
     # The schema joins the rules between sections by semicolons, and each begins with its key.
     for rule in re.split(rf"; (?=(?:{'|'.join(PipelineConfig.model_fields)})\.)", text):
         named = {name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in known}
-        yield named or {section}, rule
+        yield named or {section}, rule if named or not section else f"{section}: {rule}"
 
 
 def _any_within(names: set[str], wrong: set[str]) -> bool:

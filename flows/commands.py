@@ -80,7 +80,9 @@ def submit(arguments: Namespace) -> Answer:
 
         record = submit(config, name, arguments.config)
         if arguments.watch:
-            logging.getLogger("infini_llama.submit").info("run %s is submitted: %s", record["name"], record["url"] or record["id"])
+            logging.getLogger("infini_llama.submit").info(
+                "run %s is submitted: %s", record["name"], record["url"] or record["id"]
+            )
             record |= watch(record["id"])
     return record, as_text(record)
 

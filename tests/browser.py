@@ -12,8 +12,13 @@ from pathlib import Path
 from websockets.sync.client import connect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --remote-debugging-port=0 --hide-scrollbars""".split()
+OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+OPTIONS += [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-port=0",
+]
 
 
 class Browser:
@@ -87,7 +92,9 @@ class Browser:
 
     def click(self, css: str, words: str = "", seconds: float = 30) -> None:
         element = self.find(css, words)
-        self._wait(lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r} on the page:\n{self.text()[:2000]}")
+        self._wait(
+            lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r} on the page:\n{self.text()[:2000]}"
+        )
         self.run(f"({element}).click()")
 
     def fill(self, element: str, value: str) -> None:

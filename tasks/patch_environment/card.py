@@ -1,10 +1,11 @@
-"""What patch-environment decided, as Markdown for Prefect's page of the run."""
+"""What patch-environment found, chose and mended, as Markdown for Prefect's page of the run."""
 
+from tasks.cards import cell, size, table
 from tasks.patch_environment.finding import SEVERITIES
 
 
 def card(record: dict, findings: list[dict]) -> str:
-    """The plan with its reasons, what deserves attention (worst first), and the patches.
+    """The machine, the plan with its reasons, what deserves attention (worst first), and the patches.
 
     Args:
         record: environment.json.
@@ -12,21 +13,45 @@ def card(record: dict, findings: list[dict]) -> str:
     """
     plan = record["plan"]
     settings = {name: value for name, value in plan.items() if name not in ("env", "reasons", "findings", "patches")}
-    lines = ["## Plan", "", "| setting | value | why |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {_cell(value)} | {_cell(plan['reasons'].get(name, ''))} |" for name, value in settings.items()
-    ]
+    lines = ["## What was found", "", *table(("what", "value"), _machine(record["facts"]))]
+    lines += ["## What was chosen", ""]
+    lines += table(("setting", "value"), ((name, _value(value)) for name, value in settings.items()))
+    lines += ["### Why", ""]
+    # Not in the table, whose cells Prefect does not wrap.
+    reasons = [(name, plan["reasons"].get(name)) for name in settings]
+    lines += [f"- {name}: {cell(why)}" for name, why in reasons if why] or ["As the configuration says."]
     told = sorted(
         (one for one in findings if one["severity"] != "ok"), key=lambda one: SEVERITIES.index(one["severity"])
     )
-    lines += ["", "## Findings", "", "| severity | what | value | cure |", "|---|---|---|---|"]
+    lines += ["", "## What deserves attention", ""]
     lines += [
-        f"| {one['severity']} | {one['name']} | {_cell(one['value'])} | {_cell(one['sentence'])} |" for one in told
+        f"- **{one['severity']}** {one['name']}: {cell(_value(one['value']))}. {cell(one['sentence'])}" for one in told
+    ] or ["Nothing."]
+    lines += ["", "## What was patched in this run's workers", ""]
+    lines += [f"- [{patch['name']}]({patch['reference']}): {patch['fault']}" for patch in record["patches"]] or [
+        "Nothing."
     ]
-    lines += ["", "## Patches of this run's workers", ""]
-    lines += [f"- [{patch['name']}]({patch['reference']}): {patch['fault']}" for patch in record["patches"]] or ["none"]
     return "\n".join(lines)
 
 
-def _cell(value: object) -> str:
-    return " ".join(str(value).replace("|", "\\|").split())
+def _machine(facts: dict) -> list[tuple[str, str]]:
+    memory, disk = facts["memory"], facts["disk"]
+    gpus = [f"{gpu['name']} ({size(gpu['memory'])})" for gpu in facts["gpus"]]
+    versions = [f"{name} {version}" for name, version in facts["versions"].items() if version][:6]
+    return [
+        ("machine", f"{facts['host']}, {facts['cpu']['model']}, {facts['cores']} core(s)"),
+        ("memory", f"{size(memory['total'])}, {size(memory['available'])} of it free"),
+        ("GPUs", ", ".join(gpus) or "none"),
+        ("disk", f"{disk['kind'] or 'unknown'}, {size(disk['free'])} free"),
+        ("Python", f"{facts['python']}"),
+        ("packages", ", ".join(versions)),
+    ]
+
+
+def _value(value: object) -> str:
+    """Without Python's punctuation."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value)) or "none"
+    return "none" if value is None else str(value)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks.cards import size, table, text_block
+from tasks.cards import cell, size, table, text_block
 
 LENGTHS = ("shortest", "p5", "median", "p95", "longest")
 
@@ -36,35 +36,34 @@ def card(dataset: dict[str, Any], reference: dict[str, Any], report: dict[str, A
     ]
     lines += table(("what", "value"), ((name, _words(value)) for name, value in facts))
     lines += ["### Text", ""]
-    lines += table(
-        ("split", "documents", "tokens", "bytes", "bytes a token", "shards", "rows", "unigram entropy (bits a token)"),
-        (
-            (
-                name,
-                f"{one['documents']:,}",
-                f"{one['tokens']:,}",
-                f"{one['bytes']:,}",
-                f"{one['bytes_per_token']:.2f}",
-                one["shards"],
-                f"{rows['rows'][name]:,}",
-                f"{one['unigram_entropy_bits']:.3f}",
-            )
-            for name, one in splits.items()
-        ),
-    )
+    heads = ("split", "documents", "tokens", "bytes a token", "shards", "rows", "entropy (bits)")
+    lines += table(heads, (_split(name, one, rows["rows"][name]) for name, one in splits.items()))
+    lines += ["The entropy is that of single tokens: what a model has to beat, in bits a token.", ""]
     lines += ["### Tokens of a document", ""]
     lengths = ((name, *(f"{one['document_tokens'][at]:,}" for at in LENGTHS)) for name, one in splits.items())
     lines += table(("split", "shortest", "5 % below", "median", "95 % below", "longest"), lengths)
-    if left_out := {name: number for name, number in dataset["left_out"].items() if number}:
-        lines += [
-            "### Left out",
-            "",
-            *table(("why", "how many"), ((name.replace("_", " "), _words(n)) for name, n in left_out.items())),
-        ]
+    lines += _left_out(dataset["left_out"])
     lines += ["### Rows as the model sees them", ""]
     for sample in dataset["samples"]:
         lines += text_block(sample, 600)
     return "\n".join(lines)
+
+
+def _split(name: str, one: dict[str, Any], rows: int) -> tuple[str, ...]:
+    per_token, entropy = f"{one['bytes_per_token']:.2f}", f"{one['unigram_entropy_bits']:.3f}"
+    return name, f"{one['documents']:,}", f"{one['tokens']:,}", per_token, str(one["shards"]), f"{rows:,}", entropy
+
+
+def _left_out(report: dict[str, Any]) -> list[str]:
+    """Of the records that were read, how many are not in the dataset, and why."""
+    labels = {name: name.replace("_", " ") for name in report if name not in ("records", "bad", "duplicates_dropped")}
+    dropped = report.get("duplicates_dropped")
+    labels["duplicates"] = "exact duplicates" if dropped else "exact duplicates (kept: data.deduplicate is off)"
+    rows = [(label, f"{report[name]:,}") for name, label in labels.items() if report.get(name)]
+    if not rows:
+        return []
+    lines = ["### Left out", "", f"Of {report['records']:,} records read:", "", *table(("why", "how many"), rows)]
+    return [*lines, *(f"- {cell(reason)}" for reason in report.get("bad", [])), ""]
 
 
 def _words(value: Any) -> str:

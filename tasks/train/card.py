@@ -89,8 +89,9 @@ def _checkpoints(run: RunFolder) -> list[str]:
     rows = []
     for number, path in enumerate(kept):
         marks = [name for name, is_it in (("newest", number == 0), ("best", path == best)) if is_it]
-        rows.append((path.name, _loss(checkpoints.read_state(path)["validation_loss"]), ", ".join(marks)))
-    return table(("checkpoint", "validation loss", "which"), rows) if rows else ["None was committed.", ""]
+        loss = checkpoints.read_state(path)["validation_loss"]
+        rows.append((path.name, "not evaluated there" if loss is None else _loss(loss), ", ".join(marks)))
+    return table(("kept", "validation loss", "which"), rows) if rows else ["None was committed.", ""]
 
 
 def _attempts(run: RunFolder) -> list[str]:
@@ -100,11 +101,11 @@ def _attempts(run: RunFolder) -> list[str]:
             f"step {record.get('from_step', 0):,}",
             f"step {record.get('checkpoint_step', 0):,}",
             duration(record["seconds"]) if "seconds" in record else "unknown",
-            record["message"] if record["message"] != record["kind"] else record["kind"],
         )
         for record in attempts(run)
     ]
-    return table(("attempt", "from", "newest checkpoint at its end", "took", "how it ended"), rows)
+    ends = [f"- attempt {record['attempt']}: {cell(record['message'])}" for record in attempts(run)]
+    return [*table(("attempt", "from", "newest checkpoint at its end", "took"), rows), *ends, ""]
 
 
 def run_of(config: dict) -> RunFolder:

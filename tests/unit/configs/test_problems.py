@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from configs.keys import OTHER_NAMES, PATTERNS, all_keys, nearest, place, words
 from configs.loading import parse_config
 from configs.problems import shown
-from configs.schema import PipelineConfig
+from configs.schema import DeploymentConfig, PipelineConfig
 
 GOOD = {"data": {"source": "python-stdlib"}}
 
@@ -109,7 +109,7 @@ def test_every_key_can_be_told_in_words():
         steps, fields, allowed = place(tuple(key.split(".")))
         assert ".".join(steps) == key and steps == fields
         assert re.match(r"(a|an|one|true|text|whole|auto|concat)\b", words(allowed)), f"{key}: {words(allowed)}"
-    schema = str(PipelineConfig.model_json_schema())
+    schema = f"{PipelineConfig.model_json_schema()} {DeploymentConfig.model_json_schema()}"
     assert all(repr(pattern)[1:-1] in schema or pattern.startswith("^[A-Za-z_]") for pattern in PATTERNS)
 
 

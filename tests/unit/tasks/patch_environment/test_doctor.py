@@ -82,5 +82,8 @@ def test_the_card_shows_plan_findings_and_patches(tmp_path):
     plan = patch_environment(settings(), str(tmp_path), "run", machine=machine)
     record = json.loads((tmp_path / "runs/run/environment.json").read_text())
     text = card(record, [*judge(record["facts"]), *plan["findings"]])
-    assert "| nproc_per_node | 1 | one worker a GPU |" in text and "| warning | GPU 1 |" in text
-    assert "[adam-weight-decay](https://" in text and "| ok |" not in text
+    assert "| nproc_per_node | 1 |" in text and "- nproc_per_node: one worker a GPU" in text
+    assert "| GPUs | H100 (85.9 GB), H100 (85.9 GB) |" in text and "**warning** GPU 1: " in text
+    assert "[adam-weight-decay](https://" in text and "**ok**" not in text
+    table = text.split("### Why")[0]
+    assert not set("{}[]") & set(table), "raw Python"

@@ -1,0 +1,28 @@
+"""The settings of one run: its name in full, and nothing of how it is offered."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from configs.loading import parse_config
+from flows.direct import resolved, run_name
+
+
+def test_a_name_tells_when_the_run_was_due_in_this_machines_time_zone(monkeypatch):
+    due = datetime(2026, 11, 21, 23, 30, 5, tzinfo=UTC)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert run_name("nightly-{date}-{time}", due) == "nightly-2026-11-22-083005"
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+    assert run_name("plain", due) == "plain"
+
+
+def test_the_settings_of_a_run_hold_no_deployment_and_an_absolute_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{date}", "home": "here"}}
+    settings = resolved(parse_config(config), datetime(2026, 1, 2, 12))
+    assert settings["runtime"] | {"name": "a-2026-01-02", "home": str(Path(tmp_path, "here"))} == settings["runtime"]
+    assert "deployment" not in settings

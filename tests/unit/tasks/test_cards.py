@@ -1,0 +1,27 @@
+"""Pieces of the cards: they cannot break out of their place, and they never stop the work."""
+
+import pytest
+
+from tasks.cards import cell, duration, key_of, never_in_the_way, size, table, text_block
+
+
+def test_a_card_that_fails_is_logged_and_the_work_goes_on(caplog):
+    with never_in_the_way("the dataset's card"):
+        raise OSError("gone")
+    assert "the dataset's card" in caplog.text and "gone" in caplog.text
+    with pytest.raises(KeyboardInterrupt), never_in_the_way("the dataset's card"):
+        raise KeyboardInterrupt
+
+
+def test_what_a_cell_or_a_fence_holds_stays_in_it():
+    assert cell("a|b\nc") == "a\\|b c"
+    assert table(("a", "b"), [(1, "x|y")]) == ["| a | b |", "| --- | --- |", "| 1 | x\\|y |", ""]
+    fenced = text_block("``` and ````")
+    assert fenced[0] == "`````text" and fenced[2] == "`````"
+    assert text_block("x" * 50, 10)[1] == "x" * 10 + " …"
+
+
+def test_keys_sizes_and_times_are_as_they_should():
+    assert key_of("training", "My_run.v2-{x}") == "training-my-run-v2-x"
+    assert [size(n) for n in (12, 9_900_000, 1.5e13)] == ["12 bytes", "9.9 MB", "15.0 TB"]
+    assert [duration(n) for n in (34, 600, 10_000)] == ["34 s", "10 min", "2.8 h"]
