@@ -43,19 +43,3 @@ def text_block(text: str, longest: int = 1200) -> list[str]:
     shown = text if len(text) <= longest else text[:longest] + " …"
     fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", shown)), default=0))
     return [fence + "text", shown, fence, ""]
-
-
-def size(number: float) -> str:
-    """Bytes, in the unit that keeps the number short."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

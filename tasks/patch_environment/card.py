@@ -1,7 +1,8 @@
 """What patch-environment found, chose and mended, as Markdown for Prefect's page of the run."""
 
-from tasks.cards import cell, size, table
+from tasks.cards import cell, table
 from tasks.patch_environment.finding import SEVERITIES
+from tasks.report.page import in_bytes
 
 
 def card(record: dict, findings: list[dict]) -> str:
@@ -36,13 +37,13 @@ def card(record: dict, findings: list[dict]) -> str:
 
 def _machine(facts: dict) -> list[tuple[str, str]]:
     memory, disk = facts["memory"], facts["disk"]
-    gpus = [f"{gpu['name']} ({size(gpu['memory'])})" for gpu in facts["gpus"]]
+    gpus = [f"{gpu['name']} ({in_bytes(gpu['memory'])})" for gpu in facts["gpus"]]
     versions = [f"{name} {version}" for name, version in facts["versions"].items() if version][:6]
     return [
         ("machine", f"{facts['host']}, {facts['cpu']['model']}, {facts['cores']} core(s)"),
-        ("memory", f"{size(memory['total'])}, {size(memory['available'])} of it free"),
+        ("memory", f"{in_bytes(memory['total'])}, {in_bytes(memory['available'])} of it free"),
         ("GPUs", ", ".join(gpus) or "none"),
-        ("disk", f"{disk['kind'] or 'unknown'}, {size(disk['free'])} free"),
+        ("disk", f"{disk['kind'] or 'unknown'}, {in_bytes(disk['free'])} free"),
         ("Python", f"{facts['python']}"),
         ("packages", ", ".join(versions)),
     ]

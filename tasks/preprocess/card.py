@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tasks.cards import cell, size, table, text_block
+from tasks.cards import cell, table, text_block
+from tasks.report.page import in_bytes
 
 LENGTHS = ("shortest", "p5", "median", "p95", "longest")
 
@@ -21,7 +22,7 @@ def card(dataset: dict[str, Any], reference: dict[str, Any], report: dict[str, A
         ("source", dataset["source"]),
         ("licence", dataset["licence"]),
         ("vocabulary", f"{dataset['vocab_size']:,} tokens ({dataset['dtype']})"),
-        ("on disk", size(dataset["bytes_on_disk"])),
+        ("on disk", in_bytes(dataset["bytes_on_disk"])),
         (
             "this run",
             f"built {' and '.join(reference['built'])}" if reference["built"] else "complete already, nothing built",
@@ -29,7 +30,7 @@ def card(dataset: dict[str, Any], reference: dict[str, Any], report: dict[str, A
         ("rows", f"{rows['sequence_length']:,} tokens each, cut by '{rows['strategy']}'"),
         (
             "checked",
-            f"{'whole' if report['ok'] else 'DAMAGED'}: {len(report['checks'])} checks, {size(report['checked_bytes'])} read",
+            f"{'whole' if report['ok'] else 'DAMAGED'}: {len(report['checks'])} checks, {in_bytes(report['checked_bytes'])} read",
         ),
         ("folder", f"`{dataset['path']}`"),
         ("digest", f"`{dataset['digest']}`"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def svg(chart: Chart) -> str:
     return drawn.replace("<svg ", f'<svg role="img" aria-label="{text(chart.title)}" ', 1)
 
 
-def save_picture(chart: Chart, target: Path) -> None:
+def save_picture(chart: Chart, target: Path | BinaryIO) -> None:
     """The chart as a PNG of 960 by 540 points, with a key, for places that show no SVG."""
     drawn = _draw(chart, LIGHT, "#16191d", "#d9dde2", (8, 4.5))
     (axes,) = drawn.axes

@@ -5,6 +5,7 @@ Call it directly, never with .submit(): only the main thread gets the signals th
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -19,8 +20,8 @@ from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from configs.errors import ConfigError, Preempted
 from tasks.cards import key_of, never_in_the_way
 from tasks.live import Live
+from tasks.report.card import card
 from tasks.train import stage
-from tasks.train.card import card, run_of
 from tasks.train.retries import Retries
 
 RENEWED_BUDGETS = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
@@ -56,9 +57,8 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
     finally:
         with never_in_the_way("the training's card"):
             run = config["runtime"]["name"]
-            create_markdown_artifact(
-                card(run_of(config), reference, ended), key=key_of("training", run), description=f"How run {run} went"
-            )
+            told = card(Path(config["runtime"]["home"]) / "runs" / run, ended)
+            create_markdown_artifact(told, key=key_of("training", run), description=f"How run {run} went")
 
 
 def with_retries(retries: Retries) -> Task:

@@ -1,0 +1,102 @@
+"""How training went, as Markdown for Prefect's page of the run: from the run's folder, whether it finished or not."""
+
+import base64
+import io
+from pathlib import Path
+
+from tasks.cards import cell, table, text_block
+from tasks.report.charts import save_picture
+from tasks.report.page import in_bytes, in_time, shown
+from tasks.report.record import RunRecord
+from tasks.report.run import headline, loss_chart
+
+SHOWN_ATTEMPTS = 20
+
+
+def card(path: Path, ended: str) -> str:
+    """Loss curve, metrics, checkpoints, where the time went, attempts, what the model writes, and where everything is.
+
+    Args:
+        path: of the run's folder.
+        ended: one sentence: how training ended.
+    """
+    lines = [f"## Run {path.name}", "", cell(ended), ""]
+    if not (path / "lineage.json").exists():  # refused before it began
+        return "\n".join(lines)
+    run = RunRecord(path)
+    if run.trained:
+        picture = io.BytesIO()
+        save_picture(loss_chart(run), picture)
+        inside = base64.b64encode(picture.getvalue()).decode()  # needs neither network nor file
+        lines += [f"![Training and validation loss against the step](data:image/png;base64,{inside})", ""]
+    lines += ["### Metrics", "", *table(("metric", "value"), _metrics(run))]
+    lines += ["### Checkpoints", "", *_checkpoints(run)]
+    if run.goodput["wall"]:
+        lines += ["### Time", "", *_time(run)]
+    lines += ["### Attempts", "", *_attempts(run)]
+    if run.samples:
+        lines += ["### What the model writes", ""]
+        for sample in run.samples[-3:]:
+            lines += [f"Step {sample['step']:,}:", "", *text_block(sample["text"])]
+    lines += ["### Where it is", "", *table(("what", "where"), ((name, f"`{place}`") for name, place in _places(path)))]
+    return "\n".join(lines)
+
+
+def _metrics(run: RunRecord) -> list[tuple[str, str]]:
+    rows = [("step", f"{run.step:,} of {run.max_steps:,}"), *headline(run).items()]
+    losses = [record["loss"] for record in run.validated if record["loss"] is not None]
+    if losses:
+        rows.append(("best validation loss, nats", f"{min(losses):.4f}"))
+    if run.dataset:
+        entropy = run.dataset["tokens"]["content"]["validation"]["unigram_entropy_bits"]
+        rows.append(("unigram entropy, bits a token", f"{entropy:.3f}"))
+    if weights := run.result.get("weights_sha256"):
+        rows.append(("weights (sha256)", f"`{weights}`"))
+    return rows
+
+
+def _checkpoints(run: RunRecord) -> list[str]:
+    rows = [
+        (
+            one["name"],
+            "not evaluated there" if one["validation_loss"] is None else f"{one['validation_loss']:.4f}",
+            in_bytes(one["bytes"]),
+            one["is"],
+        )
+        for one in run.checkpoints
+    ]
+    heads = ("kept", "validation loss, nats", "size", "which")
+    return table(heads, rows) if rows else ["None was committed.", ""]
+
+
+def _time(run: RunRecord) -> list[str]:
+    parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.items() if name not in ("wall", "share")}
+    spent = sorted(((seconds, name) for name, seconds in parts.items() if seconds >= 0.05), reverse=True)
+    wall = run.goodput["wall"]
+    return table(("spent on", "time", "share"), ((name, in_time(s), f"{s / wall:.1%}") for s, name in spent))
+
+
+def _attempts(run: RunRecord) -> list[str]:
+    told = run.attempts[-SHOWN_ATTEMPTS:]
+    rows = [
+        (
+            record["attempt"],
+            shown(record.get("from_step")),
+            shown(record.get("checkpoint_step")),
+            in_time(record["seconds"]) if "seconds" in record else "unknown",
+            f"{record['kind']} ({record['code']})",
+        )
+        for record in told
+    ]
+    # Not in the table, whose cells Prefect does not wrap.
+    why = [f"- attempt {record['attempt']}: {cell(record['message'])}" for record in told if record["code"]]
+    return [*table(("attempt", "from step", "newest checkpoint", "took", "end"), rows), *why, ""]
+
+
+def _places(path: Path) -> list[tuple[str, str]]:
+    return [
+        ("run folder", str(path)),
+        ("report", str(path / "report.html")),
+        ("logs of the workers", str(path / "logs")),
+        ("TensorBoard", f"tensorboard --logdir {path / 'tensorboard'}"),
+    ]
