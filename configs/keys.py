@@ -80,7 +80,7 @@ def all_keys(section: type[BaseModel] = PipelineConfig, prefix: str = "") -> dic
 
 
 def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], Any]:
-    """Where an error's location leads: the steps that are the user's own, those that are fields, and what is allowed there."""
+    """Where an error's location leads: the steps that are the user's own, those that are keys, and what is allowed there."""
     steps: list[Any] = []
     fields: list[str] = []
     allowed: Any = PipelineConfig
@@ -91,7 +91,10 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
                 return (*steps, step), tuple(fields), None
             field = below.model_fields[step]
             allowed = Annotated[field.annotation, field] if field.metadata else field.annotation  # type: ignore[valid-type]
-            fields.append(step)
+            if not any(
+                isinstance(earlier, int) for earlier in steps
+            ):  # what is wrong with an entry is wrong with its list
+                fields.append(step)
         elif get_origin(allowed) is list:
             allowed = arguments[0]
         elif get_origin(allowed) is dict:
@@ -113,7 +116,7 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     if origin is Literal:
         return str(arguments[0]) if len(arguments) == 1 else "one of " + ", ".join(map(str, arguments))
     if origin is list:
-        return "a list such as [a, b]"
+        return "a list of sections" if section_of(arguments[0]) else "a list such as [a, b]"
     if origin is dict or section_of(allowed):
         return "a section of 'key: value' lines"
     if allowed is str:

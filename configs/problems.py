@@ -71,7 +71,7 @@ Problem = tuple[tuple[Any, ...], tuple[str, ...], str, set[str]]
 
 
 def _unknown_keys(
-    mapping: dict[Any, Any], section: type[BaseModel] = PipelineConfig, above: tuple[str, ...] = ()
+    mapping: dict[Any, Any], section: type[BaseModel] = PipelineConfig, above: tuple[Any, ...] = ()
 ) -> Iterator[Problem]:
     for key, value in mapping.items():
         steps = (*above, key)
@@ -81,20 +81,30 @@ def _unknown_keys(
             yield steps, (), f"{_dotted(steps)}: unknown key; {hint}", meant
         elif (below := section_of(field.annotation)) and isinstance(value, dict):
             yield from _unknown_keys(value, below, steps)
+        elif (below := _sections_in(field.annotation)) and isinstance(value, list):
+            for number, entry in enumerate(value):
+                if isinstance(entry, dict):
+                    yield from _unknown_keys(entry, below, (*steps, number))
+
+
+def _sections_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that each entry of a list is, None for a key of another kind."""
+    return section_of(get_args(annotation)[0]) if get_origin(annotation) is list else None
 
 
 def _hint(steps: tuple[Any, ...], value: Any, section: type[BaseModel]) -> tuple[str, set[str]]:
     key = steps[-1]
-    if isinstance(key, str) and ".".join(steps) in all_keys():
+    if isinstance(key, str) and ".".join(map(str, steps)) in all_keys():
         *parents, last = ".".join(steps).split(".")
         return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {".".join(steps)}
-    meant = nearest(steps, isinstance(value, dict)) if isinstance(key, str) else None
+    in_list = any(isinstance(step, int) for step in steps[:-1])
+    meant = nearest(steps, isinstance(value, dict)) if isinstance(key, str) and not in_list else None
     if meant:
         return f"did you mean {meant}?", {meant}
     return f"known here are {', '.join(section.model_fields)}", set()
 
 
-def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[str, ...]) -> Iterator[Problem]:
+def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[Any, ...]) -> Iterator[Problem]:
     """What pydantic would let pass: true as the number 1, and NUL characters, which no path or variable can hold."""
     for name, value in mapping.items():
         field = section.model_fields.get(name) if isinstance(name, str) else None
@@ -104,8 +114,12 @@ def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[
         below = section_of(field.annotation)
         if below and isinstance(value, dict):
             yield from _lax_values(value, below, steps)
+        elif (below := _sections_in(field.annotation)) and isinstance(value, list):
+            for number, entry in enumerate(value):
+                yield from _lax_values(entry, below, (*steps, number)) if isinstance(entry, dict) else ()
         elif isinstance(value, bool) and _is_number(field.annotation):
-            yield steps, steps, f"{_dotted(steps)}: {shown(value)} is not {words(place(steps)[2])}", set()
+            fields = tuple(step for step in steps if isinstance(step, str))
+            yield steps, fields, f"{_dotted(steps)}: {shown(value)} is not {words(place(steps)[2])}", set()
         else:
             inner = value.items() if isinstance(value, dict) else [(name, value)]
             texts = [text for pair in inner for text in (pair[1] if isinstance(pair[1], list) else pair)]
@@ -153,14 +167,17 @@ def _any_within(names: set[str], wrong: set[str]) -> bool:
     return any(name == bad or name.startswith(f"{bad}.") for name in names for bad in wrong)
 
 
-def _without(mapping: dict[Any, Any], steps: tuple[Any, ...]) -> dict[Any, Any]:
+def _without(mapping: Any, steps: tuple[Any, ...]) -> Any:
     first, *rest = steps
+    if isinstance(mapping, list):
+        entries = [_without(entry, tuple(rest)) if number == first else entry for number, entry in enumerate(mapping)]
+        return entries if rest else mapping[:first] + mapping[first + 1 :]
     if first not in mapping:
         return mapping
     if not rest:
         return {key: value for key, value in mapping.items() if not (key is first or key == first)}  # NaN is not itself
     below = mapping[first]
-    return mapping | {first: _without(below, tuple(rest))} if isinstance(below, dict) else mapping
+    return mapping | {first: _without(below, tuple(rest))} if isinstance(below, dict | list) else mapping
 
 
 def _dotted(steps: tuple[Any, ...]) -> str:

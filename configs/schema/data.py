@@ -63,8 +63,8 @@ class TokenizerConfig(Section):
         return self
 
 
-class DataConfig(Section):
-    """Which text is read and how it becomes rows of tokens."""
+class TextConfig(Section):
+    """Where the text of one source is, and where in it."""
 
     source: Literal["files", "python-stdlib", "huggingface"] = Field(
         default="files",
@@ -105,6 +105,41 @@ class DataConfig(Section):
         title="Text column",
         description="The column or field that holds the text of a record.",
         min_length=1,
+    )
+    format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = Field(
+        default="auto",
+        title="Format",
+        description="What the files are, whatever they are called; auto: what each file's name says. The compression is always the name's.",
+    )
+
+
+class SourceConfig(TextConfig):
+    """One of several sources that are mixed."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(
+        title="Name", description="What the source is called in the dataset, in reports and beside its weight."
+    )
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+        default=None,
+        title="Weight",
+        description="Its share of the training rows is weight / sum of weights, exactly; default for all: every row once an epoch.",
+    )
+    licence: str = Field(
+        default="not stated",
+        title="Licence",
+        description="Under which licence the text is used, for the manifest.",
+        min_length=1,
+    )
+
+
+class DataConfig(TextConfig):
+    """Which text is read and how it becomes rows of tokens."""
+
+    sources: list[SourceConfig] = Field(
+        default_factory=list,
+        title="Sources",
+        description="Several sources instead of one, each with a name and with files, dataset, format or text_column of its own; "
+        "rows never hold text of two sources, and weights decide how often each is seen.",
     )
     min_length: Annotated[int, Field(ge=0)] = Field(
         default=0, title="Shortest document", description="Documents of fewer characters are left out, and counted."
@@ -164,6 +199,24 @@ class DataConfig(Section):
         title="Chunking device",
         description="Where the row table is computed: auto (a GPU where there is one), cpu, cuda or cuda:K; the bytes are the same.",
     )
+
+    @model_validator(mode="after")
+    def _sources_agree(self) -> DataConfig:
+        names = [source.name for source in self.sources]
+        if len(set(names)) != len(names):
+            raise ValueError(f"sources={names} name one source twice; give each its own name")
+        if len({source.weight is None for source in self.sources}) > 1:
+            raise ValueError(f"sources={names} have some a weight and some none; give one to each, or to none")
+        alone = [
+            name
+            for name in TextConfig.model_fields
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+        ]
+        if names and alone:
+            raise ValueError(
+                f"{alone[0]}={getattr(self, alone[0])!r} stands beside sources={names}; write it below the source it is of"
+            )
+        return self
 
     @model_validator(mode="after")
     def _window_has_a_stride(self) -> DataConfig:

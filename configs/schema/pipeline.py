@@ -48,10 +48,16 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> PipelineConfig:
         problems = []
-        if self.data.source == "files" and not self.data.files:
-            problems.append("data.files is empty; name text files or globs, or set data.source=python-stdlib")
-        if self.data.source == "huggingface" and not self.data.dataset:
-            problems.append("data.dataset is empty; name a Hugging Face dataset or the folder of one")
+        places = {f"data.sources.{number}": source for number, source in enumerate(self.data.sources)} or {
+            "data": self.data
+        }
+        for key, text in places.items():
+            if text.source == "files" and not text.files:
+                problems.append(
+                    f"{key}.files is empty; name text files or globs, set {key}.source=python-stdlib, or list several in data.sources"
+                )
+            if text.source == "huggingface" and not text.dataset:
+                problems.append(f"{key}.dataset is empty; name a Hugging Face dataset or the folder of one")
         if self.model.attention == "infini" and self.data.sequence_length <= self.model.segment_length:
             problems.append(
                 f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="

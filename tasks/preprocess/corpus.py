@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from blake3 import blake3
 
 from configs.errors import DataError
 from tasks.preprocess.formats import Fault, Unreadable
-from tasks.preprocess.sources import Source, sources
+from tasks.preprocess.sources import Source, origins, sources
 
 log = logging.getLogger("infini_llama.preprocess")
 NAMED = 10  # bad places that the report names
@@ -77,29 +78,47 @@ def survey(data: dict) -> Corpus:
     Raises:
         DataError: no text, or bad input where data.on_bad_input=fail.
     """
-    training, held_out = sources(data)
     counts = dict.fromkeys(
         ("records", "empty", "too_short", "duplicates", "also_validation", "bad_records", "bad_files"), 0
     )
     report: dict[str, Any] = counts | {"bad": []}
     seen: set[bytes] = set()
-    own = _scan_all(held_out, data, report, seen)
-    texts = {row.tobytes() for documents in own for row in documents.hashes}
-    found = _scan_all(training, data, report, seen)
-    if texts:
-        masks = [np.array([row.tobytes() not in texts for row in documents.hashes], dtype=bool) for documents in found]
-        report["also_validation"] = int(sum((~mask).sum() for mask in masks))
-        found = _some([documents.keep(mask) for documents, mask in zip(found, masks, strict=True)])
-    identity: dict[str, Any] = {"documents": [documents.identity() for documents in found]}
-    if held_out:
-        identity["validation_documents"] = [documents.identity() for documents in own]
-    elif found:
-        masks = [is_validation(documents.hashes, data["validation_fraction"]) for documents in found]
-        own = _some([documents.keep(mask) for documents, mask in zip(found, masks, strict=True)])
-        found = _some([documents.keep(~mask) for documents, mask in zip(found, masks, strict=True)])
+    places = {name: sources(origin, name) for name, origin in origins(data).items()}
+    own = {name: _scan_all(held_out, data, report, seen) for name, (_, held_out) in places.items()}
+    found = {name: _scan_all(training, data, report, seen) for name, (training, _) in places.items()}
+    found = _without(found, own, report)
+    identities = []
+    for name, (_, held_out) in places.items():
+        identity: dict[str, Any] = {"documents": [documents.identity() for documents in found[name]]}
+        if held_out:
+            identity["validation_documents"] = [documents.identity() for documents in own[name]]
+        else:
+            masks = [is_validation(documents.hashes, data["validation_fraction"]) for documents in found[name]]
+            own[name] = _some([documents.keep(mask) for documents, mask in zip(found[name], masks, strict=True)])
+            found[name] = _some([documents.keep(~mask) for documents, mask in zip(found[name], masks, strict=True)])
+        identities.append({"name": name} | identity if name else identity)
+    if len(places) > 1:  # a text that one source holds out is not learned from another that holds out its own files
+        found = _without(found, own, report)
     report["duplicates_dropped"] = data["deduplicate"]
     _tell(report)
-    return Corpus(found, own, identity, report)
+    identity = {"sources": identities} if data["sources"] else identities[0]
+    return Corpus(list(chain.from_iterable(found.values())), list(chain.from_iterable(own.values())), identity, report)
+
+
+Several = dict[str, list[Documents]]
+
+
+def _without(found: Several, held_out: Several, report: dict[str, Any]) -> Several:
+    """Training documents whose text is not held out by any source."""
+    texts = {row.tobytes() for several in held_out.values() for documents in several for row in documents.hashes}
+    if not texts:
+        return found
+    kept = {}
+    for name, several in found.items():
+        masks = [np.array([row.tobytes() not in texts for row in each.hashes], dtype=bool) for each in several]
+        report["also_validation"] += int(sum((~mask).sum() for mask in masks))
+        kept[name] = _some([documents.keep(mask) for documents, mask in zip(several, masks, strict=True)])
+    return kept
 
 
 def is_validation(hashes: np.ndarray, fraction: float) -> np.ndarray:

@@ -47,14 +47,17 @@ def format_of(path: Path) -> str | None:
     return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
 
 
-def read(path: Path, text_column: str) -> Records:
-    """Every text of the file and a Fault for each bad record; a name without a known ending is one text.
+def read(path: Path, text_column: str, form: str = "auto") -> Records:
+    """Every text of the file and a Fault for each bad record.
+
+    Args:
+        form: the file's format; auto: what its name says, and a name without a known ending is one text.
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
         OSError: the disk does not give it.
     """
-    reader = READERS.get(format_of(path) or "txt", _plain)
+    reader = READERS.get(form if form != "auto" else format_of(path) or "txt", _plain)
     try:
         with _opened(path) as stream:
             for record in reader(stream, text_column):

@@ -53,6 +53,7 @@ class TokenReader:
         self.paths = [dataset / shard["file"] for shard in shards]
         self.checksums = [manifest["files"][shard["file"]]["checksum"] for shard in shards]
         self.tokens = [shard["tokens"] for shard in shards]
+        self.sources: list[dict] = table["content"].get("sources", {}).get(split, [])  # {"name", "rows"}, in order
         self.ends: list[int] = np.cumsum(self.tokens).tolist()
         self.dtype = np.dtype(manifest["content"].get("dtype", "int64"))
         self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}

@@ -4,7 +4,7 @@ import glob
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ class Source:
     text_column: str
     key: str = "data.files"
     dataset: tuple[str, str | None, str] | None = None  # path or name, configuration, split
+    format: str = "auto"
+    origin: str = ""  # of several sources in data.sources, the one it belongs to
 
     def records(self) -> Records:
         """Its texts in order, and a Fault for each bad record.
@@ -36,37 +38,59 @@ class Source:
         """
         if self.dataset:
             return datasets_texts(_dataset(*self.dataset), self.text_column)
-        return read(self.path, self.text_column)
+        return read(self.path, self.text_column, self.format)
 
 
-def sources(data: dict) -> tuple[list[Source], list[Source]]:
-    """What the configuration's `data` section names, each file once: (training, the user's own validation).
+def origins(data: dict) -> dict[str, dict]:
+    """The sections that name text: `data` itself, or each of data.sources by its name, in the order of names."""
+    return {origin["name"]: origin for origin in sorted(data["sources"], key=lambda origin: origin["name"])} or {
+        "": data
+    }
+
+
+def sources(data: dict, origin: str = "") -> tuple[list[Source], list[Source]]:
+    """What a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
 
     Raises:
         DataError: nothing matches.
     """
-    column = data["text_column"]
+    column, section = data["text_column"], f"data.sources.{origin}" if origin else "data"
     if data["source"] == "huggingface":
         splits = [data["dataset_split"], *([data["validation_split"]] if data["validation_split"] else [])]
         named = [
             Source(
-                Path(data["dataset"]), split, column, "data.dataset", (data["dataset"], data["dataset_config"], split)
+                Path(data["dataset"]),
+                split,
+                column,
+                f"{section}.dataset",
+                (data["dataset"], data["dataset_config"], split),
+                origin=origin,
             )
             for split in splits
         ]
         return named[:1], named[1:]
-    found = _stdlib() if data["source"] == "python-stdlib" else _matching(data["files"], "data.files")
-    training = [Source(path, _portable(name), column) for path, name in found]
-    held_out = [
-        Source(path, _portable(name), column, "data.validation_files")
-        for path, name in _matching(data["validation_files"], "data.validation_files")
-    ]
+    stdlib, form = data["source"] == "python-stdlib", data["format"]
+
+    def placed(found: Iterable[tuple[Path, str]], key: str) -> list[Source]:
+        return [Source(path, _portable(name), column, key, None, form, origin) for path, name in found]
+
+    training = placed(_stdlib() if stdlib else _matching(data["files"], f"{section}.files", form), f"{section}.files")
+    key = f"{section}.validation_files"
+    held_out = placed(_matching(data["validation_files"], key, form), key)
     own = {source.path.resolve() for source in held_out}
     return [source for source in training if source.path.resolve() not in own], held_out
 
 
 def describe(data: dict) -> dict[str, Any]:
-    """Provenance of the source, for the manifest."""
+    """Provenance of the source or sources, for the manifest."""
+    if data["sources"]:
+        several = []
+        for name, origin in origins(data).items():
+            facts = describe(origin | {"sources": []})
+            licence = origin["licence"] if origin["licence"] != "not stated" else facts["licence"]
+            several.append({"name": name} | facts | {"weight": origin["weight"], "licence": licence})
+        licences = sorted({origin["licence"] for origin in several})
+        return {"source": "mixture", "sources": several, "licence": "; ".join(licences)}
     if data["source"] == "python-stdlib":
         return {"source": "python-stdlib", "python": platform.python_version(), "licence": "PSF-2.0"}
     if data["source"] == "huggingface":
@@ -106,14 +130,15 @@ def _stdlib() -> Iterator[tuple[Path, str]]:
                 yield path, path.relative_to(root).as_posix()
 
 
-def _matching(patterns: list[str], key: str) -> Iterator[tuple[Path, str]]:
+def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path, str]]:
     seen = set()
     for pattern in patterns:
         expanded = str(Path(pattern).expanduser())
         literal = Path(expanded).is_file()  # also one whose name has brackets
         folder = Path(expanded).is_dir()
         root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
-        paths = [expanded] if literal else _known_below(root) if folder else sorted(glob.glob(expanded, recursive=True))
+        below = _known_below(root, form) if folder else sorted(glob.glob(expanded, recursive=True))
+        paths = [expanded] if literal else below
         files = [Path(path) for path in paths if Path(path).is_file()]
         if not files:
             where = f"the folder holds no txt, md, {', '.join(RECORDS)} file" if folder else f"looked from {Path.cwd()}"
@@ -124,11 +149,11 @@ def _matching(patterns: list[str], key: str) -> Iterator[tuple[Path, str]]:
                 yield path, path.relative_to(root).as_posix()
 
 
-def _known_below(folder: Path) -> list[str]:
-    """Every file below it whose ending is known, but for hidden ones and what `datasets` keeps beside its data."""
+def _known_below(folder: Path, form: str) -> list[str]:
+    """Every file below it whose ending is known (all where their format is given), but hidden ones and what `datasets` adds."""
     found = [Path(path) for path in sorted(glob.glob(f"{glob.escape(str(folder))}/**/*", recursive=True))]
     kept = [path for path in found if path.name not in SKIPPED_RECORDS and not path.match("cache-*.arrow")]
-    return [str(path) for path in kept if format_of(path)]
+    return [str(path) for path in kept if form != "auto" or format_of(path)]
 
 
 def _fixed_part(pattern: str) -> Path:

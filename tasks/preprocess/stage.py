@@ -13,21 +13,20 @@ import tokenizers as tokenizers_library
 from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
-from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer, staging
+from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer
 from tasks.preprocess.arrays import save_array
-from tasks.preprocess.chunking import compute_rows, resolve_device, window_starts
+from tasks.preprocess.chunking import resolve_device
 from tasks.preprocess.corpus import Corpus, survey
 from tasks.preprocess.engines import REFERENCE, EngineDiffers, choose_engine, refuse
 from tasks.preprocess.journal import Journal
-from tasks.preprocess.keys import CHUNKS_VERSION, TOKENS_VERSION, chunks_key, tokens_key
+from tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
 from tasks.preprocess.materialize import materialize
-from tasks.preprocess.packing import PACKED, costs_of_starts, costs_packed, pack
-from tasks.preprocess.reader import document_lengths
 from tasks.preprocess.repair import salvage
 from tasks.preprocess.sources import describe
+from tasks.preprocess.tables import write_table
 from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
 from tasks.preprocess.tokens import batches, describe_split, dtype_for
-from tasks.preprocess.units import Plan, plan_units
+from tasks.preprocess.units import Plan, Unit, plan_units
 from tasks.preprocess.work import do_units
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -58,7 +57,7 @@ def _plan(data: dict, corpus: Corpus) -> tuple[dict[str, Any], Plan]:
     return {
         "key": tokens,
         "chunks_key": chunks_key(data, tokens),
-        "name": f"{data['source']}-{tokens[:12]}",
+        "name": f"{'mixture' if data['sources'] else data['source']}-{tokens[:12]}",
         "documents": sum(len(documents.sizes) for documents in members),
         "bytes": int(sum(documents.sizes.sum() for documents in members)),
     }, units
@@ -110,7 +109,7 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
         journal.close()
         if not is_complete(chunks, "chunks"):
             _clear(chunks)
-            _build_chunks(data, folder, chunks, planned["chunks_key"])
+            write_table(data, folder, chunks, planned["chunks_key"])
             built.append("chunks")
         rows = Path(home) / "materialized" / f"{folder.name}-{chunks.name}"
         if write_rows and materialize(folder, chunks.name, rows, data["shard_size"]):
@@ -173,8 +172,13 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
 
     def facts(name: str) -> dict[str, Any]:
         units = [unit for unit in plan.units if unit.split == name]
-        shards = [{field: written[unit.file][field] for field in ("file", "documents", "tokens")} for unit in units]
-        return describe_split(work / name, size, sum(unit.size for unit in units), shards)
+        shards = [
+            {field: written[unit.file][field] for field in ("file", "documents", "tokens")}
+            | ({"source": unit.source} if unit.source else {})
+            for unit in units
+        ]
+        described = describe_split(work / name, size, sum(unit.size for unit in units), shards)
+        return described | ({"sources": _by_source(units, shards)} if data["sources"] else {})
 
     content = {
         "vocab_size": size,
@@ -196,6 +200,16 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
     journal.close()
 
 
+def _by_source(units: list[Unit], shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each source gives of a split, in the order of its documents."""
+    found: dict[str, dict[str, Any]] = {}
+    for unit, shard in zip(units, shards, strict=True):
+        facts = found.setdefault(unit.source, {"name": unit.source, "documents": 0, "tokens": 0, "bytes": 0})
+        for name, count in (("documents", shard["documents"]), ("tokens", shard["tokens"]), ("bytes", unit.size)):
+            facts[name] += count
+    return list(found.values())
+
+
 def _first_texts(plan: Plan) -> list[str]:
     return next(batches(plan.texts("train")))[0]
 
@@ -208,39 +222,6 @@ def _read(plan: Plan) -> Iterator[str]:
         progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
         log.info("reading text for the tokenizer", extra={"progress": progress})
     log.info("learning the tokenizer's merges")
-
-
-def _build_chunks(data: dict, folder: Path, chunks: Path, key: str) -> None:
-    content = read_manifest(folder, "dataset")["content"]
-    length = data["sequence_length"]
-    for split in ("train", "validation"):
-        if content[split]["tokens"] <= (1 if data["strategy"] in PACKED else length):
-            raise DataError(
-                f"the {split} text has {content[split]['tokens']} tokens, fewer than one row of data.sequence_length={length} "
-                "and its last label; shorten the rows, add text, or change data.validation_fraction."
-            )
-    device, required = resolve_device(data["device"]), data["device"] != "auto"
-    rows, costs = {}, {}
-    with _fresh(chunks) as staged:
-        for split in ("train", "validation"):
-            lengths = document_lengths(folder, content[split]["shards"])
-            if data["strategy"] in PACKED:
-                packed = pack(lengths, length, data["strategy"])
-                save_array(staged / f"{split}.rows.npy", packed.rows)
-                save_array(staged / f"{split}.pieces.npy", packed.pieces)
-                rows[split] = len(packed.rows) - 1
-                costs[split] = costs_packed(packed, lengths, length)
-                continue
-            tokens = content[split]["tokens"]
-            stride = data["stride"] if data["strategy"] == "window" else None
-            table = window_starts(tokens, length, stride) if stride else compute_rows(tokens, length, device, required)
-            save_array(staged / f"{split}.rows.npy", table)
-            rows[split] = len(table)
-            costs[split] = costs_of_starts(table, lengths, length)
-        meta = {"key": key, "device": device, "packing": costs, "infini_llama": version("infini-llama")}
-        facts = {"strategy": data["strategy"], "sequence_length": length, "rows": rows}
-        facts |= {"stride": data["stride"]} if data["strategy"] == "window" else {}
-        commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
 
 
 def _reference(home: Path, folder: Path, chunks: Path, built: list[str]) -> dict[str, Any]:
@@ -274,17 +255,6 @@ def _alone(path: Path) -> Iterator[None]:
             log.info("another process builds this dataset; waiting for it (%s)", other)
             held.enter_context(Lock(path, wait=FOREVER))
         yield
-
-
-@contextmanager
-def _fresh(target: Path) -> Iterator[Path]:
-    """A staging folder for `target` that an error does not leave behind; what a kill leaves, `_clear` removes."""
-    staged = staging(target)
-    try:
-        yield staged
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
 
 
 @contextmanager

@@ -31,10 +31,31 @@ def describe(path: Path) -> dict[str, Any]:
         "dtype": content["dtype"],
         "bytes_on_disk": sum(file["size"] for file in manifest["files"].values()),
         "splits": {split: _split(path, content[split]) for split in ("train", "validation")},
+        **_sources(meta.get("sources", []), content["train"], content["validation"]),
         "chunks": {table.name: _rows(table) for table in tables},
         "left_out": meta.get("left_out", {}),
         "samples": _samples(path, tables[0].name) if tables else [],
     }
+
+
+def _sources(sources: list[dict], train: dict, validation: dict) -> dict[str, Any]:
+    """A line for each of several sources; nothing where there is one."""
+    if not sources:
+        return {}
+    held_out = {facts["name"]: facts for facts in validation["sources"]}
+    lines = {}
+    for source, facts in zip(sources, train["sources"], strict=True):
+        own = held_out.get(source["name"], {"documents": 0, "tokens": 0})
+        lines[source["name"]] = {
+            "weight": source["weight"],
+            "licence": source["licence"],
+            "documents": facts["documents"],
+            "tokens": facts["tokens"],
+            "bytes": facts["bytes"],
+            "validation documents": own["documents"],
+            "validation tokens": own["tokens"],
+        }
+    return {"sources": lines}
 
 
 def _rows(table: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -17,6 +18,7 @@ class Unit:
     first: int  # document of the split
     documents: int
     size: int  # bytes of text
+    source: str = ""  # of several, the one that all its documents are of
 
     @property
     def file(self) -> str:
@@ -42,17 +44,20 @@ def plan_units(corpus: Corpus, shard_size: int) -> Plan:
     """Cuts both splits into units whose shard, at up to 4 bytes a token, has at most `shard_size` bytes.
 
     A token stands for at least one byte of text, and one more ends each document. A document is never cut: a larger one
-    is a unit of its own.
+    is a unit of its own. No unit has documents of two sources.
     """
     documents = {"train": corpus.train, "validation": corpus.validation}
     units: list[Unit] = []
     for split, members in documents.items():
-        sizes = np.concatenate([member.sizes for member in members]) if members else np.zeros(0, dtype=np.int64)
-        ends = (sizes + 1).cumsum()
-        first = number = 0
-        while first < len(sizes):
-            before = int(ends[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(ends, before + shard_size // 4, side="right")))
-            units.append(Unit(split, number, first, last - first, int(sizes[first:last].sum())))
-            first, number = last, number + 1
+        base = number = 0
+        for source, several in groupby(members, key=lambda member: member.source.origin):
+            sizes = np.concatenate([member.sizes for member in several])
+            ends = (sizes + 1).cumsum()
+            first = 0
+            while first < len(sizes):
+                before = int(ends[first - 1]) if first else 0
+                last = max(first + 1, int(np.searchsorted(ends, before + shard_size // 4, side="right")))
+                units.append(Unit(split, number, base + first, last - first, int(sizes[first:last].sum()), source))
+                first, number = last, number + 1
+            base += len(sizes)
     return Plan(documents, units)

@@ -17,7 +17,7 @@ from tasks.train.goodput import goodput
 from tasks.train.grace import grace_period, tell_orchestrator
 from tasks.train.outcome import Outcome, classify
 from tasks.train.progress import Progress
-from tasks.train.run_folder import RunFolder, append_attempt, attempts, cut_metrics, remove_staging
+from tasks.train.run_folder import RunFolder, append_attempt, attempts, cut_metrics, remove_staging, weights_of
 from tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.train")
@@ -154,6 +154,7 @@ def write_order(
         "dataset_digest": reference["digest"],
         "chunks": reference["chunks"],
         "sequence_length": reference["sequence_length"],
+        "weights": weights_of(config["data"]),
         "verify_on_read": reference.get("verify_on_read", False),
         "resume_from": str(chosen) if chosen else None,
         "init_from": None if chosen else (lineage.get("init_from") or {}).get("path"),

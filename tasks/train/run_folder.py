@@ -76,7 +76,8 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
     """
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     now = {
-        "dataset": {key: reference[key] for key in ("path", "digest", "chunks", "chunks_digest", "sequence_length")},
+        "dataset": {key: reference[key] for key in ("path", "digest", "chunks", "chunks_digest", "sequence_length")}
+        | {"weights": weights_of(config["data"])},
         "model": model,
         "train": config["train"],
         "init_from": initial,
@@ -106,6 +107,11 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
     write_atomic(run.lineage, json.dumps(now, indent=1))
     write_atomic(run.path / "config.yaml", yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True))
     return now
+
+
+def weights_of(data: dict) -> dict[str, float] | None:
+    """The weight of each source in the section `data`, which decide the order of samples; None where there are none."""
+    return {source["name"]: source["weight"] for source in data["sources"] if source["weight"]} or None
 
 
 def _in_full(model: dict) -> dict:

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 
 from configs.errors import DataError
 from tasks.artifacts import Damaged, check, file_checksum, read_manifest
-from tasks.preprocess.chunking import row_starts, window_starts
-from tasks.preprocess.packing import PACKED, pack
-from tasks.preprocess.reader import document_lengths, map_list
+from tasks.preprocess.reader import map_list
+from tasks.preprocess.tables import build_table, lengths_by_source
 from tasks.preprocess.tokenizers import encoder_of, token_bytes
 from tasks.verify_data.history import history
 
@@ -134,31 +133,30 @@ def _tokens(dataset: Path) -> str:
             documents, tokens = documents + len(ends), tokens + len(values)
         if (documents, tokens) != (content[split]["documents"], content[split]["tokens"]):
             raise Damaged(f"the shards of {dataset / split} do not add up to what the manifest says.")
+        for source in content[split].get("sources", []):
+            own = [shard for shard in content[split]["shards"] if shard["source"] == source["name"]]
+            if any(sum(shard[fact] for shard in own) != source[fact] for fact in ("documents", "tokens")):
+                raise Damaged(
+                    f"the shards of '{source['name']}' in {dataset / split} do not add up to what the manifest says of it."
+                )
     return f"{content['train']['tokens'] + content['validation']['tokens']:,} tokens below {content['vocab_size']}"
 
 
 def _rows(dataset: Path, chunks: Path) -> str:
     content, table = read_manifest(dataset, "dataset")["content"], read_manifest(chunks, "chunks")["content"]
     for split in SPLITS:
-        expected, rows = _expected(dataset, content[split], table)
-        for name, array in expected.items():
+        lengths = lengths_by_source(dataset, content[split])
+        expected = build_table(lengths, table["strategy"], table["sequence_length"], table.get("stride"))
+        for name, array in expected.arrays.items():
             found = np.load(chunks / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
             if found.dtype != array.dtype or not np.array_equal(found, array):
                 raise Damaged(f"{chunks / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
-        if rows != table["rows"][split]:
-            raise Damaged(f"{chunks} has {rows} rows of {split}; its manifest says {table['rows'][split]}.")
+        stated = table.get("sources", {}).get(split, [{"name": "", "rows": table["rows"][split]}])
+        if expected.rows != table["rows"][split] or expected.sources != stated:
+            raise Damaged(
+                f"{chunks} has {expected.rows} rows of {split}, {expected.sources}; its manifest says {table['rows'][split]}, {stated}."
+            )
     return f"{table['rows']['train']:,} training and {table['rows']['validation']:,} validation rows"
-
-
-def _expected(dataset: Path, split: dict[str, Any], table: dict[str, Any]) -> tuple[dict[str, np.ndarray], int]:
-    """The tables of one split, computed anew, and their number of rows."""
-    length, strategy = table["sequence_length"], table["strategy"]
-    if strategy in PACKED:
-        packed = pack(document_lengths(dataset, split["shards"]), length, strategy)
-        return {"rows": packed.rows, "pieces": packed.pieces}, len(packed.rows) - 1
-    tokens = split["tokens"]
-    starts = window_starts(tokens, length, table["stride"]) if strategy == "window" else row_starts(tokens, length)
-    return {"rows": starts}, len(starts)
 
 
 def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:

@@ -7,6 +7,7 @@ import torch
 
 from model.loss import IGNORE_INDEX
 from tasks.preprocess.reader import TokenReader
+from tasks.train.worker.mixture import mixed_rows, parts_of
 from tasks.train.worker.order import sample_rows
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
@@ -38,6 +39,9 @@ class TrainBatches:
     """The global batch of a step is a function of the samples consumed before it; rank r takes its r-th slice.
 
     Hence another number of ranks sees the same global batches, and resuming costs nothing.
+
+    Args:
+        weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
     """
 
     def __init__(
@@ -49,14 +53,18 @@ class TrainBatches:
         rank: int,
         world_size: int,
         isolate: bool = False,
+        weights: dict[str, float] | None = None,
     ) -> None:
         self.reader, self.seed, self.isolate = reader, seed, isolate
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.per_rank = global_batch // world_size
         self.rank = rank
+        self.parts = parts_of(reader.sources, weights) if weights else None
 
     def rows(self, samples_consumed: int) -> np.ndarray:
         """Row numbers [global_batch] of the step that follows `samples_consumed` samples."""
+        if self.parts:
+            return mixed_rows(samples_consumed, self.global_batch, self.parts, self.seed)
         return sample_rows(samples_consumed, self.global_batch, len(self.reader), self.seed)
 
     def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:

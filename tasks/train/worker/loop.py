@@ -86,6 +86,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         ranks.rank,
         ranks.world_size,
         train["document_isolation"],
+        order["weights"],
     )
 
     def first_batch() -> float:

@@ -87,6 +87,30 @@ def test_every_item_of_a_list_or_table_is_named():
     assert "environment.env.9x: '9x' is not a variable's name" in text and "environment.env.A: 1" in text
 
 
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"name": "a", "file": ["x"]}, "data.sources.1.file: unknown key; known here are source, files"),
+        ({"files": ["x"]}, "data.sources.1.name: {'files': ['x']} is not a name"),
+        ({"name": "a b"}, "data.sources.1.name: 'a b' is not a name"),
+        ({"name": "b", "files": ["x"], "weight": True}, "data.sources.1.weight: true is not a number above 0"),
+        ({"name": "b", "files": ["x"], "weight": -1}, "data.sources.1.weight: -1 is not a number above 0"),
+        ({"name": "b"}, "data.sources.1.files is empty"),
+        ("x", "data.sources.1: 'x' is not a section of"),
+        ({"name": "a", "files": ["x"]}, "data.sources=['a', 'a'] name one source twice"),
+        ({"name": "b", "files": ["x"], "weight": 1}, "data.sources=['a', 'b'] have some a weight and some none"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_sources_is_said_and_nothing_else(entry, sentence):
+    text = message({"data": {"sources": [{"name": "a", "files": ["x"]}, entry]}})
+    assert sentence in text and "data.files is empty" not in text
+
+
+def test_a_source_beside_several_is_refused():
+    text = message({"data": {"sources": [{"name": "a", "files": ["x"]}], "files": ["y"]}})
+    assert text.endswith("data.files=['y'] stands beside data.sources=['a']; write it below the source it is of")
+
+
 def test_a_section_without_keys_is_no_problem():
     assert parse_config(GOOD | {"train": None, "model": {}}).train.max_steps == 1000
     assert "train: 5 is not a section" in message(GOOD | {"train": 5})

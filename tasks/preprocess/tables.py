@@ -1,0 +1,130 @@
+"""The row table of one split: of each source by itself, so that no row holds text of two."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.errors import DataError
+from tasks.artifacts import commit, read_manifest, staging
+from tasks.preprocess.arrays import save_array
+from tasks.preprocess.chunking import compute_rows, resolve_device, row_starts, window_starts
+from tasks.preprocess.keys import CHUNKS_VERSION
+from tasks.preprocess.packing import PACKED, costs_of_starts, costs_packed, pack
+from tasks.preprocess.reader import document_lengths
+
+RowStarts = Callable[[int, int], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where the rows of a split are in its stream of tokens."""
+
+    arrays: dict[str, np.ndarray]  # "rows", and "pieces" where the strategy packs
+    rows: int
+    sources: list[dict[str, Any]]  # {"name", "rows"} of each, in the order of their rows
+    costs: dict[str, float]
+
+
+def build_table(
+    lengths: dict[str, np.ndarray],
+    strategy: str,
+    sequence_length: int,
+    stride: int | None = None,
+    starts_of: RowStarts = row_starts,
+) -> Table:
+    """Rows of `sequence_length` inputs each.
+
+    Args:
+        lengths: int64 [documents] of each source, tokens of its documents; their streams follow each other.
+        starts_of: computes the rows of 'concat' from tokens and sequence length.
+    """
+    parts: dict[str, list[np.ndarray]] = {}
+    sources, costs, base, rows, pieces = [], [], 0, 0, 0
+    for name, own in lengths.items():
+        tokens = int(own.sum())
+        if strategy in PACKED:
+            packed = pack(own, sequence_length, strategy)
+            arrays = {
+                "rows": packed.rows[bool(rows or pieces) :] + pieces,
+                "pieces": packed.pieces + np.array([base, 0]),
+            }
+            count, pieces = len(packed.rows) - 1, pieces + len(packed.pieces)
+            costs.append(costs_packed(packed, own, sequence_length))
+        else:
+            starts = window_starts(tokens, sequence_length, stride) if stride else starts_of(tokens, sequence_length)
+            arrays, count = {"rows": starts + base}, len(starts)
+            costs.append(costs_of_starts(starts, own, sequence_length))
+        for array_name, array in arrays.items():
+            parts.setdefault(array_name, []).append(array)
+        sources.append({"name": name, "rows": count})
+        base, rows = base + tokens, rows + count
+    joined = {name: several[0] if len(several) == 1 else np.concatenate(several) for name, several in parts.items()}
+    return Table(joined, rows, sources, _together(costs, [source["rows"] for source in sources]))
+
+
+def _together(costs: list[dict[str, float]], rows: list[int]) -> dict[str, float]:
+    if len(costs) == 1:
+        return costs[0]
+    sums = {name: sum(cost[name] for cost in costs) for name in ("cut_documents", "lost_tokens", "targets")}
+    filled = sum(cost["efficiency"] * count for cost, count in zip(costs, rows, strict=True))
+    return {"efficiency": filled / max(1, sum(rows))} | sums
+
+
+def lengths_by_source(dataset: Path, split: dict[str, Any]) -> dict[str, np.ndarray]:
+    """int64 [documents] of each source of a split, tokens of its documents; "" is the name of the only one."""
+    several = groupby(split["shards"], key=lambda shard: shard.get("source", ""))
+    return {name: document_lengths(dataset, list(shards)) for name, shards in several}
+
+
+def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
+    """Computes and commits the row tables of both splits for the strategy and length of the section `data`.
+
+    Raises:
+        DataError: a split, or a source's training text, is shorter than one row.
+    """
+    content = read_manifest(dataset, "dataset")["content"]
+    length, strategy = data["sequence_length"], data["strategy"]
+    device, required = resolve_device(data["device"]), data["device"] != "auto"
+    starts_of = partial(compute_rows, device=device, required=required)
+    built = {}
+    for split in ("train", "validation"):
+        lengths = lengths_by_source(dataset, content[split])
+        for name, own in lengths.items():
+            alone = split == "train" and name
+            tokens = int(own.sum()) if alone else content[split]["tokens"]
+            if tokens <= (1 if strategy in PACKED else length):
+                raise DataError(
+                    f"the {split} text{f' of data.sources.{name}' if alone else ''} has {tokens} tokens, fewer than one row of "
+                    f"data.sequence_length={length} and its last label; shorten the rows, add text, or change data.validation_fraction."
+                )
+        built[split] = build_table(lengths, strategy, length, data["stride"], starts_of)
+        if not built[split].rows:
+            raise DataError(
+                f"no source has {split} text for one row of data.sequence_length={length} and its last label; shorten the rows, add "
+                "text, or change data.validation_fraction."
+            )
+    staged = staging(chunks)
+    try:
+        for split, table in built.items():
+            for name, array in table.arrays.items():
+                save_array(staged / f"{split}.{name}.npy", array)
+        facts = {
+            "strategy": strategy,
+            "sequence_length": length,
+            "rows": {split: table.rows for split, table in built.items()},
+        }
+        facts |= {"stride": data["stride"]} if strategy == "window" else {}
+        facts |= {"sources": {split: table.sources for split, table in built.items()}} if data["sources"] else {}
+        packing = {split: table.costs for split, table in built.items()}
+        meta = {"key": key, "device": device, "packing": packing, "infini_llama": version("infini-llama")}
+        commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
+        raise

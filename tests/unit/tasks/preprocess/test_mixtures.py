@@ -1,0 +1,145 @@
+"""Several sources in one dataset: each document's source is known, no row holds two, and the bytes depend on nothing else."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from configs.errors import DataError
+from tasks.artifacts import read_manifest
+from tasks.preprocess.corpus import survey
+from tasks.preprocess.packing import PACKED
+from tasks.preprocess.reader import TokenReader, map_list
+from tasks.preprocess.stage import lookup, preprocess
+from tasks.preprocess.summary import describe
+from tasks.train.worker.data import TrainBatches
+from tasks.verify_data.checks import verify
+
+
+@pytest.fixture
+def mixture(data, tmp_path):
+    """A `data` section of two sources in different formats: letters only, and digits only."""
+    (tmp_path / "text" / "prose").mkdir(parents=True)
+    for number in range(40):
+        text = "abc-de-fgh-" * (number + 3) + "z" * number
+        (tmp_path / "text" / "prose" / f"{number}.txt").write_text(text)
+    lines = [json.dumps({"body": f"{number} 1234 5678 " * (number % 9 + 5)}) for number in range(60)]
+    (tmp_path / "text" / "numbers").write_text("\n".join(lines))
+    prose = {"name": "prose", "files": [str(tmp_path / "text/prose")], "weight": 3, "licence": "CC0-1.0"}
+    numbers = {
+        "name": "numbers",
+        "files": [str(tmp_path / "text/numbers")],
+        "format": "jsonl",
+        "text_column": "body",
+        "weight": 1,
+    }
+
+    def section(*changed, **changes):
+        sources = changed or (prose, numbers)
+        return data(files=[], sources=list(sources), tokenizer={"vocab_size": 257}, **changes)
+
+    section.prose, section.numbers = prose, numbers
+    return section
+
+
+def is_digits(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
+    return np.array([set(bytes(table[row[row > 0]])) <= set(b"0123456789 ") for row in tokens])
+
+
+@pytest.fixture
+def bytes_of_tokens():
+    """The byte of each token of a tokenizer of 256 bytes and the end of text."""
+    from tokenizers import Tokenizer
+
+    def of(folder):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return np.array([(tokenizer.decode([number]) or "\0").encode()[0] for number in range(257)], dtype=np.uint8)
+
+    return of
+
+
+@pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
+def test_no_row_holds_text_of_two_sources_and_the_reader_knows_whose_it_is(
+    mixture, tmp_path, strategy, bytes_of_tokens
+):
+    settings = mixture(strategy=strategy, stride=5 if strategy == "window" else None)
+    reference = preprocess(settings, str(tmp_path))
+    folder = tmp_path / reference["path"]
+    assert folder.name.startswith("mixture-")
+    table = bytes_of_tokens(folder)
+    for split in ("train", "validation"):
+        reader = TokenReader(folder, reference["chunks"], split)
+        assert [source["name"] for source in reader.sources] == ["numbers", "prose"]
+        assert sum(source["rows"] for source in reader.sources) == len(reader) == reference[split]["rows"]
+        digits = is_digits(reader.gather(np.arange(len(reader))), table)
+        assert digits.tolist() == [True] * reader.sources[0]["rows"] + [False] * reader.sources[1]["rows"]
+    assert verify(reference, str(tmp_path), "deep", 10**9)["ok"]
+
+
+def test_every_document_has_its_source_on_record(mixture, tmp_path, bytes_of_tokens):
+    reference = preprocess(mixture(), str(tmp_path))
+    folder = tmp_path / reference["path"]
+    content, meta = (read_manifest(folder, "dataset")[part] for part in ("content", "meta"))
+    table = bytes_of_tokens(folder)
+    for split in ("train", "validation"):
+        for shard in content[split]["shards"]:
+            values = map_list(folder / shard["file"])[1]
+            assert is_digits(values[None], table)[0] == (shard["source"] == "numbers")
+        assert [facts["name"] for facts in content[split]["sources"]] == ["numbers", "prose"]
+        assert sum(facts["bytes"] for facts in content[split]["sources"]) == content[split]["bytes"]
+    assert [(source["name"], source["weight"], source["licence"]) for source in meta["sources"]] == [
+        ("numbers", 1, "not stated"),
+        ("prose", 3, "CC0-1.0"),
+    ]
+    seen = describe(folder)
+    assert seen["sources"]["prose"]["licence"] == "CC0-1.0" and seen["licence"] == "CC0-1.0; not stated"
+    documents = sum(facts[name] for facts in seen["sources"].values() for name in ("documents", "validation documents"))
+    assert documents == 100
+
+
+def test_neither_the_order_of_the_sources_nor_their_weights_change_the_bytes(mixture, tmp_path, digests):
+    first = preprocess(mixture(), str(tmp_path / "one"))
+    other = [mixture.numbers | {"weight": 9}, mixture.prose | {"weight": 0.5, "licence": "MIT"}]
+    assert lookup(mixture(*other), str(tmp_path / "one"))["digest"] == first["digest"]
+    second = preprocess(mixture(*other, num_workers=2), str(tmp_path / "two"))
+    assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
+    renamed = [mixture.numbers, mixture.prose | {"name": "novels"}]
+    assert preprocess(mixture(*renamed), str(tmp_path / "two"))["digest"] != second["digest"]
+
+
+def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
+    reference = preprocess(mixture(), str(tmp_path))
+    reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
+    numbers = reader.sources[0]["rows"]
+    batches = TrainBatches(reader, 3, 64, 8, 0, 1, weights={"prose": 3, "numbers": 1})
+    for step in range(5):
+        assert (batches.rows(64 * step) < numbers).sum() == 16
+    inputs, _ = next(batches.micro_batches(0, torch.device("cpu")))
+    assert inputs.shape == (8, 16)
+    even = TrainBatches(reader, 3, len(reader), 1, 0, 1)
+    assert sorted(even.rows(0)) == list(range(len(reader)))
+
+
+def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_text("held out")
+    texts = sorted((tmp_path / "text/prose").iterdir())
+    copy = [str(path) for path in texts]
+    copied = {"name": "copy", "files": copy, "validation_files": [str(own)], "weight": 1}
+    corpus = survey(mixture(mixture.prose, copied))
+    training = {row.tobytes() for documents in corpus.train for row in documents.hashes}
+    held_out = {row.tobytes() for documents in corpus.validation for row in documents.hashes}
+    assert not training & held_out and len(held_out) > 3 and corpus.report["also_validation"] == len(held_out) - 1
+
+
+def test_a_source_too_short_for_a_row_is_named(mixture, tmp_path):
+    (tmp_path / "short").mkdir()
+    for number in range(30):
+        (tmp_path / "short" / f"{number}.txt").write_text(f"{number}")
+    short = {"name": "short", "files": [str(tmp_path / "short")], "weight": 1}
+    with pytest.raises(DataError, match=r"the train text of data\.sources\.short has \d+ tokens, fewer than one row"):
+        preprocess(mixture(mixture.prose, short, sequence_length=100), str(tmp_path))
+    missing = {"name": "gone", "files": [str(tmp_path / "gone/*")], "weight": 1}
+    with pytest.raises(DataError, match=r"data\.sources\.gone\.files: no file matches"):
+        preprocess(mixture(mixture.prose, missing), str(tmp_path))
