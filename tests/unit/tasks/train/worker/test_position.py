@@ -63,12 +63,10 @@ def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, 
 
 
 def test_by_seconds_the_clock_decides(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = iter((100.0, 130.0, 160.0, 160.0, 170.0, 219.0, 220.0, 220.0))  # once more where it is due
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     asked = Every("1 minutes", Position(), OneRank())
-    answers = []
-    for now[0] in (130.0, 160.0, 170.0, 219.0, 220.0):
-        answers.append(asked.due(Position()))
+    answers = [asked.due(Position()) for _ in range(5)]
     assert answers == [False, True, False, False, True]
 
 

@@ -11,26 +11,10 @@ from tasks.artifacts import Damaged, check
 from tasks.train import checkpoints
 from tasks.train.worker import saver as saving
 from tasks.train.worker.checkpoint import load
-from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.rank import exit_code, root_cause
 from tasks.train.worker.saver import Saver
 
 TRAIN = {"save_total_limit": 2, "save_permanent_every": None, "async_save": True}
-
-
-@pytest.fixture
-def ranks(monkeypatch):
-    for name, value in {
-        "RANK": 0,
-        "WORLD_SIZE": 1,
-        "LOCAL_RANK": 0,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 0,
-    }.items():
-        monkeypatch.setenv(name, str(value))
-    ranks = Ranks("cpu", "gloo")
-    yield ranks
-    ranks.leave()
 
 
 def state(value: float) -> dict[str, torch.Tensor]:

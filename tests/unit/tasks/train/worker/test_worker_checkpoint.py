@@ -25,25 +25,9 @@ from model.llama import Llama
 from tasks.artifacts import check, file_checksum
 from tasks.train.worker.checkpoint import load, prime, save, state_hash, tensors
 from tasks.train.worker.optimizer import build_optimizer
-from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.storage import TensorWriter
 
 TRAIN = TrainingConfig().model_dump()
-
-
-@pytest.fixture
-def ranks(monkeypatch):
-    for name, value in {
-        "RANK": 0,
-        "WORLD_SIZE": 1,
-        "LOCAL_RANK": 0,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 0,
-    }.items():
-        monkeypatch.setenv(name, str(value))
-    ranks = Ranks("cpu", "gloo")
-    yield ranks
-    ranks.leave()
 
 
 def trained(seed: int) -> tuple[Llama, torch.optim.Optimizer]:
