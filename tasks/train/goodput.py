@@ -33,7 +33,8 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
         now: when it begins, seconds since 1970.
     """
     spent = dict.fromkeys(PARTS, 0.0)
-    told = [_story(run, folder) for folder in sorted((run.path / "logs").glob("attempt-*"))]
+    records = {record["attempt"]: record for record in attempts(run)}
+    told = [_story(folder, records) for folder in sorted((run.path / "logs").glob("attempt-*"))]
     stories = [story for story in told if story is not None]
     later = [story["from_step"] for story in stories[1:]] + ([] if from_step is None else [from_step])
     for number, story in enumerate(stories):
@@ -51,8 +52,11 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
     return spent | {"wall": wall, "share": spent["training"] / wall if wall else 0.0}
 
 
-def _story(run: RunFolder, folder: Path) -> dict | None:
-    """One attempt: when it began and ended, from which step, and its ledger's lines; None for one that never began."""
+def _story(folder: Path, records: dict[int, dict]) -> dict | None:
+    """One attempt: when it began and ended, from which step, and its ledger's lines; None for one that never began.
+
+    records: of attempts.jsonl, by the attempt's number.
+    """
     try:
         order = json.loads((folder / "order.json").read_text(encoding="utf-8"))
         began = order["began"]["wall"]
@@ -60,7 +64,7 @@ def _story(run: RunFolder, folder: Path) -> dict | None:
         return None
     lines = _lines(folder / LEDGER)
     told_until = lines[-1]["time"] if lines else began
-    record = next((r for r in attempts(run) if r["attempt"] == int(folder.name.removeprefix("attempt-"))), {})
+    record = records.get(int(folder.name.removeprefix("attempt-")), {})
     end = max(told_until, began + record["seconds"]) if "seconds" in record else told_until
     whole = record.get("kind") in ("done", "preempted")
     return {

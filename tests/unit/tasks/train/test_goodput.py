@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tasks.train.goodput import LEDGER, PARTS, Ledger, goodput
-from tasks.train.run_folder import RunFolder, append_attempt
+from tasks.train.run_folder import RunFolder, append_attempt, attempts
 
 
 def story(run, number: int, began: float, from_step: int, lines: list[dict], seconds: float | None, kind: str) -> None:
@@ -40,6 +40,14 @@ def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
     assert (found["training"], found["save"], found["data_wait"]) == (3.0 + 5.0, 0.5 + 1.0, 1.0 + 1.0)
     assert found["lost_work"] == (3.5 + 4.0 + 8.0) + 3.0
     assert found["ending"] == 1.0 and found["evaluation"] == 0.0
+
+
+def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
+    run, read = RunFolder(tmp_path), []
+    monkeypatch.setattr("tasks.train.goodput.attempts", lambda of: read.append(of) or attempts(of))
+    for number in (1, 2, 3):
+        story(run, number, number * 10.0, 0, [], 5.0, "preempted")
+    assert goodput(run)["down"] == 10.0 and len(read) == 1
 
 
 def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
