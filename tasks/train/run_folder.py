@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from configs.errors import ConfigError
+from configs.schema import TrainingConfig
 from model.config import LlamaConfig
 from tasks.artifacts import write_atomic
 from tasks.secrets import without_secrets
@@ -86,11 +87,8 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
     if before:
         refused = _differences(before["dataset"], now["dataset"], "dataset")
         refused += _differences(_in_full(before["model"]), _in_full(model), "model")
-        refused += [
-            line
-            for line in _differences(before["train"], now["train"], "train")
-            if line.split(":")[0].split(".")[1] in FIXED
-        ]
+        changed = _differences(_all_settings(before["train"]), _all_settings(now["train"]), "train")
+        refused += [line for line in changed if line.split(":")[0].split(".")[1] in FIXED]
         started, starts = ((start or {}).get("digest", "no weights") for start in (before.get("init_from"), initial))
         refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
         if refused:
@@ -98,7 +96,7 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
                 f"run folder {run.path} belongs to another run; choose another runtime.name. What differs:\n  "
                 + "\n  ".join(refused)
             )
-        for line in _differences(before["train"], now["train"], "train"):
+        for line in changed:
             if line.split(":")[0].split(".")[1] not in FREE:
                 log.warning("%s: from here on the run is no longer the one that began.", line)
         now = before | {"train": now["train"]}
@@ -117,6 +115,12 @@ def weights_of(data: dict) -> dict[str, float] | None:
 def _in_full(model: dict) -> dict:
     """With the defaults of fields that an older version did not have."""
     return LlamaConfig.from_dict(model).to_dict()
+
+
+def _all_settings(train: dict) -> dict:
+    """With the defaults of settings that an older version did not have; what `auto` stood for is not known."""
+    defaults = TrainingConfig().model_dump(mode="json")
+    return {name: value for name, value in defaults.items() if value != "auto"} | train
 
 
 def _differences(before: dict, now: dict, section: str) -> list[str]:

@@ -1,6 +1,31 @@
 """Every attempt stays on record, whatever cut a line short."""
 
-from tasks.train.run_folder import RunFolder, append_attempt, attempts
+import pytest
+
+from configs.schema import TrainingConfig
+from tasks.train.run_folder import RunFolder, append_attempt, attempts, claim
+
+MODEL = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+}
+DATASET = dict.fromkeys(("path", "digest", "chunks", "chunks_digest", "sequence_length"), "same")
+
+
+@pytest.mark.parametrize(
+    ("now", "said"), [(False, ""), (True, "train.document_isolation: False before, True now")], ids=["off", "on"]
+)
+def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, caplog, now, said):
+    run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
+    older = {name: value for name, value in train.items() if name != "document_isolation"}
+    claim(run, {"train": older, "environment": {"env": {}}}, MODEL, DATASET)
+    claim(run, {"train": train | {"document_isolation": now}, "environment": {"env": {}}}, MODEL, DATASET)
+    assert said in caplog.text and bool(caplog.text) == now
 
 
 def test_a_line_cut_short_costs_only_itself(tmp_path):
