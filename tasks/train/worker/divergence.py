@@ -1,6 +1,8 @@
 """Updates that were left out because they were not finite: how many are borne, and which samples are never seen again."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from tasks.train.worker.position import Position
 
 
 class Diverged(Exception):
@@ -16,21 +18,22 @@ class Diverged(Exception):
 
 @dataclass
 class Skips:
-    """Steps of the last `window` whose update was left out; part of a checkpoint, so that they survive restarts."""
+    """Counts the steps whose update was left out; those of the last `window` stand in the position, and so survive restarts."""
 
     limit: int
     window: int
-    steps: list[int] = field(default_factory=list)
+    at: Position
 
-    def note(self, step: int, samples: int) -> None:
-        """Counts step `step`, after which `samples` are consumed.
+    def note(self) -> None:
+        """Counts the step that was just completed.
 
         Raises:
             Diverged: there are more than `limit` in the window.
         """
-        self.steps = [earlier for earlier in self.steps if earlier > step - self.window] + [step]
-        if len(self.steps) > self.limit:
-            raise Diverged(self.steps, samples, self.window)
+        step = self.at.step
+        self.at.skips = [earlier for earlier in self.at.skips if earlier > step - self.window] + [step]
+        if len(self.at.skips) > self.limit:
+            raise Diverged(self.at.skips, self.at.samples, self.window)
 
 
 def next_sample(samples: int, left_out: list[dict[str, int]]) -> int:

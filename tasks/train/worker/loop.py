@@ -4,7 +4,9 @@ import hashlib
 import logging
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ from tasks.train.worker.prefetch import Prefetch
 from tasks.train.worker.result import write_result
 from tasks.train.worker.saver import Saver
 from tasks.train.worker.spikes import Spikes
-from tasks.train.worker.step import accumulate, train_step
+from tasks.train.worker.step import StepResult, accumulate, train_step
 from tasks.train.worker.strategy import LossModule, distribute, whole
 
 log = logging.getLogger("infini_llama.worker")
@@ -52,6 +54,25 @@ class StopRequest:
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Seed of the generators during one step on one rank."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=7).digest(), "little")
+
+
+def note_update(
+    result: StepResult, overflow: bool, skips: Skips, spikes: Spikes, rows: Callable[[], np.ndarray]
+) -> None:
+    """Remembers the loss of an update that was made, or that one was left out, unless that is how fp16 finds its scale.
+
+    Args:
+        overflow: the loss scale was too high for this step.
+        rows: the row numbers of its global batch.
+    """
+    if not result.skipped:
+        spikes.note(result.loss)
+    elif not overflow:
+        found = (result.loss, result.grad_norm)
+        log.warning(
+            "step %d: loss %s, gradient norm %s; update left out, rows %s", skips.at.step, *found, rows().tolist()
+        )
+        skips.note()
 
 
 def gate_means(model: Llama) -> dict[str, list[float]]:
@@ -105,8 +126,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     at = Position()
     if order["resume_from"]:
         at = resume(Path(order["resume_from"]), model, optimizer)
-    skips = Skips(train["max_skips"], train["skip_window"], at.skips)
-    spikes = Spikes(train["spike_zscore"], at.losses)
+    skips, spikes = Skips(train["max_skips"], train["skip_window"], at), Spikes(train["spike_zscore"], at)
     metrics = Metrics(run_dir, at.step, train["log_every"]) if ranks.is_first else None
     flops = flops_per_token(model.config, order["sequence_length"])
     same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
@@ -147,12 +167,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             first_sample, stopping = at.samples, result.stop
             at.advance(samples=train["global_batch_size"], tokens=targets)
             overflow = plan["precision"] == "fp16" and loss_scale.adjust(at, scale, result.finite)
-            if result.skipped and not overflow:
-                rows, found = batches.rows(first_sample).tolist(), (result.loss, result.grad_norm)
-                log.warning("step %d: loss %s, gradient norm %s; update left out, rows %s", at.step, *found, rows)
-                skips.note(at.step, at.samples)
-            else:
-                spikes.note(result.loss)
+            note_update(result, overflow, skips, spikes, partial(batches.rows, first_sample))
             step_time, write_time, gates = time.perf_counter() - started, saver.poll(), gate_means(model)
             if metrics:
                 record = {
@@ -198,7 +213,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             if save_due.due(at) or last or stopping:
                 heart.beat("save", at.step)
                 saving = time.perf_counter()
-                scalars = at.scalars() | {"skips": skips.steps, "losses": spikes.losses} | same
+                scalars = at.scalars() | same
                 saver.save(at.step, checkpoint.tensors(model, optimizer), scalars)
                 save_time = time.perf_counter() - saving
 

@@ -1,7 +1,9 @@
 """Loss spikes: a step whose loss lies far above those before it, by a score that spikes themselves hardly move."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
+
+from tasks.train.worker.position import Position
 
 HISTORY = 128  # losses that are remembered
 ENOUGH = 32  # below this many nothing is called a spike
@@ -15,21 +17,21 @@ class Spikes:
 
     Args:
         threshold: `train.spike_zscore`; None: nothing is a spike.
-        losses: of the last updates made, oldest first; part of a checkpoint, so that a resumed run judges alike.
+        at: keeps the losses of the last updates made, oldest first, so that a resumed run judges alike.
     """
 
     threshold: float | None
-    losses: list[float] = field(default_factory=list)
+    at: Position
 
     def is_spike(self, loss: float) -> bool:
         """Whether an update of this loss is to be left out."""
-        if self.threshold is None or len(self.losses) < ENOUGH:
+        if self.threshold is None or len(self.at.losses) < ENOUGH:
             return False
-        middle = median(self.losses)
-        spread = NORMAL * median(abs(earlier - middle) for earlier in self.losses)
+        middle = median(self.at.losses)
+        spread = NORMAL * median(abs(earlier - middle) for earlier in self.at.losses)
         return loss - middle > self.threshold * max(spread, SMALLEST * abs(middle))
 
     def note(self, loss: float) -> None:
         """Remembers the loss of an update that was made."""
         if self.threshold is not None:
-            self.losses = [*self.losses, loss][-HISTORY:]
+            self.at.losses = [*self.at.losses, loss][-HISTORY:]

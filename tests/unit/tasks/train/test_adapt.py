@@ -11,6 +11,7 @@ from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
 from tasks.train.run_folder import RunFolder, cut_metrics, read_metrics
 from tasks.train.worker.divergence import Diverged, Skips, next_sample
+from tasks.train.worker.position import Position
 
 
 @pytest.fixture
@@ -52,12 +53,15 @@ def test_left_out_samples_are_passed_over_also_where_ranges_touch():
 
 
 def test_skips_outside_the_window_are_forgotten():
-    skips = Skips(limit=2, window=10)
+    at = Position()
+    skips = Skips(limit=2, window=10, at=at)
     for step in (1, 2, 13, 14):
-        skips.note(step, step * 8)
-    assert skips.steps == [13, 14]
+        at.step = step
+        skips.note()
+    assert Position.of(at.scalars()).skips == [13, 14]
+    at.step, at.samples = 15, 120
     with pytest.raises(Diverged) as raised:
-        skips.note(15, 120)
+        skips.note()
     assert raised.value.details == {"first_skip": 13, "samples": 120}
 
 

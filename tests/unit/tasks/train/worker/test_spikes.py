@@ -1,17 +1,22 @@
 """Spikes are found, noise is not, and a restart judges alike."""
 
+import math
 import random
 
+import numpy as np
 import pytest
 
+from tasks.train.worker.divergence import Skips
+from tasks.train.worker.loop import note_update
 from tasks.train.worker.position import Position
 from tasks.train.worker.spikes import ENOUGH, HISTORY, Spikes
+from tasks.train.worker.step import StepResult
 
 
 @pytest.fixture
 def spikes():
     rng = random.Random(3)
-    spikes = Spikes(8.0)
+    spikes = Spikes(8.0, Position())
     for step in range(200):
         loss = 5.0 - step / 200 + rng.gauss(0, 0.05)
         assert not spikes.is_spike(loss), "noise on a falling loss"
@@ -27,9 +32,9 @@ def test_a_loss_far_above_the_last_ones_is_a_spike_also_behind_other_spikes(spik
 
 
 def test_what_a_checkpoint_keeps_judges_alike(spikes):
-    kept = Position(losses=spikes.losses).scalars()
-    again = Spikes(8.0, Position.of(kept).losses)
-    assert len(again.losses) == HISTORY
+    kept = spikes.at.scalars()
+    again = Spikes(8.0, Position.of(kept))
+    assert len(again.at.losses) == HISTORY
     assert [again.is_spike(loss / 10) for loss in range(30, 90)] == [
         spikes.is_spike(loss / 10) for loss in range(30, 90)
     ]
@@ -38,10 +43,24 @@ def test_what_a_checkpoint_keeps_judges_alike(spikes):
 
 
 def test_off_by_default_and_silent_until_enough_was_seen():
-    off, young = Spikes(None), Spikes(3.0)
+    off, young = Spikes(None, Position()), Spikes(3.0, Position())
     for _ in range(ENOUGH - 1):
         off.note(1.0)
         young.note(1.0)
-    assert not off.losses and not off.is_spike(1e9) and not young.is_spike(1e9)
+    assert not off.at.losses and not off.is_spike(1e9) and not young.is_spike(1e9)
     young.note(1.0)
     assert young.is_spike(1.1) and not young.is_spike(1.002), "equal losses do not make every difference a spike"
+
+
+def test_a_loss_that_an_overflow_left_out_is_not_remembered():
+    at = Position(step=7)
+    skips, spikes = Skips(3, 10, at), Spikes(8.0, at)
+
+    def note(loss: float, skipped: bool, overflow: bool) -> None:
+        note_update(StepResult(loss, 1.0, False, skipped), overflow, skips, spikes, lambda: np.arange(3))
+
+    note(2.0, skipped=False, overflow=False)
+    note(math.inf, skipped=True, overflow=True)
+    assert (at.losses, at.skips) == ([2.0], [])
+    note(math.nan, skipped=True, overflow=False)
+    assert (at.losses, at.skips) == ([2.0], [7])
