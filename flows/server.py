@@ -66,6 +66,7 @@ def prefect_api(home: Path) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a server on this machine that is gone does not come back
+    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # seconds; one that hangs holds up the run's end as long
     folder.mkdir(parents=True, exist_ok=True)
     records = home / "prefect" / "server.log"
     records.parent.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,12 @@ It is measured, by a few steps of a small model in a process of its own; what th
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from configs.schema import TrainingConfig
 from model.config import LlamaConfig
 
 SMALL = LlamaConfig(4096, 192, 512, 4, 6, 3, 256)
@@ -37,21 +39,40 @@ def highest_resident() -> int:
 
 
 def main() -> None:
+    """A worker's own steps, alone in its process group: a throw-away one, then some that count."""
     import torch
 
-    import tasks.train.worker.rank  # noqa: F401  (what a worker imports)
     from model.llama import Llama
+    from tasks.train.worker.optimizer import build_optimizer
+    from tasks.train.worker.parallel import Ranks
+    from tasks.train.worker.rank import serve as _
+    from tasks.train.worker.step import accumulate, train_step
+    from tasks.train.worker.strategy import LossModule, distribute
 
     torch.set_num_threads(int(sys.argv[1]))
+    train = TrainingConfig().model_dump(mode="json")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(alone)
+    ranks = Ranks("cpu", "gloo")
     model = Llama(SMALL)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    module = LossModule(model)
+    wrapped = distribute(module, train, ranks)
+    optimizer = build_optimizer(model, train)
+    autocast = torch.autocast("cpu", enabled=False)
+
+    def batches(count: int) -> list:
+        rows = torch.randint(0, SMALL.vocab_size, (count, BATCH, SMALL.max_position_embeddings + 1))
+        return [(row[:, :-1], row[:, 1:]) for row in rows]
+
+    tokens = BATCH * SMALL.max_position_embeddings
+    accumulate(wrapped, batches(1), tokens, ranks, autocast)
+    optimizer.zero_grad(set_to_none=True)
     for _ in range(STEPS):
-        for _ in range(2):
-            ids = torch.randint(0, SMALL.vocab_size, (BATCH, SMALL.max_position_embeddings + 1))
-            model.loss(ids[:, :-1], ids[:, 1:])[0].backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        train_step(wrapped, optimizer, batches(2), 2 * tokens, 1.0, ranks, autocast, lambda: False)
+    ranks.leave()
     print(json.dumps(highest_resident()))
 
 

@@ -151,12 +151,17 @@ def bit_flip(trial: Trial) -> Started:
     return started
 
 
-def server_killed(trial: Trial) -> Started:
-    trial.direct = False
-    started = trial.start()
-    trial.reach(started)
-    os.kill(trial.pids(started, "uvicorn")[0], signal.SIGKILL)
-    return started
+def server(number: signal.Signals) -> Callable[[Trial], Started]:
+    """Prefect's server dies, or hangs: it takes connections and answers none."""
+
+    def strike(trial: Trial) -> Started:
+        trial.direct = False
+        started = trial.start()
+        trial.reach(started)
+        os.kill(trial.pids(started, "uvicorn")[0], number)
+        return started
+
+    return strike
 
 
 FAULTS: dict[str, Callable[[Trial], Started]] = {
@@ -176,7 +181,8 @@ FAULTS: dict[str, Callable[[Trial], Started]] = {
     "kill during preprocess": during_preprocess,
     "disk full": disk_full,
     "bit flip": bit_flip,
-    "Prefect server killed": server_killed,
+    "Prefect server killed": server(signal.SIGKILL),
+    "Prefect server hung": server(signal.SIGSTOP),
 }
 
 
