@@ -42,10 +42,10 @@ def main() -> None:
     """A worker's own steps, alone in its process group: a throw-away one, then some that count."""
     import torch
 
+    import tasks.train.worker.rank  # noqa: F401  (all that a worker imports)
     from model.llama import Llama
     from tasks.train.worker.optimizer import build_optimizer
     from tasks.train.worker.parallel import Ranks
-    from tasks.train.worker.rank import serve as _
     from tasks.train.worker.step import accumulate, train_step
     from tasks.train.worker.strategy import LossModule, distribute
 

@@ -7,6 +7,7 @@ from tasks.patch_environment.devices import choose_devices, refuse
 from tasks.patch_environment.finding import finding
 from tasks.patch_environment.findings_gpu import is_busy
 from tasks.patch_environment.patches.registry import needed
+from tasks.patch_environment.room import room_for_checkpoints
 from tasks.patch_environment.worker_env import replaced, worker_environment
 
 # torchrun gives these to each worker; a value for all of them would make every worker the same one.
@@ -109,6 +110,8 @@ def _unwise(config: dict, plan: dict, facts: dict) -> list[dict[str, Any]]:
             "train.activation_checkpointing=full, or use fewer workers."
         )
         found.append(finding("memory", estimate.describe(need, have), "warning", sentence))
+    if lack := room_for_checkpoints(config, facts["disk"]):
+        found.append(lack)
     return found
 
 

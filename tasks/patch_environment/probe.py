@@ -12,6 +12,7 @@ from tasks.patch_environment import software
 from tasks.patch_environment.gpus import gpus
 from tasks.patch_environment.limits import memory, usable_cores
 from tasks.patch_environment.machine import Machine
+from tasks.patch_environment.room import bytes_held
 from tasks.patch_environment.storage import disk, free_bytes
 
 PACKAGES = (
@@ -42,7 +43,7 @@ def probe(
 
     Args:
         home: folder of datasets and runs.
-        config: a port that it fixes is tried; None: nothing is asked for.
+        config: a port that it fixes is tried, and what its run holds on the disk is counted; None: nothing is asked for.
         machine: whose readings; None: this one's.
         ask_hub: whether the Hugging Face hub is tried, which may take a second.
     """
@@ -60,7 +61,7 @@ def probe(
         "huge_pages": software.huge_pages(machine),
         "shared_memory": free_bytes(machine.path("/dev/shm"), machine),
         "limits": software.limits(machine),
-        "disk": disk(home, machine),
+        "disk": disk(home, machine) | ({"held": bytes_held(home, config)} if config else {}),
         "port": can_listen(0),
         "port_wished": None if port == "auto" else {"port": port, "free": can_listen(port)},
         "loopback": loopback(),

@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from configs.errors import ConfigError, Preempted
-from tasks.artifacts import Lock, write_atomic
+from tasks.artifacts import Busy, Lock, write_atomic
 from tasks.secrets import masked, without_secrets
 from tasks.train import checkpoints, launcher
 from tasks.train.goodput import goodput
@@ -38,7 +38,7 @@ def attempt(
 
     Args:
         locks: the run's, and those of its GPUs; torchrun holds them as long as it lives.
-        each_poll: as `stage.train` takes it.
+        each_poll: as `stage.train` takes it; a Busy that it raises ends the workers at once.
 
     Raises:
         Preempted: this process was asked to stop, and the workers with it.
@@ -99,6 +99,8 @@ def supervise(
     except Hung as hang:
         watch.dump_stacks()
         return None, f"{hang}; the stacks of all ranks are in {attempt_dir}"
+    except Busy:  # somebody else has the run, and may be writing what the workers would still write
+        raise
     except BaseException as raised:
         stop(process, run, attempt_dir, runtime, processes)
         return raised, None

@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.architecture import architecture
 from configs.errors import ConfigError, DataError, TrainFailed
 from tasks.artifacts import Lock, write_atomic
+from tasks.lease import Lease
 from tasks.report.run import write_report
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
@@ -42,12 +43,21 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         ConfigError, DataError: nobody retries.
         Preempted: this process was asked to stop; a checkpoint is committed.
         TrainFailed: the workers failed; `retryable` says whether another call may help.
+        Busy: another process, here or on another machine, trains this run.
     """
     config = config | {"train": config["train"] | {name: plan[name] for name in PLANNED if name in plan}}
     home = Path(config["runtime"]["home"]).resolve()
     run = RunFolder(home / "runs" / config["runtime"]["name"])
     run.path.mkdir(parents=True, exist_ok=True)
-    with Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock:
+    with (
+        Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock,
+        Lease(run.path / "lease") as lease,
+    ):
+
+        def poll() -> None:
+            lease.check()
+            each_poll()
+
         initial = initial_of(config, run.read(run.lineage))
         model = architecture(config["model"], (initial or reference)["vocab_size"], reference["sequence_length"])
         config = config | {"train": in_steps(config["train"], reference, home)}
@@ -55,9 +65,9 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         if summary := finished(run, config["train"]):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
             return summary | {"already_finished": True}
-        with held(gpus_of(run, plan), each_poll) as gpus:
+        with held(gpus_of(run, plan), poll) as gpus:
             while True:
-                outcome = attempt(run, [lock, *gpus], config, model, reference, plan, each_poll)
+                outcome = attempt(run, [lock, *gpus], config, model, reference, plan, poll)
                 if outcome.kind == "done":
                     return summarize(run, config, reference)
                 if not goes_on(run, config, plan, outcome):

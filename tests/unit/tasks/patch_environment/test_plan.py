@@ -5,6 +5,8 @@ import pytest
 from configs.architecture import of_vocabulary
 from configs.errors import ConfigError
 from configs.schema import PipelineConfig
+from model.flops import parameters
+from tasks.patch_environment.estimate import model_of
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
 
@@ -60,6 +62,23 @@ def test_the_loss_is_cut_where_the_logits_are_large(laptop):
     assert resolve(of_vocabulary(config(), 128_256), gpu)["loss_chunk"] == 0
     assert resolve(of_vocabulary(config(), 256_000), gpu)["loss_chunk"] == 4096
     assert resolve(of_vocabulary(config(train={"loss_chunk": 0}), 128_256), laptop)["loss_chunk"] == 0
+
+
+def test_room_for_the_checkpoints_that_are_kept(laptop):
+    """3 newest, the best, one being written, and of 1000 steps every 250th: nine of 12 bytes a parameter."""
+    wish = config(train={"max_steps": 1000, "save_permanent_every": 250})
+    each = 12 * parameters(model_of(wish))
+    for free, held, fits in (
+        (9 * each, 0, True),
+        (9 * each - 1, 0, False),
+        (5 * each, 4 * each, True),
+        (None, 0, True),
+    ):
+        facts = laptop | {"disk": laptop["disk"] | {"free": free, "held": held}}
+        found = [one for one in resolve(wish, facts)["findings"] if one["name"] == "room for checkpoints"]
+        assert bool(found) != fits
+        if found:
+            assert "for 9 checkpoints of" in found[0]["value"] and "save_total_limit" in found[0]["sentence"]
 
 
 def test_the_users_variables_win_over_the_plans(laptop):

@@ -1,0 +1,33 @@
+"""Whether the disk has room for the checkpoints that a run keeps."""
+
+from pathlib import Path
+from typing import Any
+
+from configs.durations import planned_steps
+from model.flops import parameters
+from tasks.patch_environment.estimate import model_of
+from tasks.patch_environment.finding import GIB, finding
+
+BYTES = 12  # a parameter: the weight and both moments of Adam, in fp32
+
+
+def bytes_held(home: Path, config: dict) -> int:
+    """What the run's checkpoints take already."""
+    folder = home / "runs" / config["runtime"]["name"] / "checkpoints"
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def room_for_checkpoints(config: dict, disk: dict[str, Any]) -> dict[str, Any] | None:
+    """A finding where the checkpoints that are kept at a time do not fit: the newest, the best, those kept for ever, and one more
+    while it is written. None where they do, or where the disk does not tell."""
+    train = config["train"]
+    each = BYTES * parameters(model_of(config))
+    steps = planned_steps(train, config["data"]["sequence_length"])
+    for_ever = steps // train["save_permanent_every"] if train["save_permanent_every"] else 0
+    count = train["save_total_limit"] + 2 + for_ever
+    have = None if disk["free"] is None else disk["free"] + disk.get("held", 0)
+    if have is None or count * each <= have:
+        return None
+    value = f"{have / GIB:.1f} GiB for {count} checkpoints of {each / GIB:.1f} GiB"
+    cure = "Saving will fail when the disk is full; free space, lower train.save_total_limit or set runtime.home to a larger disk."
+    return finding("room for checkpoints", value, "warning", cure)
