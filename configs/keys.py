@@ -10,11 +10,13 @@ from pydantic.fields import FieldInfo
 
 from configs.durations import COUNT, DURATION
 from configs.schema import RUN_NAME, PipelineConfig
+from configs.schema.data import SOURCE_NAME
 from configs.schema.deployment import FIVE_FIELDS, SLUG
 
 # Patterns of the schema in words.
 PATTERNS = {
     RUN_NAME: "a name of at most 100 letters, digits, '.', '_', '-', {date} and {time} that begins with a letter or digit",
+    SOURCE_NAME: "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit",
     SLUG: "a name of small letters, digits and '-'",
     FIVE_FIELDS: "the five fields of cron: minute, hour, day of the month, month, day of the week",
     r"^(auto|cpu|cuda(:\d+)?)$": "auto, cpu, cuda or cuda:K",

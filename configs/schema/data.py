@@ -8,6 +8,8 @@ from pydantic import ByteSize, Field, model_validator
 
 from configs.schema.section import Section
 
+SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
 
 class TokenizerConfig(Section):
     """The tokenizer: trained on the training documents, or given by its file and then never changed by new text."""
@@ -116,7 +118,7 @@ class TextConfig(Section):
 class SourceConfig(TextConfig):
     """One of several sources that are mixed."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(
+    name: Annotated[str, Field(pattern=SOURCE_NAME)] = Field(
         title="Name", description="What the source is called in the dataset, in reports and beside its weight."
     )
     weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
