@@ -91,7 +91,7 @@ def test_every_item_of_a_list_or_table_is_named():
     ("entry", "sentence"),
     [
         ({"name": "a", "file": ["x"]}, "data.sources.1.file: unknown key; known here are source, files"),
-        ({"files": ["x"]}, "data.sources.1.name: {'files': ['x']} is not a name"),
+        ({"files": ["x"]}, "data.sources.1.name: it has no value; give a name"),
         ({"name": "a b"}, "data.sources.1.name: 'a b' is not a name"),
         ({"name": "b", "files": ["x"], "weight": True}, "data.sources.1.weight: true is not a number above 0"),
         ({"name": "b", "files": ["x"], "weight": -1}, "data.sources.1.weight: -1 is not a number above 0"),
