@@ -142,6 +142,35 @@ def build_parser() -> Parser:
     compare = command("compare", "runs beside one another: what differs in them, and what came of it")
     compare.add_argument("runs", metavar="RUN", nargs="+", help="paths of runs, or their names")
     compare.add_argument("--html", metavar="FILE", help="also write a page with their curves over each other")
+    evaluate = command("evaluate", "how well a model predicts text; with its memory and without")
+    evaluate.add_argument("run", metavar="RUN", help="path of a run, or its name")
+    evaluate.add_argument(
+        "--files", action="append", default=[], metavar="PATH", help="text to read, as data.files; may be repeated"
+    )
+    evaluate.add_argument(
+        "--split", choices=["validation", "train"], default="validation", help="of the run's dataset, without --files"
+    )
+    evaluate.add_argument("--sequences", type=_at_least_one, metavar="N", help="only the first N rows of that")
+    evaluate.add_argument(
+        "--stream", action="store_true", help="each of the --files as one text, in constant state (not softmax)"
+    )
+    evaluate.add_argument("--checkpoint", default="latest", help="latest, best or the name of one (default: latest)")
+    passkey = command("passkey", "does a model find a number that it read long before, by length and depth")
+    passkey.add_argument("run", metavar="RUN", help="path of a run, or its name")
+    passkey.add_argument(
+        "--lengths", type=_at_least_one, nargs="+", metavar="N", help="tokens of the texts (default: 1 to 8 rows)"
+    )
+    passkey.add_argument(
+        "--depths",
+        type=_share_or_none,
+        nargs="+",
+        default=[0.0, 0.25, 0.5, 0.75, 1.0],
+        metavar="D",
+        help="where the number stands, 0: at the beginning, 1: at the end (default: 0 0.25 0.5 0.75 1)",
+    )
+    passkey.add_argument("--samples", type=_at_least_one, default=10, metavar="N", help="numbers each (default: 10)")
+    passkey.add_argument("--seed", type=int, default=0, metavar="S")
+    passkey.add_argument("--checkpoint", default="latest", help="latest, best or the name of one (default: latest)")
     command("runs", "every run there is: state, step, losses, age, size")
     gc = command("gc", "what is temporary, abandoned or old; --yes removes it, and never what a run resumes from")
     gc.add_argument("--yes", action="store_true", help="remove it; without this it is only listed")
@@ -190,6 +219,12 @@ def _above_zero(text: str) -> float:
 def _share(text: str) -> float:
     if not 0 < (number := float(text)) <= 1:
         raise argparse.ArgumentTypeError(f"{text} must be above 0 and at most 1")
+    return number
+
+
+def _share_or_none(text: str) -> float:
+    if not 0 <= (number := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to 1")
     return number
 
 

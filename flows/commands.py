@@ -257,6 +257,31 @@ def report(arguments: Namespace) -> Answer:
     return record, record["report"]
 
 
+def evaluate(arguments: Namespace) -> Answer:
+    run = _find(arguments.run, "runs")
+    if arguments.stream and not arguments.files:
+        raise ConfigError("--stream reads texts as one each; name them with --files.")
+    from flows.inspection import evaluation_text
+    from tasks.evaluate.stage import evaluate
+
+    record = evaluate(
+        run, arguments.checkpoint, arguments.files, arguments.split, arguments.sequences, arguments.stream
+    )
+    return record, evaluation_text(record)
+
+
+def passkey(arguments: Namespace) -> Answer:
+    run = _find(arguments.run, "runs")
+    from flows.inspection import passkey_text
+    from tasks.evaluate.stage import find_passkeys
+    from tasks.train.load import lineage_of
+
+    row = lineage_of(run)["dataset"]["sequence_length"]
+    lengths = arguments.lengths or [row, 2 * row, 4 * row, 8 * row]
+    record = find_passkeys(run, arguments.checkpoint, lengths, arguments.depths, arguments.samples, arguments.seed)
+    return record, passkey_text(record)
+
+
 def compare(arguments: Namespace) -> Answer:
     from flows.inspection import as_text
     from tasks.artifacts import write_atomic

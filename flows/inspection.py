@@ -52,6 +52,40 @@ def estimate_text(record: dict) -> str:
     )
 
 
+MEASURED = {"model": "", "memory": "with memory", "no_memory": "without memory"}
+
+
+def evaluation_text(record: dict) -> str:
+    """What `evaluate` measured, one line each with and without memory, and the losses along a row."""
+    found = {words: record[name] for name, words in MEASURED.items() if name in record}
+    kept = ("loss", "perplexity", "bits_per_byte", "tokens")
+    shown = {key: record[key] for key in ("run", "checkpoint", "text", "stream")}
+    shown["measured"] = [{"": words} | {key: one[key] for key in kept} for words, one in found.items()]
+    parts = {words: one["loss_by_part"] for words, one in found.items() if "loss_by_part" in one}
+    if parts:
+        size = next(iter(found.values()))["part"]
+        count = len(next(iter(parts.values())))
+        rows = [
+            {"tokens": f"{at * size + 1}-{(at + 1) * size}"} | {words: losses[at] for words, losses in parts.items()}
+            for at in range(count)
+        ]
+        shown["loss along a row"] = rows
+    return as_text(shown)
+
+
+def passkey_text(record: dict) -> str:
+    """Shares of numbers found: a line for each length, a column for each depth."""
+    shown = {key: record[key] for key in ("run", "checkpoint", "trained_length", "samples")}
+    for name, words in MEASURED.items():
+        if name in record:
+            lines: dict[int, dict] = {}
+            for one in record[name]:
+                line = lines.setdefault(one["length"], {"tokens": one["tokens"]})
+                line[f"depth {one['depth']:g}"] = f"{one['found']:.0%}"
+            shown[f"found {words}".strip()] = list(lines.values())
+    return as_text(shown)
+
+
 def runs_text(runs: list[dict]) -> str:
     """Every run in a line, ages and sizes with units."""
     from tasks.report.page import in_bytes, in_time

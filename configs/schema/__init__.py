@@ -1,6 +1,6 @@
 """Every section and key of a run. Titles, descriptions and limits here are what the documentation and Prefect's form show."""
 
-from configs.schema.data import DataConfig, TokenizerConfig, VerifyConfig
+from configs.schema.data import DataConfig, PasskeyConfig, TokenizerConfig, VerifyConfig
 from configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from configs.schema.environment import EnvironmentConfig
 from configs.schema.model import ModelConfig, RopeScaling
@@ -15,6 +15,7 @@ __all__ = [
     "DeploymentConfig",
     "EnvironmentConfig",
     "ModelConfig",
+    "PasskeyConfig",
     "PipelineConfig",
     "RopeScaling",
     "RuntimeConfig",

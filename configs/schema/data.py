@@ -65,14 +65,31 @@ class TokenizerConfig(Section):
         return self
 
 
+class PasskeyConfig(Section):
+    """Texts made for data.source=passkey: a number hidden among words that repeat, and asked for at the end."""
+
+    documents: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
+        default=20_000, title="Documents", description="How many texts are made."
+    )
+    repetitions: Annotated[int, Field(ge=1)] = Field(
+        default=3,
+        title="Repetitions",
+        description="The most times that the filler stands in a text; each text draws its own number from 1 on.",
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(
+        default=0, title="Seed", description="Decides the keys, lengths and places."
+    )
+
+
 class TextConfig(Section):
     """Where the text of one source is, and where in it."""
 
-    source: Literal["files", "python-stdlib", "huggingface"] = Field(
+    source: Literal["files", "python-stdlib", "huggingface", "passkey"] = Field(
         default="files",
         title="Source",
         description="'files' reads the paths of data.files; 'python-stdlib' reads the .py files of the running Python's own "
-        "standard library: real text on every machine without a download; 'huggingface' reads data.dataset through `datasets`.",
+        "standard library: real text on every machine without a download; 'huggingface' reads data.dataset through `datasets`; "
+        "'passkey' makes the texts of data.passkey.",
     )
     files: list[str] = Field(
         default_factory=list,
@@ -101,6 +118,9 @@ class TextConfig(Section):
         default=None,
         title="Validation split",
         description="The split of data.dataset that is held out; default: data.validation_fraction of data.dataset_split.",
+    )
+    passkey: PasskeyConfig = Field(
+        default_factory=PasskeyConfig, title="Passkey", description="Which texts are made (source: passkey)."
     )
     text_column: str = Field(
         default="text",

@@ -11,6 +11,7 @@ from typing import Any
 
 from configs.errors import DataError
 from tasks.preprocess.formats import RECORDS, Records, Unreadable, datasets_texts, format_of, read
+from tasks.preprocess.passkey import PasskeyTexts
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
 SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
@@ -19,7 +20,7 @@ SKIPPED_RECORDS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of
 
 @dataclass(frozen=True)
 class Source:
-    """One file, or one split of a Hugging Face dataset: its place on this machine and its name everywhere."""
+    """One file, one split of a Hugging Face dataset, or texts that are made: its place here and its name everywhere."""
 
     path: Path
     name: str
@@ -28,6 +29,7 @@ class Source:
     dataset: tuple[str, str | None, str] | None = None  # path or name, configuration, split
     format: str = "auto"
     origin: str = ""  # of several sources in data.sources, the one it belongs to
+    made: PasskeyTexts | None = None
 
     def records(self) -> Records:
         """Its texts in order, and a Fault for each bad record.
@@ -36,6 +38,8 @@ class Source:
             Unreadable: as a whole it is damaged.
             OSError: the disk does not give it.
         """
+        if self.made:
+            return iter(self.made)
         if self.dataset:
             return datasets_texts(_dataset(*self.dataset), self.text_column)
         return read(self.path, self.text_column, self.format)
@@ -69,6 +73,9 @@ def sources(data: dict, origin: str = "") -> tuple[list[Source], list[Source]]:
             for split in splits
         ]
         return named[:1], named[1:]
+    if data["source"] == "passkey":
+        made = PasskeyTexts(**data["passkey"])
+        return [Source(Path("passkey"), "passkey", column, f"{section}.passkey", origin=origin, made=made)], []
     stdlib, form = data["source"] == "python-stdlib", data["format"]
 
     def placed(found: Iterable[tuple[Path, str]], key: str) -> list[Source]:
@@ -96,6 +103,8 @@ def describe(data: dict) -> dict[str, Any]:
     if data["source"] == "huggingface":
         names = ("dataset", "dataset_config", "dataset_split", "validation_split")
         return {"source": "huggingface"} | {name: data[name] for name in names} | {"licence": "not stated"}
+    if data["source"] == "passkey":
+        return {"source": "passkey"} | data["passkey"] | {"licence": "none: made by this program"}
     return {"source": "files", "files": data["files"], "licence": "not stated"}
 
 

@@ -118,15 +118,15 @@ class RunRecord:
         return goodput(self.folder)
 
     @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """What `evaluate` and `passkey` measured of its model, the oldest first."""
+        return _lines(self.path / "evaluations.jsonl")
+
+    @cached_property
     def samples(self) -> list[dict[str, Any]]:
         """Texts by the model: [{"step", "text"}], those of samples.jsonl and, last, the finished model's."""
-        found, path = [], self.path / "samples.jsonl"
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError):  # cut short by a kill
-                    found.append(json.loads(line))
         texts = [self.result["sample"], *self.result.get("samples", [])] if self.result else []
-        return found + [{"step": self.step, "text": text} for text in texts]
+        return _lines(self.path / "samples.jsonl") + [{"step": self.step, "text": text} for text in texts]
 
     @cached_property
     def state(self) -> str:
@@ -148,3 +148,13 @@ class RunRecord:
         """Seconds since anything was last recorded."""
         files = [path for path in (self.folder.metrics, self.folder.lineage, self.folder.summary) if path.exists()]
         return max(0.0, time.time() - max(path.stat().st_mtime for path in files))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a JSONL file; none where there is no file."""
+    found = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # cut short by a kill
+                found.append(json.loads(line))
+    return found

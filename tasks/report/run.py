@@ -38,6 +38,7 @@ def run_page(run: RunRecord) -> str:
         page.tiles(headline(run)),
         page.section("Curves", figures(curves(run)), page.details("Validation losses", page.table(_validations(run)))),
         page.section("Where the time went", _time(run)),
+        page.section("Evaluations", *_evaluations(run)),
         page.section("Samples", *_samples(run)),
         page.section("Data", page.facts(data_card(run)), *_rows_and_filters(run)),
         page.section(
@@ -149,6 +150,27 @@ def _validations(run: RunRecord) -> list[dict[str, Any]]:
 def _time(run: RunRecord) -> str:
     parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.items() if name not in ("wall", "share")}
     return page.parts_of_a_whole(dict(sorted(parts.items(), key=lambda part: -part[1])), "s")
+
+
+def _evaluations(run: RunRecord) -> list[str]:
+    """What was measured of the model by itself: losses of text, and numbers found in it by length and depth."""
+    rows, found = [], []
+    for record in run.evaluations:
+        for name, words in (("model", ""), ("memory", "with memory"), ("no_memory", "without memory")):
+            if name not in record:
+                continue
+            about = {"step": record["step"], "": words}
+            if record["kind"] == "passkey":
+                depths: dict[int, dict[str, Any]] = {}
+                for one in record[name]:
+                    line = depths.setdefault(one["length"], about | {"tokens": one["tokens"]})
+                    line[f"depth {one['depth']:g}"] = f"{one['found']:.0%}"
+                found += depths.values()
+            else:
+                kept = {key.replace("_", " "): record[name][key] for key in ("loss", "perplexity", "bits_per_byte")}
+                rows.append(about | kept | {"text": page.shown(record["text"])})
+    heading = "<h3>Passkey: numbers found, by length and depth</h3>" if found else ""
+    return [page.table(rows), heading, page.table(found)]
 
 
 def _samples(run: RunRecord) -> list[str]:

@@ -1,0 +1,167 @@
+"""How well a model predicts text: rows of its dataset, files row by row, or files as one stream in constant state."""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from configs.errors import ConfigError, DataError
+from model.llama import Llama
+from model.loss import IGNORE_INDEX
+from tasks.preprocess.formats import Fault
+from tasks.preprocess.reader import TokenReader
+from tasks.preprocess.sources import sources
+from tasks.train.worker.data import to_batch
+
+log = logging.getLogger("infini_llama.evaluate")
+PIECE = 4096  # tokens of a stream that are read at a time
+PLACES = 8  # parts of a row whose losses are told apart, where segments do not say which
+
+
+@dataclass
+class Measured:
+    """Sums over targets; `by_place` sums in nats and counts for each place in a row [length]."""
+
+    nats: float = 0.0
+    targets: int = 0
+    text_bytes: int = 0
+    by_place: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+
+    def results(self, part: int | None = None) -> dict[str, Any]:
+        """Loss in nats a token, perplexity, bits a byte; with `part` also the loss of each part of a row, so many tokens long.
+
+        Raises:
+            DataError: nothing was measured.
+        """
+        if not self.targets:
+            raise DataError("the text has no token to predict; give more of it.")
+        loss = self.nats / self.targets
+        found: dict[str, Any] = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bits_per_byte": self.nats / math.log(2) / max(1, self.text_bytes),
+            "tokens": self.targets,
+            "bytes": self.text_bytes,
+        }
+        if part:
+            nats, counts = (np.add.reduceat(row, range(0, len(row), part)) for row in self.by_place)
+            found["loss_by_part"] = [float(n / c) if c else None for n, c in zip(nats, counts, strict=True)]
+            found["part"] = part
+        return found
+
+
+def part_of(model: Llama, length: int) -> int:
+    """Tokens of one part of a row: a segment, or an eighth."""
+    local = model.config.attention != "softmax"
+    return min(length, model.config.segment_length) if local else max(1, -(-length // PLACES))
+
+
+@torch.inference_mode()
+def over_rows(
+    model: Llama, reader: TokenReader, token_bytes: np.ndarray, sequences: int | None, isolate: bool, batch: int = 8
+) -> Measured:
+    """The first `sequences` rows of a split (None: all), each read as in training; bytes are those of the targets."""
+    count = len(reader) if sequences is None else min(sequences, len(reader))
+    device, found = model.lm_head.weight.device, Measured(by_place=np.zeros((2, reader.sequence_length)))
+    for start in range(0, count, batch):
+        rows = np.arange(start, min(start + batch, count), dtype=np.int64)
+        tokens, mask = reader.gather(rows), reader.targets(rows)
+        documents = reader.documents(rows) if isolate else None
+        inputs, labels, *rest = to_batch(tokens, mask, device, documents)
+        nats, counted = _losses(model(inputs, *rest), labels)
+        found.nats += float(nats.sum())
+        found.targets += int(counted.sum())
+        found.text_bytes += int(token_bytes[tokens[:, 1:][counted]].sum())
+        found.by_place += np.stack((nats.sum(axis=0), counted.sum(axis=0)))
+        _tell(int(rows[-1]) + 1, count, "rows")
+    return found
+
+
+@torch.inference_mode()
+def over_text(model: Llama, ids: list[int], text_bytes: int, length: int) -> Measured:
+    """A text whose first token is the end of the text before it, in rows of `length` that do not see one another.
+
+    Every token but the first is predicted once, so that the bits a byte are those of the whole text.
+    """
+    device, found = model.lm_head.weight.device, Measured(text_bytes=text_bytes, by_place=np.zeros((2, length)))
+    for start in range(0, len(ids) - 1, length):
+        row = torch.tensor([ids[start : start + length + 1]], device=device)
+        nats, counted = _losses(model(row[:, :-1]), row[:, 1:])
+        found.nats += float(nats.sum())
+        found.targets += int(counted.sum())
+        found.by_place[:, : nats.shape[1]] += np.stack((nats[0], counted[0]))
+    return found
+
+
+@torch.inference_mode()
+def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
+    """The same text read as one, however long it is, in the constant state of Infini-attention.
+
+    Raises:
+        ConfigError: the model's state would grow with the text.
+    """
+    if model.config.attention == "softmax":
+        raise ConfigError(
+            "--stream reads a text of any length in constant state, which model.attention=softmax has not; leave --stream out."
+        )
+    device, states, found = (
+        model.lm_head.weight.device,
+        model.new_states(1, capacity=0),
+        Measured(text_bytes=text_bytes),
+    )
+    for start in range(0, len(ids) - 1, PIECE):
+        piece = torch.tensor([ids[start : start + PIECE + 1]], device=device)
+        nats, counted = _losses(model.lm_head(model.read(piece[:, :-1], states)), piece[:, 1:])
+        found.nats += float(nats.sum())
+        found.targets += int(counted.sum())
+        _tell(min(start + PIECE, len(ids) - 1), len(ids) - 1, "tokens")
+    return found
+
+
+def texts_of(files: list[str], text_column: str = "text") -> Iterator[str]:
+    """Every text in these files, in the forms that data.files has.
+
+    Raises:
+        DataError: nothing matches, or a record is damaged.
+    """
+    settings = {"source": "files", "files": files, "validation_files": [], "text_column": text_column, "format": "auto"}
+    for source in sources(settings)[0]:
+        for record in source.records():
+            if isinstance(record, Fault):
+                raise DataError(f"{source.path} {record.reason}; mend it, or leave it out.")
+            if record:
+                yield record
+
+
+def over_texts(
+    model: Llama, tokenizer: Tokenizer, end_of_text: int, texts: Iterable[str], length: int, stream: bool
+) -> Measured:
+    """All of `texts`, each by itself: streamed, or in rows of `length` tokens."""
+    total = Measured(by_place=np.zeros((2, length)))
+    for text in texts:
+        ids = [end_of_text, *tokenizer.encode(text, add_special_tokens=False).ids]
+        size = len(text.encode())
+        one = streamed(model, ids, size) if stream else over_text(model, ids, size, length)
+        total.nats += one.nats
+        total.targets += one.targets
+        total.text_bytes += one.text_bytes
+        if not stream:
+            total.by_place += one.by_place
+    return total
+
+
+def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Nats float64 [B, T] of each label, 0 where there is none, and which count."""
+    nats = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
+    counted = labels != IGNORE_INDEX
+    return nats.view(labels.shape).double().cpu().numpy(), counted.cpu().numpy()
+
+
+def _tell(done: int, total: int, unit: str) -> None:
+    log.debug("reading", extra={"progress": {"done": done, "total": total, "unit": unit}})

@@ -1,0 +1,98 @@
+"""A run's model measured: what `infini-llama evaluate` and `infini-llama passkey` do. Results are also kept in the run's folder."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from model.llama import Llama
+from tasks.evaluate.passkey import passkey
+from tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
+from tasks.preprocess.reader import TokenReader
+from tasks.train import checkpoints
+from tasks.train.load import dataset_of, end_of_text_of, find_checkpoint, lineage_of, load_model
+
+RESULTS = "evaluations.jsonl"
+Result = TypeVar("Result")
+
+
+def evaluate(
+    run_dir: Path,
+    checkpoint: str = "latest",
+    files: list[str] | None = None,
+    split: str = "validation",
+    sequences: int | None = None,
+    stream: bool = False,
+) -> dict[str, Any]:
+    """Perplexity and bits a byte of a run's model, for Infini-attention with its memory and without.
+
+    Args:
+        files: text to read instead of the run's dataset, in the forms of data.files.
+        split: train or validation, of the run's dataset.
+        sequences: of that the first so many rows; None: all.
+        stream: read each text as one, in constant state, not in rows of the length that was trained.
+
+    Raises:
+        ConfigError: no such run or checkpoint, or a model that cannot stream.
+        DataError: dataset, checkpoint or files are damaged or missing.
+    """
+    model, tokenizer, about = _open(run_dir, checkpoint)
+    lineage = lineage_of(run_dir)
+    length = lineage["dataset"]["sequence_length"]
+    if files:
+        read = partial(over_texts, model, tokenizer, end_of_text_of(run_dir), list(texts_of(files)), length, stream)
+        about |= {"text": files, "stream": stream}
+    else:
+        dataset = dataset_of(run_dir)
+        reader = TokenReader(dataset, lineage["dataset"]["chunks"], split)
+        token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
+        isolate = lineage["train"].get("document_isolation", False)
+        read = partial(over_rows, model, reader, token_bytes, sequences, isolate)
+        about |= {"text": f"{split} rows of {dataset.name}", "stream": False}
+    part = None if stream else part_of(model, length)
+    measured = with_and_without_memory(model, read)
+    return _kept(run_dir, "evaluate", about | {name: one.results(part) for name, one in measured.items()})
+
+
+def find_passkeys(
+    run_dir: Path, checkpoint: str, lengths: list[int], depths: list[float], samples: int, seed: int
+) -> dict[str, Any]:
+    """Passkey retrieval of a run's model, for Infini-attention with its memory and without: {…, "memory": [a record a text]}."""
+    model, tokenizer, about = _open(run_dir, checkpoint)
+    about |= {"samples": samples, "seed": seed, "trained_length": lineage_of(run_dir)["dataset"]["sequence_length"]}
+    measured = with_and_without_memory(model, lambda: passkey(model, tokenizer, lengths, depths, samples, seed))
+    return _kept(run_dir, "passkey", about | measured)
+
+
+def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict[str, Result]:
+    """{"model": …}, or for a model with a memory {"memory": …, "no_memory": …}."""
+    if model.config.attention != "infini":
+        return {"model": measure()}
+    found = {}
+    for name, on in (("memory", True), ("no_memory", False)):
+        model.use_memory(on)
+        found[name] = measure()
+    model.use_memory(True)
+    return found
+
+
+def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, Any]]:
+    chosen = find_checkpoint(run_dir, checkpoint)
+    model, tokenizer = load_model(run_dir, chosen.name)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    about = {"run": run_dir.name, "checkpoint": chosen.name, "step": checkpoints.step_of(chosen), "device": device}
+    return model.to(device), tokenizer, about
+
+
+def _kept(run_dir: Path, kind: str, record: dict[str, Any]) -> dict[str, Any]:
+    """Adds the record to the run's evaluations, for its page."""
+    line = {"kind": kind, "measured": datetime.now(UTC).isoformat(timespec="seconds")} | record
+    with (run_dir / RESULTS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    return record

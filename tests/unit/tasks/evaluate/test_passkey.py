@@ -1,0 +1,110 @@
+"""The hidden number: where it stands, that pieces read it as one pass would, and that the answer is what greedy writing gives."""
+
+import pytest
+
+from configs.errors import ConfigError
+from model.generate import generate
+from model.sampling import Sampling
+from tasks.evaluate import passkey as module
+from tasks.evaluate.passkey import Asked, ask, passkey, right_tokens
+from tasks.evaluate.stage import find_passkeys
+from tasks.preprocess.passkey import FILLER, HEAD, HIDDEN, QUESTION, PasskeyTexts
+from tasks.preprocess.sources import sources
+from tasks.preprocess.stage import preprocess
+from tasks.preprocess.summary import describe
+from tasks.report.run import write_report
+from tasks.train.load import load_model
+
+INFINI = {"attention": "infini", "segment_length": 8}
+
+
+@pytest.fixture
+def tokenizer(run_of):
+    folder, _ = run_of("for-its-tokenizer")
+    return load_model(folder)[1]
+
+
+@pytest.mark.parametrize(("depth", "before"), [(0.0, 0), (0.5, 2), (1.0, 4)])
+def test_a_text_is_as_long_as_asked_with_the_number_at_its_depth(tokenizer, depth, before):
+    def size(text: str) -> int:
+        return len(tokenizer.encode(text).ids)
+
+    least = size(HEAD + HIDDEN.format(key="12345") + QUESTION)
+    asked = ask(tokenizer, least + 4 * size(FILLER) + 3, depth, "12345")
+    text = HEAD + FILLER * before + HIDDEN.format(key="12345") + FILLER * (4 - before) + QUESTION
+    assert list(asked.tokens()) == tokenizer.encode(text).ids and asked.length == least + 4 * size(FILLER)
+    assert asked.answer == tokenizer.encode(" 12345").ids
+    assert asked.distance == (4 - before) * size(FILLER)
+    with pytest.raises(ConfigError, match=f"alone take {least} tokens"):
+        ask(tokenizer, least - 1, depth, "12345")
+
+
+@pytest.mark.parametrize("fields", [{}, INFINI])
+def test_an_answer_is_right_where_greedy_writing_gives_it(run_of, monkeypatch, fields):
+    folder, model = run_of(**fields)
+    _, tokenizer = load_model(folder)
+    monkeypatch.setattr(module, "PIECE", 11)
+    asked = ask(tokenizer, 400, 0.3, "12345")
+    written = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
+    assert right_tokens(model, Asked(asked.parts, asked.question, written)) == [True] * 4
+    other = [*written[:2], (written[2] + 1) % model.config.vocab_size, written[3]]
+    right = right_tokens(model, Asked(asked.parts, asked.question, other))
+    assert right[:3] == [True, True, False]
+
+
+def test_the_state_does_not_grow_with_the_text(run_of, monkeypatch):
+    _, model = run_of(**INFINI)
+    sizes = []
+    read = model.read
+    monkeypatch.setattr(model, "read", lambda ids, states: (read(ids, states), sizes.append(states.size_in_bytes()))[0])
+    tokenizer = load_model(run_of("b")[0])[1]
+    for length in (300, 3000):
+        right_tokens(model, ask(tokenizer, length, 0.0, "12345"))
+    assert len(set(sizes)) == 1
+
+
+def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
+    folder, _ = run_of(**INFINI)
+    record = find_passkeys(folder, "latest", [300, 600], [0.0, 1.0], samples=2, seed=3)
+    for name in ("memory", "no_memory"):
+        assert [(one["length"], one["depth"]) for one in record[name]] == [
+            (300, 0.0),
+            (300, 1.0),
+            (600, 0.0),
+            (600, 1.0),
+        ]
+        assert all(one["tokens"] <= one["length"] and one["found"] == 0 for one in record[name])
+        assert record[name][0]["segments"] > 0 == record[name][1]["segments"]
+    write_report(folder)
+    assert "Passkey" in read_page((folder / "report.html").read_text()).text
+
+
+def test_shares_are_those_of_the_samples(run_of, monkeypatch):
+    _, model = run_of()
+    tokenizer = load_model(run_of("b")[0])[1]
+    answers = iter([[True, True], [True, False], [True, True], [False, False]])
+    monkeypatch.setattr(module, "right_tokens", lambda model, asked: next(answers))
+    (record,) = passkey(model, tokenizer, [300], [0.5], samples=4)
+    assert (record["found"], record["right_tokens"]) == (0.5, 5 / 8)
+
+
+def test_texts_are_made_the_same_each_time():
+    texts = list(PasskeyTexts(200, 3, seed=1))
+    assert texts == list(PasskeyTexts(200, 3, seed=1)) != list(PasskeyTexts(200, 3, seed=2))
+    for text in texts:
+        key = text[-6:-1]
+        assert text.count(key) == 3 and text.startswith(HEAD) and text.endswith(f"{QUESTION} {key}.")
+        assert 1 <= text.count(FILLER) <= 3
+    assert len({text.index(HIDDEN[:17]) for text in texts}) > 3
+
+
+def test_a_dataset_of_them(data, tmp_path):
+    settings = data() | {"source": "passkey", "passkey": {"documents": 60, "repetitions": 2, "seed": 5}}
+    (source,), held_out = sources(settings)
+    assert not held_out and list(source.records()) == list(PasskeyTexts(60, 2, 5))
+    reference = preprocess(settings, str(tmp_path))
+    assert reference["train"]["documents"] + reference["validation"]["documents"] == 60
+    assert preprocess(settings, str(tmp_path))["built"] == []
+    settings["passkey"]["seed"] = 6
+    assert preprocess(settings, str(tmp_path))["digest"] != reference["digest"]
+    assert describe(tmp_path / reference["path"])["licence"] == "none: made by this program"
