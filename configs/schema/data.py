@@ -216,6 +216,19 @@ class DataConfig(TextConfig):
         title="Preprocessing workers",
         description="Processes that tokenize, each its share of the shards; the bytes are the same with any number of them.",
     )
+    engine: Literal["local", "dask", "ray"] = Field(
+        default="local",
+        title="Preprocessing engine",
+        description="Who tokenizes: processes of this machine, or the workers of a Dask or Ray cluster (the extras dask and ray), which "
+        "must see runtime.home and the text; the bytes are the same with each.",
+    )
+    engine_address: str | None = Field(
+        default=None,
+        title="Cluster's address",
+        description="Of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379); default: one of data.num_workers workers is "
+        "started on this machine for the build.",
+        min_length=1,
+    )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto",
         title="Chunking device",

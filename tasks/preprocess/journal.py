@@ -9,6 +9,11 @@ from typing import Any
 from tasks.artifacts import NESTED, file_checksum
 
 
+def line_of(path: Path, name: str, **facts: Any) -> dict[str, Any]:
+    """The line of a finished file that will stand at `name` below the working folder."""
+    return {"file": name, "checksum": file_checksum(path)} | facts
+
+
 class Journal:
     """The lines of one build, in a file beside its working folder.
 
@@ -19,7 +24,9 @@ class Journal:
         self.file, self.work = file, work
 
     def record(self, name: str, **facts: Any) -> None:
-        line = {"file": name, "checksum": file_checksum(self.work / name)} | facts
+        self.append(line_of(self.work / name, name, **facts))
+
+    def append(self, line: dict[str, Any]) -> None:
         descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, json.dumps(line).encode() + b"\n")

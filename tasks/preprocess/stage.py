@@ -160,13 +160,13 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         wanted = REFERENCE
     engine = choose_engine(wanted, tokenizer, lambda: _first_texts(plan), checks)
     try:
-        do_units(plan, missing, journal, eos, data["num_workers"], engine["name"])
+        do_units(plan, missing, journal, eos, data, engine["name"])
     except EngineDiffers as fault:
         log.warning("%s; all of the text is encoded again by %s", fault, REFERENCE)
         refuse(engine["name"], tokenizer, checks, str(fault))
         refused = engine["refused"] | {engine["name"]: str(fault)}
         engine = choose_engine(REFERENCE, tokenizer, list, checks) | {"refused": refused}
-        do_units(plan, plan.units, journal, eos, data["num_workers"], REFERENCE)
+        do_units(plan, plan.units, journal, eos, data, REFERENCE)
     save_array(work / "token_bytes.npy", token_bytes(tokenizer))
     written, size = journal.lines(), tokenizer.get_vocab_size()
 

@@ -4,15 +4,18 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import wait as wait_for
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
+from tasks.preprocess.clusters import do_on_cluster
 from tasks.preprocess.engines import open_engine
 from tasks.preprocess.journal import Journal
 from tasks.preprocess.tokenizers import special_ids
@@ -22,24 +25,32 @@ from tasks.preprocess.units import Plan, Unit
 log = logging.getLogger("infini_llama.preprocess")
 LABELS = {"train": "tokenizing training text", "validation": "tokenizing validation text"}
 POLL = 0.2  # seconds
+Finish = Callable[..., None]
 
 
-def do_units(plan: Plan, units: list[Unit], journal: Journal, eos: int, workers: int, engine: str) -> None:
-    """Writes the shard of every unit in `units` and notes it in the journal.
+def do_units(plan: Plan, units: list[Unit], journal: Journal, eos: int, data: dict, engine: str) -> None:
+    """Writes the shard of every unit in `units` and notes it in the journal, by `data["num_workers"]` processes or by a cluster.
 
     Raises:
         PipelineError: a worker process was killed; what is done is kept.
         EngineDiffers: a fast engine was caught with other ids than the reference's.
     """
-    processes = min(workers, len(units))
+    if data["engine"] != "local":
+        do_on_cluster(
+            partial(_do_remotely, eos, engine), plan, units, journal, data, lambda: _tell_shares(units, journal)
+        )
+        return
+    processes = min(data["num_workers"], len(units))
     if processes < 2:
-        _do(plan, units, journal, eos, engine, tell=True)
+        _do(plan, units, journal.work, journal.work, eos, engine, journal.record, tell=True)
         return
     shares = [units[len(units) * k // processes : len(units) * (k + 1) // processes] for k in range(processes)]
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads,)) as pool:
-        pending = {pool.submit(_do, plan, share, journal, eos, engine) for share in shares}
+        pending = {
+            pool.submit(_do, plan, share, journal.work, journal.work, eos, engine, journal.record) for share in shares
+        }
         while pending:
             done, pending = wait(pending, timeout=POLL)
             _tell_shares(units, journal)
@@ -61,8 +72,15 @@ def _begin(threads: int) -> None:
     threading.Thread(target=lambda: wait_for([parent.sentinel]) and os._exit(1), daemon=True).start()
 
 
-def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, engine: str, tell: bool = False) -> None:
-    tokenizer = Tokenizer.from_file(str(journal.work / "tokenizer.json"))
+def _do_remotely(eos: int, engine: str, plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish) -> None:
+    _do(plan, units, work, into, eos, engine, finish)
+
+
+def _do(
+    plan: Plan, units: list[Unit], work: Path, into: Path, eos: int, engine: str, finish: Finish, tell: bool = False
+) -> None:
+    """Writes the shards of `units` below `into` with the tokenizer of `work`; `finish` is told each one's name and counts."""
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     encode, dtype = open_engine(engine, tokenizer), dtype_for(tokenizer.get_vocab_size())
     special = special_ids(tokenizer)
     texts: Iterator[tuple[str, int]] = iter(())
@@ -86,10 +104,10 @@ def _do(plan: Plan, units: list[Unit], journal: Journal, eos: int, engine: str, 
                 total = sum(other.size for other in plan.units if other.split == unit.split)
                 progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
                 log.info(LABELS[unit.split], extra={"progress": progress})
-        path = journal.work / unit.file
-        path.parent.mkdir(exist_ok=True)
+        path = into / unit.file
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_shard(path, stream.values[: stream.filled], stream.lengths)
-        journal.record(unit.file, documents=len(stream.lengths), tokens=stream.filled)
+        finish(unit.file, documents=len(stream.lengths), tokens=stream.filled)
         following = (unit.split, unit.first + unit.documents)
 
 

@@ -222,5 +222,5 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         prefect("deployment", "run", "pretrain/pretrain", "--param", f"config={json.dumps(config)}")
         summary = tmp_path / "state" / "runs" / "composed" / "summary.json"
         wait_for(summary.exists, 240)
-        wait_for(lambda: "composed" in prefect("flow-run", "ls", "--state-type", "COMPLETED"), 60)
+        wait_for(lambda: "composed" in prefect("flow-run", "ls", "--state-type", "COMPLETED", "-o", "json"), 60)
         assert background.poll() is None and at_work.poll() is None
