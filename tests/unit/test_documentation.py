@@ -1,0 +1,147 @@
+"""What the pages name is there: tests, files, headings, commands and their options, keys, imports, papers."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.keys import all_keys
+from flows.cli import Parser, build_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TEST = re.compile(r"`((?:unit|contracts|integration|gpu)/[\w/]+\.py)::(\w+)`")
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SECTIONS = [name for name, is_section in all_keys().items() if is_section and "." not in name]
+KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(SECTIONS)})(?:\.[a-z_]\w*)+)(?![\w(])")
+FILE_ENDINGS = (".py", ".json", ".jsonl", ".md", ".yaml", ".safetensors", ".html", ".npy")
+PAPER = re.compile(r"arXiv (\d{4}\.\d{5})")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def names_in(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def test_tests_that_the_audit_names_exist():
+    named = TEST.findall((ROOT / "docs/seed-features.md").read_text(encoding="utf-8"))
+    assert len(named) > 100
+    known = {file: names_in(ROOT / "tests" / file) for file, _ in named if (ROOT / "tests" / file).is_file()}
+    assert not [f"{file}::{name}" for file, name in named if name not in known.get(file, ())]
+
+
+def test_each_row_of_the_audit_has_a_test_or_says_that_it_has_none():
+    """A row without a test is one that is 'not yet' here, or that says why no test can be named."""
+    text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
+    rows = [
+        line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| there", "| feature"))
+    ]
+    assert not [line for line in rows if line.count("|") != 5]
+    honest = ("**not yet**", "none by itself")
+    assert not [line for line in rows if not TEST.search(line) and not any(words in line for words in honest)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub and mkdocs make them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}, which has no such heading"
+
+
+def subcommands() -> dict[str, set[str]]:
+    """Each command and its options."""
+    action = next(action for action in build_parser()._actions if isinstance(action.choices, dict))
+    assert isinstance(action.choices, dict) and all(isinstance(one, Parser) for one in action.choices.values())
+    return {name: set(parser._option_string_actions) for name, parser in action.choices.items()}
+
+
+def spoken(text: str) -> Iterator[tuple[str, str]]:
+    """(command, the rest of its line) wherever `infini-llama command` stands in code."""
+    pieces = [block for _, block in FENCE.findall(text)]
+    text = FENCE.sub("", text)
+    pieces += re.findall(r"^(?: {4}|\t)(.+)$", text, re.MULTILINE) + re.findall(r"`([^`\n]+)`", text)
+    for line in "\n".join(pieces).splitlines():
+        found = re.search(r"(?<![\w/.-])infini-llama ([a-z][\w-]*)([^#`]*)", line)
+        if found:
+            yield found[1], found[2]
+
+
+@each_page
+def test_commands_and_their_options_exist(page):
+    known = subcommands()
+    for command, rest in spoken(page.read_text(encoding="utf-8")):
+        assert command in known, f"{page.name}: infini-llama {command}"
+        options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", rest))
+        assert options <= known[command], f"{page.name}: infini-llama {command}{rest}"
+
+
+@each_page
+def test_keys_exist(page):
+    known = all_keys()
+    keys = {key for key in KEY.findall(page.read_text(encoding="utf-8")) if not key.endswith(FILE_ENDINGS)}
+    tables = ("environment.env.", "data.sources.")  # names and numbers of the user's own follow
+    assert not [key for key in sorted(keys) if key not in known and not key.startswith(tables)]
+
+
+@each_page
+def test_python_in_the_pages_imports_what_there_is(page):
+    """Read from the files, so that no torch is loaded."""
+    for block in PYTHON.findall(page.read_text(encoding="utf-8")):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module and (ROOT / node.module.split(".")[0]).is_dir():
+                assert {alias.name for alias in node.names} <= defined(node.module), f"{page.name}: {ast.unparse(node)}"
+
+
+def defined(module: str) -> set[str]:
+    if module == "configs":  # takes its names from the schema
+        return defined("configs.schema")
+    place = ROOT / Path(*module.split("."))
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    names = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def test_sentences_of_the_troubleshooting_page_are_printed():
+    """Each piece between the dots is part of a string of the program."""
+    pieces = []
+    for folder in ("configs", "flows", "tasks"):
+        for file in (ROOT / folder).rglob("*.py"):
+            nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            pieces += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    program = "\n".join(pieces)
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    sentences = [
+        found for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for found in re.findall(r"`([^`]+)`", row)
+    ]
+    assert len(sentences) > 50
+    assert not [one for one in sentences if not all(part.strip() in program for part in one.split("…"))]
+
+
+def test_papers_of_the_model_are_cited():
+    named = {
+        paper for file in (ROOT / "model").glob("*.py") for paper in PAPER.findall(file.read_text(encoding="utf-8"))
+    }
+    page = (ROOT / "docs/model.md").read_text(encoding="utf-8")
+    assert len(named) > 4 and not [paper for paper in sorted(named) if f"arxiv.org/abs/{paper}" not in page]
