@@ -3,19 +3,26 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from uuid import UUID
+
+from httpx import HTTPError
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.states import Cancelling
 
 from configs.errors import PipelineError
 from flows.deployments import deploy
 from flows.server import EXEC_WRAPPER
 
 POLL_SECONDS = 2  # the worker asks this often for runs that are due
-WORKER_STOPS_WITHIN = 60.0
+STOPS_WITHIN = 60.0
+MARK = "INFINI_LLAMA_SERVED_BY"
 log = logging.getLogger("infini_llama.serve")
 
 
@@ -29,6 +36,8 @@ def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> Non
     Raises:
         PipelineError: the worker ended by itself.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; the worker stops by it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     deployed = deploy(files, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
@@ -47,7 +56,8 @@ def _worker(pool: str, limit: int, records: Path) -> Iterator[subprocess.Popen]:
     """In a session of its own: Ctrl-C of the terminal reaches only this process, which asks the worker once."""
     command = [sys.executable, str(EXEC_WRAPPER), "SIGTERM", str(os.getpid()), sys.executable, "-m", "prefect"]
     command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
-    environment = {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS), "PYTHONSAFEPATH": "1"} | os.environ
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    environment = {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS), "PYTHONSAFEPATH": "1"} | os.environ | {MARK: mark}
     with records.open("ab") as output:
         worker = subprocess.Popen(
             command,
@@ -60,15 +70,52 @@ def _worker(pool: str, limit: int, records: Path) -> Iterator[subprocess.Popen]:
     try:
         yield worker
     finally:
-        _end(worker)
+        _end(worker, mark)
 
 
-def _end(worker: subprocess.Popen) -> None:
-    if worker.poll() is None:
-        log.info("stopping; runs that are under way save a checkpoint")
-        worker.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(WORKER_STOPS_WITHIN)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+def _end(worker: subprocess.Popen, mark: str) -> None:
+    try:
+        if worker.poll() is None:
+            _cancel(set(_runs(mark).values()))
+            worker.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(STOPS_WITHIN)
+    finally:
+        worker.kill()
+        worker.wait()
+        for process in _runs(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _cancel(runs: set[str]) -> None:
+    """Cancels these runs and waits for them: a worker that is stopped ends its runs too, but leaves them Running for ever."""
+    if not runs:
+        return
+    log.info("stopping; %d run(s) save a checkpoint and are cancelled", len(runs))
+    try:
+        with get_client(sync_client=True) as client:
+            for run in runs:
+                client.set_flow_run_state(UUID(run), Cancelling(message="infini-llama serve was stopped."))
+            deadline = time.monotonic() + STOPS_WITHIN
+            while time.monotonic() < deadline and any(_is_under_way(client, run) for run in runs):
+                time.sleep(0.5)
+    except (HTTPError, RuntimeError) as fault:  # the server is gone: the worker is stopped all the same
+        log.warning("the runs cannot be cancelled (%s)", fault)
+
+
+def _is_under_way(client: SyncPrefectClient, run: str) -> bool:
+    state = client.read_flow_run(UUID(run)).state
+    return state is not None and not state.is_final()
+
+
+def _runs(mark: str) -> dict[int, str]:
+    """Processes of flow runs, which inherit the worker's mark, each with the id of its run."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            environment = (process / "environ").read_bytes()
+            run = re.search(rb"PREFECT__FLOW_RUN_ID=([0-9a-f-]{36})", environment)
+            if run and f"{MARK}={mark}".encode() in environment:
+                found[int(process.name)] = run[1].decode()
+    return found

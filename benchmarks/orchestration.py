@@ -1,0 +1,105 @@
+"""What the flow costs around training: `run` on a running server, `run --direct` and bare torchrun, on a dataset that is built.
+
+    .venv/bin/python benchmarks/orchestration.py [ROUNDS]
+
+Each case is timed as a whole process, from its start to the first line of metrics.jsonl and to its end, in turn and in changing order;
+differences are taken within a round. The raw times go to benchmarks/results/orchestration.json.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from flows.server import lasting_api
+
+PORT = 4299
+COMMAND = [sys.executable, "-m", "flows.cli"]
+SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
+SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
+
+
+def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dict[str, float]:
+    """Seconds to the first step on record, and to the end."""
+    started, first = time.perf_counter(), None
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        while process.poll() is None:
+            if first is None and metrics.exists() and metrics.stat().st_size:
+                first = time.perf_counter() - started
+            time.sleep(0.02)
+        total = time.perf_counter() - started
+        said.seek(0)
+        assert process.returncode == 0 and first is not None, said.read().decode()
+    return {"first_step": first, "total": total}
+
+
+def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, float]:
+    """torchrun itself, with the order that a direct run has given its workers."""
+    run = home / "runs" / name
+    attempt = run / "logs" / "attempt-01"
+    attempt.mkdir(parents=True)
+    (run / "checkpoints").mkdir()
+    order = json.loads(template.read_text(encoding="utf-8")) | {"run_dir": str(run)}
+    order["began"] = {"wall": time.time(), "monotonic": time.monotonic()}
+    (attempt / "order.json").write_text(json.dumps(order), encoding="utf-8")
+    processes = order["plan"]["nproc_per_node"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+    command += [f"--nproc-per-node={processes}", "--module", "tasks.train.worker", str(attempt / "order.json")]
+    plan = {key: value for key, value in order["plan"]["env"].items() if value != "***"}
+    return timed(command, run / "metrics.jsonl", environment | plan)
+
+
+def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> dict[str, float]:
+    command = [*COMMAND, "run", "tiny", f"runtime.name={name}", *SMALL, *options]
+    return timed(command, home / "runs" / name / "metrics.jsonl", environment)
+
+
+def main(rounds: int) -> None:
+    times: dict[str, list[dict[str, float]]] = {"torchrun": [], "run --direct": [], "run": []}
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        environment = os.environ | {"INFINI_LLAMA_HOME": folder, "PREFECT_HOME": f"{folder}/prefect"}
+        environment.pop("PREFECT_API_URL", None)
+        os.environ |= {"PREFECT_HOME": f"{folder}/prefect"}
+        whole(home, "first", environment, "--direct")
+        template = home / "runs/first/logs/attempt-01/order.json"
+        with lasting_api(home, "127.0.0.1", PORT):
+            served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
+            whole(home, "warm", served)
+            cases = {
+                "torchrun": lambda name: bare(home, name, template, environment),
+                "run --direct": lambda name: whole(home, name, environment, "--direct"),
+                "run": lambda name: whole(home, name, served),
+            }
+            for number in range(rounds):
+                for case in list(cases)[:: -1 if number % 2 else 1]:
+                    times[case].append(cases[case](f"r{number}-{case.replace(' --', '-')}"))
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    versions = {name: version(name) for name in ("prefect", "torch")}
+    over = {
+        f"{case} over torchrun": {
+            what: statistics.median(a[what] - b[what] for a, b in zip(times[case], times["torchrun"], strict=True))
+            for what in ("first_step", "total")
+        }
+        for case in ("run --direct", "run")
+    }
+    result = {"machine": machine, "load": os.getloadavg(), "versions": versions, "seconds": times, "median": over}
+    target = Path(__file__).with_name("results") / "orchestration.json"
+    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for case, values in times.items():
+        for what in ("first_step", "total"):
+            seconds = [one[what] for one in values]
+            print(f"{case:<14} {what:<11} median {statistics.median(seconds):6.2f} s   ({min(seconds):.2f} – {max(seconds):.2f})")
+    for case, values in over.items():
+        print(f"{case:<26} first step {values['first_step']:+.2f} s, total {values['total']:+.2f} s (medians of pairs)")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

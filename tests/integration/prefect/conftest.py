@@ -1,0 +1,227 @@
+"""A real Prefect server and a real worker for the whole session, on SQLite, or on PostgreSQL where INFINI_TEST_POSTGRES is set."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from browser import CHROMIUM, Browser
+from laboratory import COMMAND, CONFIG, processes_of
+
+from tasks.train import checkpoints
+
+POSTGRES = Path("/usr/lib/postgresql/15/bin")
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "integration/prefect" in str(item.path):
+            item.add_marker(pytest.mark.slow)
+
+
+@dataclass
+class House:
+    """A server at `port` and a worker on this machine; both can be ended and started again."""
+
+    home: Path
+    config: Path
+    port: int
+    database: str
+    processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    @property
+    def marker(self) -> str:
+        return f"INFINI_TEST_HOUSE={self.port}"
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTEST_"))}
+        name, value = self.marker.split("=")
+        return kept | {
+            name: value,
+            "PREFECT_HOME": str(self.home / "prefect-home"),
+            "PREFECT_API_URL": self.api,
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": self.database,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_UI_API_URL": "/api",
+            "INFINI_LLAMA_HOME": str(self.home),
+            "DO_NOT_TRACK": "1",
+            "OMP_NUM_THREADS": "1",
+            "NO_COLOR": "1",
+        }
+
+    def begin(self, name: str, *command: str) -> subprocess.Popen:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore Ctrl-C
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                env=self.environment(),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return self.processes[name]
+
+    def begin_server(self) -> None:
+        python = (sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port))
+        process = self.begin("server", *python)
+        self.wait(lambda: self._answers() or process.poll() is not None, 180, "the server does not answer")
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.api}/health", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def begin_worker(self) -> None:
+        log = self.home / "serve.log"
+        before = log.read_text().count("ready;") if log.exists() else 0
+        self.begin("serve", COMMAND, "serve", str(self.config), "--limit", "2")
+        self.wait(lambda: log.read_text().count("ready;") > before, 120, "the worker does not come up")
+
+    def end(self, name: str, number: signal.Signals = signal.SIGINT) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        process.wait(120)
+
+    def wait(self, true: Callable[[], object], seconds: float, otherwise: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            logs = [f"{log.name}:\n{log.read_text()[-3000:]}" for log in self.home.glob("**/*.log")]
+            assert time.monotonic() < deadline, "\n".join([otherwise, *logs])
+            time.sleep(0.3)
+
+    def cli(self, *arguments: str) -> str:
+        """Prefect's own command."""
+        command = [sys.executable, "-m", "prefect", *arguments]
+        done = subprocess.run(
+            command, env=self.environment(), cwd=self.home, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def submit(self, name: str, *overrides: str) -> str:
+        """Id of a run that was submitted by our own command."""
+        command = [COMMAND, "submit", str(self.config), f"runtime.name={name}", *overrides, "--json", "--quiet"]
+        done = subprocess.run(
+            command, env=self.environment(), cwd=self.home, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["id"]
+
+    def get(self, run: str) -> dict:
+        return httpx.get(f"{self.api}/flow_runs/{run}", timeout=30).json()
+
+    def runs(self, **filters: object) -> list[dict]:
+        return httpx.post(f"{self.api}/flow_runs/filter", json=filters, timeout=30).json()
+
+    def deployment(self) -> dict:
+        return httpx.get(f"{self.api}/deployments/name/pretrain/small", timeout=30).json()
+
+    def artifacts(self, run: str) -> dict[str, dict]:
+        """The newest of each key."""
+        asked = {"flow_runs": {"id": {"any_": [run]}}, "sort": "CREATED_DESC"}
+        found = httpx.post(f"{self.api}/artifacts/filter", json=asked, timeout=30).json()
+        return {one["key"]: one for one in reversed(found)}
+
+    def state(self, run: str) -> str:
+        return self.get(run)["state_type"]
+
+    def wait_for(self, run: str, *states: str, seconds: float = 200) -> dict:
+        self.wait(lambda: self.state(run) in states, seconds, f"the run never was {states}: {self.get(run)['state']}")
+        return self.get(run)
+
+    def step(self, name: str) -> int:
+        """Of the newest committed checkpoint."""
+        return checkpoints.latest_step(self.home / "runs" / name / "checkpoints")
+
+    def wait_for_step(self, name: str, step: int) -> None:
+        self.wait(lambda: self.step(name) >= step, 200, f"{name} never reached step {step}")
+
+    def attempts(self, name: str) -> list[dict]:
+        path = self.home / "runs" / name / "attempts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def processes_of_run(self, name: str) -> dict[int, str]:
+        return {pid: command for pid, command in processes_of(self.marker).items() if f"/runs/{name}/" in command}
+
+    def page(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+
+def _database(folder: Path) -> Iterator[str]:
+    if not os.environ.get("INFINI_TEST_POSTGRES"):
+        yield f"sqlite+aiosqlite:///{folder}/prefect.db"
+        return
+    data, user = folder / "postgres", ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    data.mkdir()
+    if user:
+        folder.chmod(0o755)
+        subprocess.run(["chown", "postgres", str(data)], check=True)
+    subprocess.run([*user, str(POSTGRES / "initdb"), "-D", str(data), "-U", "prefect", "-A", "trust"], check=True)
+    port = free_port()
+    options = ["-D", str(data), "-p", str(port), "-k", str(data), "-h", "127.0.0.1"]
+    server = subprocess.Popen([*user, str(POSTGRES / "postgres"), *options], start_new_session=True)
+    ready = [str(POSTGRES / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
+    while subprocess.run(ready, capture_output=True).returncode:
+        assert server.poll() is None, "PostgreSQL ended"
+        time.sleep(0.2)
+    yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
+    os.killpg(server.pid, signal.SIGINT)
+    server.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory) -> Iterator[House]:
+    home = Path(os.path.realpath(tmp_path_factory.mktemp("house")))
+    for parent in (home, *home.parents[:2]):
+        parent.chmod(0o755)
+    config = home / "small.yaml"
+    settings = CONFIG | {"environment": CONFIG["environment"] | {"nproc_per_node": 2}}
+    minute = {"name": "every-minute", "cron": "* * * * *", "active": False}
+    minute["overrides"] = ["runtime.name=by-cron-{date}-{time}", "train.max_steps=20", "train.warmup_steps=2"]
+    never = {"name": "leap-day", "cron": "0 0 29 2 *", "timezone": "Europe/Berlin"}
+    settings["deployment"] = {"schedules": [minute, never], "concurrency_limit": 2}
+    config.write_text(yaml.safe_dump(settings))
+    databases = _database(home)
+    house = House(home, config, free_port(), next(databases))
+    try:
+        house.begin_server()
+        house.begin_worker()
+        yield house
+    finally:
+        for name in ("serve", "server"):
+            if name in house.processes:
+                house.end(name)
+        next(databases, None)
+        for pid in processes_of(house.marker):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    with Browser() as one:
+        yield one

@@ -1,0 +1,158 @@
+"""What happens to a run on the server: crash and retry, cancel, suspend and resume, a server and a worker that go away."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+from laboratory import inject, processes_of
+
+LONG = ("train.max_steps=6000", "train.save_every=20", "train.eval_every=3000")
+# One rank raises once, in the middle of training.
+FAULT = """
+def change(module):
+    step, calls = module.train_step, []
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 25 and os.environ["RANK"] == "1" and once():
+            raise RuntimeError("the injected fault")
+        return step(*arguments)
+    module.train_step = failing
+"""
+DEPLOY = """
+import sys
+from datetime import timedelta
+from flows.deployments import deploy
+deploy([sys.argv[1]], silent_for=timedelta(seconds=float(sys.argv[2])))
+"""
+
+
+def crashed(house, name: str, folder) -> str:
+    """Id of a run whose worker has failed at step 25 and which nobody has tried again."""
+    run = house.submit(name, "runtime.retries=0", inject(folder, "tasks.train.worker.step", FAULT))
+    assert house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")["state_type"] == "FAILED"
+    assert "the injected fault" in house.get(run)["state"]["message"] or house.attempts(name)[0]["kind"] == "failed"
+    assert "training-" + name in house.artifacts(run), "a failed run has its card too"
+    return run
+
+
+def resumed(house, name: str, run: str) -> None:
+    assert house.wait_for(run, "COMPLETED", "CRASHED", seconds=240)["state_type"] == "COMPLETED"
+    assert [one["from_step"] for one in house.attempts(name)] == [0, 20]
+    assert house.step(name) == 60 and not house.processes_of_run(name)
+
+
+def test_retry_by_the_pages_button(house, browser, tmp_path):
+    run = crashed(house, "by-button", tmp_path)
+    browser.open(house.page(f"runs/flow-run/{run}"))
+    browser.click("button", "Retry")
+    browser.wait_for("Retry", 10)
+    browser.click("[role=dialog] button, .p-modal button", "Retry")
+    resumed(house, "by-button", run)
+    assert house.get(run)["run_count"] == 2
+
+
+def test_retry_by_command(house, tmp_path):
+    run = crashed(house, "by-command", tmp_path)
+    house.cli("flow-run", "retry", run)
+    resumed(house, "by-command", run)
+
+
+def test_a_new_run_of_the_same_name_carries_on(house, tmp_path):
+    crashed(house, "again", tmp_path)
+    resumed(house, "again", house.submit("again"))
+
+
+@pytest.mark.parametrize("by", ["page", "command"])
+def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request, by):
+    name = f"cancelled-by-{by}"
+    run = house.submit(name, *LONG)
+    house.wait_for_step(name, 20)
+    if by == "command":
+        house.cli("flow-run", "cancel", run)
+    else:
+        browser = request.getfixturevalue("browser")
+        browser.open(house.page(f"runs/flow-run/{run}"))
+        browser.click("button", "Cancel")
+        browser.click("[role=dialog] button, .p-modal button", "Cancel Run")
+    assert house.wait_for(run, "CANCELLED", "CRASHED", "FAILED", "COMPLETED")["state_type"] == "CANCELLED"
+    assert not house.processes_of_run(name)
+    (attempt,) = house.attempts(name)
+    assert attempt["kind"] == "preempted" and attempt["step"] == attempt["checkpoint_step"] == house.step(name)
+
+
+def test_a_suspended_run_ends_with_a_checkpoint_and_resuming_carries_it_on(house):
+    run = house.submit("suspended", *LONG)
+    house.wait_for_step("suspended", 20)
+    suspend = {"state": {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}}
+    answer = httpx.post(f"{house.api}/flow_runs/{run}/set_state", json=suspend, timeout=30)
+    assert answer.json()["status"] == "ACCEPT", answer.text
+    house.wait(lambda: not house.processes_of_run("suspended"), 60, "its workers go on")
+    (attempt,) = house.attempts("suspended")
+    assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] == attempt["step"]
+    assert house.state(run) == "PAUSED"
+    httpx.post(f"{house.api}/flow_runs/{run}/resume", json={}, timeout=30).raise_for_status()
+    house.wait(lambda: len(list((house.home / "runs/suspended/logs").glob("attempt-*"))) == 2, 90, "it does not go on")
+    house.wait_for_step("suspended", attempt["step"] + 1)
+    house.cli("flow-run", "cancel", run)
+    house.wait_for(run, "CANCELLED")
+    assert house.attempts("suspended")[1]["from_step"] == attempt["step"]
+
+
+def test_a_server_that_restarts_in_mid_run_costs_nothing(house):
+    run = house.submit("restarted", "train.max_steps=600", "train.save_every=20", "train.eval_every=300")
+    house.wait_for_step("restarted", 20)
+    house.end("server", signal.SIGKILL)
+    at = house.step("restarted")
+    house.wait_for_step("restarted", at + 20)
+    house.begin_server()
+    assert house.wait_for(run, "COMPLETED", "CRASHED", "FAILED", seconds=280)["state_type"] == "COMPLETED"
+    assert len(house.attempts("restarted")) == 1
+
+
+def test_a_worker_that_is_killed_leaves_its_run_to_end_by_itself(house):
+    run = house.submit("orphan", "train.max_steps=300", "train.save_every=20", "train.eval_every=300")
+    house.wait_for_step("orphan", 20)
+    (worker,) = [pid for pid, command in processes_of(house.marker).items() if "worker start" in command]
+    os.kill(worker, signal.SIGKILL)
+    house.wait(lambda: house.processes["serve"].poll() is not None, 60, "serve goes on without its worker")
+    house.processes.pop("serve")
+    try:
+        ended = house.wait_for(run, "COMPLETED", "CRASHED", "FAILED", "CANCELLED")
+    finally:
+        house.begin_worker()
+    assert ended["state_type"] in ("COMPLETED", "CANCELLED", "CRASHED") and not house.processes_of_run("orphan")
+    assert house.step("orphan") >= 20
+
+
+def test_ctrl_c_ends_everything_cancels_runs_and_pauses_nothing(house):
+    run = house.submit("at-the-end", *LONG)
+    house.wait_for_step("at-the-end", 20)
+    house.end("serve")
+    assert house.state(run) == "CANCELLED"
+    assert not house.processes_of_run("at-the-end")
+    assert not [command for command in processes_of(house.marker).values() if "worker start" in command]
+    deployment = house.deployment()
+    assert not deployment["paused"] and [one["active"] for one in deployment["schedules"]].count(True) == 1
+    house.begin_worker()
+
+
+def test_a_silent_run_is_marked_as_crashed(house):
+    command = [sys.executable, "-c", DEPLOY, str(house.config), "35"]
+    subprocess.run(command, env=house.environment(), cwd=house.home, check=True, timeout=120)
+    run = house.submit("silent", *LONG)
+    house.wait_for_step("silent", 20)
+    flow = [
+        pid for pid, command in processes_of(house.marker).items() if "prefect.engine" in command
+    ]  # the machine is gone, as far as the server can tell
+    for pid in flow:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        ended = house.wait_for(run, "CRASHED", "COMPLETED", seconds=200)
+    finally:
+        for pid in flow:
+            os.kill(pid, signal.SIGCONT)
+    assert "No sign of life" in json.dumps(ended["state"])

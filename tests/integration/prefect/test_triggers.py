@@ -1,0 +1,97 @@
+"""Runs started by the form's Submit, by Prefect's command, by our own, and by cron; what their page says; what is refused."""
+
+import json
+import subprocess
+
+import httpx
+from laboratory import COMMAND
+
+FIELD = "[...document.querySelectorAll('textarea,input')].find(one => one.value === 'small')"
+
+
+def test_submit_pressed_in_a_browser_runs_and_tells_its_story(house, browser):
+    deployment = house.deployment()
+    browser.open(house.page(f"deployments/deployment/{deployment['id']}/run"))
+    browser.wait_for("Environment (Optional)")
+    browser.fill(FIELD, "pressed")
+    browser.click("button", "Submit")
+    house.wait(lambda: house.runs(flow_runs={"name": {"any_": ["pressed"]}}), 90, "no run of that name began")
+    (run,) = house.runs(flow_runs={"name": {"any_": ["pressed"]}})
+    assert house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"] == "COMPLETED"
+    cards = house.artifacts(run["id"])
+    assert set(cards) == {"dataset-pressed", "environment-pressed", "progress-pressed", "training-pressed"}
+    assert cards["progress-pressed"]["data"] == 100
+    browser.open(house.page(f"artifacts/artifact/{cards['training-pressed']['id']}"))
+    browser.wait_for("What the model writes")
+    assert browser.run("document.querySelector('img[src^=data]').naturalWidth") == 960, "the curve is shown"
+
+
+def test_a_wrong_value_is_refused_with_its_key(house, browser):
+    deployment = house.deployment()
+    config = deployment["parameters"]["config"]
+    wrong = config | {"train": config["train"] | {"max_steps": -1}}
+    answer = httpx.post(
+        f"{house.api}/deployments/{deployment['id']}/create_flow_run",
+        json={"parameters": {"config": wrong}},
+        timeout=30,
+    )
+    assert answer.status_code == 409 and "config.train.max_steps" in answer.text, answer.text
+    # A rule between keys is for the flow itself to say.
+    both = config | {"train": config["train"] | {"num_epochs": 2.0}, "runtime": config["runtime"] | {"name": "both"}}
+    answer = httpx.post(
+        f"{house.api}/deployments/{deployment['id']}/create_flow_run", json={"parameters": {"config": both}}, timeout=30
+    )
+    ended = house.wait_for(answer.json()["id"], "FAILED", "CRASHED", "COMPLETED")
+    assert ended["state_type"] == "FAILED" and "max_steps=60 and num_epochs=2.0" in ended["state"]["message"]
+
+
+def test_prefects_own_command_runs_it(house):
+    config = house.deployment()["parameters"]["config"]
+    config["runtime"]["name"] = "commanded"
+    house.cli("deployment", "run", "pretrain/small", "-p", f"config={json.dumps(config)}")
+    (run,) = house.runs(
+        flow_runs={"deployment_id": {"any_": [house.deployment()["id"]]}}, sort="START_TIME_DESC", limit=1
+    )
+    assert house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"] == "COMPLETED"
+    assert house.get(run["id"])["name"] == "commanded"
+
+
+def test_our_own_command_follows_it_to_its_end(house):
+    command = [COMMAND, "submit", str(house.config), "runtime.name=followed", "--watch", "--json"]
+    done = subprocess.run(command, env=house.environment(), cwd=house.home, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["state"] == "Completed"
+    assert "step 60/60" in done.stderr
+
+
+def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
+    deployment = house.deployment()
+    (minute,) = [one for one in deployment["schedules"] if one["slug"] == "every-minute"]
+    address = f"{house.api}/deployments/{deployment['id']}/schedules/{minute['id']}"
+    httpx.patch(address, json={"active": True}, timeout=30).raise_for_status()
+
+    def by_cron() -> list[dict]:
+        return house.runs(flow_runs={"name": {"like_": "by-cron-"}, "state": {"type": {"any_": ["COMPLETED"]}}})
+
+    try:
+        house.wait(by_cron, 200, "no run by cron was completed")
+    finally:
+        httpx.patch(address, json={"active": False}, timeout=30).raise_for_status()
+    run = by_cron()[0]
+    assert run["parameters"]["config"]["train"]["max_steps"] == 20 and run["auto_scheduled"]
+    assert (house.home / "runs" / run["name"] / "summary.json").exists()
+
+
+def test_deploying_again_changes_nothing(house):
+    before = house.deployment()
+    done = subprocess.run([COMMAND, "deploy", str(house.config), "--json"], env=house.environment(), cwd=house.home,
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    after = house.deployment()
+    for name in ("id", "parameters", "global_concurrency_limit", "job_variables", "entrypoint", "paused"):
+        assert after[name] == before[name], name
+    assert {one["slug"]: one["id"] for one in after["schedules"]} == {
+        one["slug"]: one["id"] for one in before["schedules"]
+    }
+    automations = httpx.post(f"{house.api}/automations/filter", json={}, timeout=30).json()
+    assert len([one for one in automations if one["name"].startswith("infini-llama")]) == 1
