@@ -96,7 +96,9 @@ def main(rounds: int) -> None:
     for case, values in times.items():
         for what in ("first_step", "total"):
             seconds = [one[what] for one in values]
-            print(f"{case:<14} {what:<11} median {statistics.median(seconds):6.2f} s   ({min(seconds):.2f} – {max(seconds):.2f})")
+            print(
+                f"{case:<14} {what:<11} median {statistics.median(seconds):6.2f} s   ({min(seconds):.2f} – {max(seconds):.2f})"
+            )
     for case, values in over.items():
         print(f"{case:<26} first step {values['first_step']:+.2f} s, total {values['total']:+.2f} s (medians of pairs)")
 

@@ -15,7 +15,8 @@ def card(record: dict, findings: list[dict]) -> str:
     plan = record["plan"]
     settings = {name: value for name, value in plan.items() if name not in ("env", "reasons", "findings", "patches")}
     lines = ["## What was found", "", *table(("what", "value"), _machine(record["facts"]))]
-    lines += ["## What was chosen", ""]
+    versions = [f"{name} {version}" for name, version in record["facts"]["versions"].items() if version]
+    lines += [f"With {', '.join(versions)}.", "", "## What was chosen", ""]
     lines += table(("setting", "value"), ((name, _value(value)) for name, value in settings.items()))
     lines += ["### Why", ""]
     # Not in the table, whose cells Prefect does not wrap.
@@ -38,14 +39,12 @@ def card(record: dict, findings: list[dict]) -> str:
 def _machine(facts: dict) -> list[tuple[str, str]]:
     memory, disk = facts["memory"], facts["disk"]
     gpus = [f"{gpu['name']} ({in_bytes(gpu['memory'])})" for gpu in facts["gpus"]]
-    versions = [f"{name} {version}" for name, version in facts["versions"].items() if version][:6]
     return [
         ("machine", f"{facts['host']}, {facts['cpu']['model']}, {facts['cores']} core(s)"),
         ("memory", f"{in_bytes(memory['total'])}, {in_bytes(memory['available'])} of it free"),
         ("GPUs", ", ".join(gpus) or "none"),
         ("disk", f"{disk['kind'] or 'unknown'}, {in_bytes(disk['free'])} free"),
         ("Python", f"{facts['python']}"),
-        ("packages", ", ".join(versions)),
     ]
 
 

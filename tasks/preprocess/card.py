@@ -32,11 +32,9 @@ def card(dataset: dict[str, Any], reference: dict[str, Any], report: dict[str, A
             "checked",
             f"{'whole' if report['ok'] else 'DAMAGED'}: {len(report['checks'])} checks, {in_bytes(report['checked_bytes'])} read",
         ),
-        ("folder", f"`{dataset['path']}`"),
-        ("digest", f"`{dataset['digest']}`"),
     ]
     lines += table(("what", "value"), ((name, _words(value)) for name, value in facts))
-    lines += ["### Text", ""]
+    lines += [f"- folder: `{dataset['path']}`", f"- digest: `{dataset['digest']}`", "", "### Text", ""]
     heads = ("split", "documents", "tokens", "bytes a token", "shards", "rows", "entropy (bits)")
     lines += table(heads, (_split(name, one, rows["rows"][name]) for name, one in splits.items()))
     lines += ["The entropy is that of single tokens: what a model has to beat, in bits a token.", ""]

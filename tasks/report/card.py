@@ -38,7 +38,8 @@ def card(path: Path, ended: str) -> str:
         lines += ["### What the model writes", ""]
         for sample in run.samples[-3:]:
             lines += [f"Step {sample['step']:,}:", "", *text_block(sample["text"])]
-    lines += ["### Where it is", "", *table(("what", "where"), ((name, f"`{place}`") for name, place in _places(path)))]
+    # Not in a table, whose cells Prefect does not wrap.
+    lines += ["### Where it is", "", *(f"- {name}: `{place}`" for name, place in _places(path))]
     return "\n".join(lines)
 
 
@@ -88,7 +89,6 @@ def _attempts(run: RunRecord) -> list[str]:
         )
         for record in told
     ]
-    # Not in the table, whose cells Prefect does not wrap.
     why = [f"- attempt {record['attempt']}: {cell(record['message'])}" for record in told if record["code"]]
     return [*table(("attempt", "from step", "newest checkpoint", "took", "end"), rows), *why, ""]
 
