@@ -137,7 +137,8 @@ def _deployment(
         concurrency_limit=limit,
         work_pool_name=offered.work_pool,
         description=f"{pretrain.name} with the configuration {name}. Runs of one name carry on the same training.",
-        job_variables={"working_dir": str(Path.cwd()), "env": _environment()},
+        # Without a pipe to the worker, whose death would otherwise be the run's; its logs are files, and lines on its page.
+        job_variables={"working_dir": str(Path.cwd()), "env": _environment(), "stream_output": False},
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     deployment_id = deployment.apply()

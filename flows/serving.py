@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -16,12 +16,12 @@ from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Cancelling
 
-from configs.errors import PipelineError
 from flows.deployments import deploy
 from flows.server import EXEC_WRAPPER
 
 POLL_SECONDS = 2  # the worker asks this often for runs that are due
-STOPS_WITHIN = 60.0
+STOPS_WITHIN = 45.0
+RESTART_SECONDS = 5
 MARK = "INFINI_LLAMA_SERVED_BY"
 log = logging.getLogger("infini_llama.serve")
 
@@ -33,8 +33,7 @@ def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> Non
         limit: how many runs at a time.
         gpus: as `deploy` takes it.
 
-    Raises:
-        PipelineError: the worker ended by itself.
+    A worker that ends by itself is started again; its runs are processes of their own, and go on.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; the worker stops by it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,23 +42,29 @@ def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> Non
         log.info("deployed %s", name)
     records = home / "prefect" / "worker.log"
     records.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as workers:
-        working = [workers.enter_context(_worker(pool, limit, records)) for pool in deployed["work_pools"]]
-        log.info("ready; %d run(s) at a time; the worker's log is %s; Ctrl-C ends everything", limit, records)
-        while all(worker.poll() is None for worker in working):
-            time.sleep(0.5)
-        raise PipelineError(f"the worker ended by itself; its log is {records}.")
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    workers: dict[str, subprocess.Popen] = {}
+    try:
+        while True:
+            for pool in deployed["work_pools"]:
+                if pool not in workers or workers[pool].poll() is not None:
+                    workers[pool] = _worker(pool, limit, records, mark)
+            log.info("ready; %d run(s) at a time; the worker's log is %s; Ctrl-C ends everything", limit, records)
+            while all(worker.poll() is None for worker in workers.values()):
+                time.sleep(0.5)
+            log.warning("a worker ended by itself; its runs go on, and another one starts in %d s", RESTART_SECONDS)
+            time.sleep(RESTART_SECONDS)
+    finally:
+        _end(list(workers.values()), mark)
 
 
-@contextlib.contextmanager
-def _worker(pool: str, limit: int, records: Path) -> Iterator[subprocess.Popen]:
+def _worker(pool: str, limit: int, records: Path, mark: str) -> subprocess.Popen:
     """In a session of its own: Ctrl-C of the terminal reaches only this process, which asks the worker once."""
     command = [sys.executable, str(EXEC_WRAPPER), "SIGTERM", str(os.getpid()), sys.executable, "-m", "prefect"]
     command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
-    mark = f"{os.getpid()}-{time.time_ns()}"
     environment = {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS), "PYTHONSAFEPATH": "1"} | os.environ | {MARK: mark}
     with records.open("ab") as output:
-        worker = subprocess.Popen(
+        return subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -67,25 +72,29 @@ def _worker(pool: str, limit: int, records: Path) -> Iterator[subprocess.Popen]:
             stderr=output,
             start_new_session=True,
         )
-    try:
-        yield worker
-    finally:
-        _end(worker, mark)
 
 
-def _end(worker: subprocess.Popen, mark: str) -> None:
+def _end(workers: list[subprocess.Popen], mark: str) -> None:
+    """Cancels the runs, then ends the workers; a run of a worker that is gone is asked by a signal. Nothing is left."""
     try:
-        if worker.poll() is None:
-            _cancel(set(_runs(mark).values()))
+        _cancel(set(_runs(mark).values()))
+        for worker in workers:
             worker.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(STOPS_WITHIN)
+        _signal(mark, signal.SIGTERM)
+        deadline = time.monotonic() + STOPS_WITHIN
+        while time.monotonic() < deadline and (_runs(mark) or any(worker.poll() is None for worker in workers)):
+            time.sleep(0.2)
     finally:
-        worker.kill()
-        worker.wait()
-        for process in _runs(mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        _signal(mark, signal.SIGKILL)
+
+
+def _signal(mark: str, number: signal.Signals) -> None:
+    for process in _runs(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def _cancel(runs: set[str]) -> None:

@@ -68,7 +68,9 @@ def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
     deployment = house.deployment()
     (minute,) = [one for one in deployment["schedules"] if one["slug"] == "every-minute"]
     address = f"{house.api}/deployments/{deployment['id']}/schedules/{minute['id']}"
-    httpx.patch(address, json={"active": True}, timeout=30).raise_for_status()
+    # Prefect 3.8 forgets a schedule's parameters where they are not sent along.
+    on = {"active": True, "parameters": minute["parameters"]}
+    httpx.patch(address, json=on, timeout=30).raise_for_status()
 
     def by_cron() -> list[dict]:
         return house.runs(flow_runs={"name": {"like_": "by-cron-"}, "state": {"type": {"any_": ["COMPLETED"]}}})
