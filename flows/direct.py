@@ -4,6 +4,7 @@ import time
 from datetime import datetime
 
 from configs.schema import PipelineConfig
+from tasks.mirroring import mirrored, restore_dataset, restore_run
 from tasks.patch_environment.stage import patch_environment
 from tasks.preprocess.stage import preprocess
 from tasks.train.retries import retries_for
@@ -14,6 +15,7 @@ from tasks.verify_data.checks import verify
 def pretrain_directly(config: PipelineConfig) -> dict:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary."""
     settings = resolved(config)
+    restore_dataset(settings)
     reference = preprocess(settings["data"], settings["runtime"]["home"])
     return verify_and_train(settings, reference)
 
@@ -41,11 +43,13 @@ def verify_and_train(settings: dict, reference: dict) -> dict:
     home, checks = settings["runtime"]["home"], settings["verify"]
     report = verify(reference, home, checks["level"], checks["full_below"])
     reference["verify_on_read"] = report["verify_on_read"]
+    restore_run(settings)
     environment = patch_environment(settings, home, settings["runtime"]["name"], reference["vocab_size"])
     retries = retries_for(settings)
     while True:
         try:
-            return train(settings, reference, environment)
+            with mirrored(settings, reference):
+                return train(settings, reference, environment)
         except Exception as error:
             delay = retries.delay_after(error)
             if delay is None:

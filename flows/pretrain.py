@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 from configs.schema import PipelineConfig
 from flows.api_logs import api_logs
 from flows.direct import resolved, run_name
+from tasks.mirroring import mirrored, restore_dataset, restore_run
 from tasks.patch_environment.task import patch_environment
 from tasks.preprocess.stage import lookup, plan
 from tasks.preprocess.task import preprocess
@@ -36,6 +37,7 @@ def pretrain(config: PipelineConfig) -> dict:
     stored = Path(home) / "prefect-results"
 
     with api_logs():
+        restore_dataset(settings)
         # Prefect would serve a cached reference whose dataset is gone, so the disk is asked first.
         known = lookup(data, home)
         key = known["chunks"] if known else plan(data, home)["chunks_key"][:12]
@@ -51,5 +53,7 @@ def pretrain(config: PipelineConfig) -> dict:
             digest = f"{reference['digest']}-{reference['chunks_digest']}"
             verify_data_deep.with_options(result_storage=stored)(digest, reference, home, full_below)
 
+        restore_run(settings)
         environment = patch_environment(settings, home, run, reference["vocab_size"])
-        return with_retries(retries_for(settings))(settings, reference, environment)
+        with mirrored(settings, reference):
+            return with_retries(retries_for(settings))(settings, reference, environment)

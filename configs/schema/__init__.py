@@ -7,6 +7,7 @@ from configs.schema.model import ModelConfig, RopeScaling
 from configs.schema.pipeline import PipelineConfig
 from configs.schema.runtime import RUN_NAME, RuntimeConfig
 from configs.schema.section import Section
+from configs.schema.storage import StorageConfig
 from configs.schema.training import TrainingConfig
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "RuntimeConfig",
     "ScheduleConfig",
     "Section",
+    "StorageConfig",
     "TokenizerConfig",
     "TrainingConfig",
     "VerifyConfig",

@@ -12,6 +12,7 @@ from configs.schema.environment import EnvironmentConfig
 from configs.schema.model import ModelConfig
 from configs.schema.runtime import RuntimeConfig
 from configs.schema.section import Section
+from configs.schema.storage import StorageConfig
 from configs.schema.training import TrainingConfig
 
 
@@ -40,6 +41,9 @@ class PipelineConfig(Section):
     )
     runtime: RuntimeConfig = Field(
         default_factory=RuntimeConfig, title="Run", description="The run's name and what happens around it."
+    )
+    storage: StorageConfig = Field(
+        default_factory=StorageConfig, title="Storage", description="Where copies are kept beyond this machine."
     )
     deployment: DeploymentConfig = Field(
         default_factory=DeploymentConfig, title="Deployment", description="How it is offered on a Prefect server."

@@ -1,0 +1,128 @@
+"""Keeps a run and its dataset in the mirror while it trains, and brings both back to a machine that has neither."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.mirror import Mirror
+from tasks.preprocess.stage import plan
+from tasks.train import checkpoints
+from tasks.train.checkpoints import KIND
+
+log = logging.getLogger("infini_llama.mirror")
+LOOK_EVERY = 1.0  # seconds
+# What a run is beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
+RECORDS = (
+    "config.yaml",
+    "lineage.json",
+    "environment.json",
+    "attempts.jsonl",
+    "metrics.jsonl",
+    "result.json",
+    "summary.json",
+)
+
+
+def restore_dataset(settings: dict) -> None:
+    """Fetches the dataset of this text and these settings where the mirror has it and home has not."""
+    if (mirror := _mirror(settings)) is None:
+        return
+    planned = plan(settings["data"], settings["runtime"]["home"])
+    folder = mirror.home / "datasets" / planned["name"]
+    chunks = folder / "chunks" / planned["chunks_key"][:12]
+    if not folder.exists():
+        mirror.restore(folder, "dataset")
+    if folder.exists() and not chunks.exists():
+        mirror.restore(chunks, "chunks")
+
+
+def restore_run(settings: dict) -> None:
+    """Fetches the run's records and its newest whole checkpoint where home knows nothing of the run."""
+    if (mirror := _mirror(settings)) is None:
+        return
+    run = mirror.home / "runs" / settings["runtime"]["name"]
+    kept = mirror.kept(run / "checkpoints")
+    if (run / "lineage.json").exists():
+        here = checkpoints.latest_step(run / "checkpoints")
+        if kept and checkpoints.step_of(kept[-1]) > here:
+            log.warning(
+                "the mirror has step %d of run %s, and this machine goes on from step %d; to take the mirror's, move %s away.",
+                checkpoints.step_of(kept[-1]),
+                run.name,
+                here,
+                run,
+            )
+        return
+    for path in reversed(kept):
+        if mirror.restore(path, KIND):
+            for name in RECORDS:
+                mirror.restore_file(run / name)
+            return
+
+
+@contextmanager
+def mirrored(settings: dict, reference: dict) -> Iterator[None]:
+    """Inside, what is committed is copied in the background; leaving waits for the last copy.
+
+    A mirror that does not answer never stops training: it is said, and tried again with the next checkpoint.
+    """
+    if (mirror := _mirror(settings)) is None:
+        yield
+        return
+    dataset = mirror.home / reference["path"]
+    artifacts = [(dataset, "dataset"), (dataset / "chunks" / reference["chunks"], "chunks")]
+    run, over = mirror.home / "runs" / settings["runtime"]["name"], threading.Event()
+
+    def copy() -> None:
+        while True:
+            last = over.is_set()
+            pending = [*artifacts, *((path, KIND) for path in reversed(checkpoints.committed(run / "checkpoints")))]
+            try:
+                for path, kind in pending:
+                    _keep(mirror, run, path, kind)
+                if last:
+                    _records(mirror, run)
+                _forget(mirror, run)
+            except Exception as fault:  # of any filesystem's making
+                log.warning("storage.mirror=%s: %s; it is tried again", mirror.url, fault)
+            if last:
+                return
+            over.wait(LOOK_EVERY)
+
+    thread = threading.Thread(target=copy, name="mirror", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _keep(mirror: Mirror, run: Path, path: Path, kind: str) -> None:
+    if not path.exists() or mirror.has(path):  # a checkpoint may have been pruned since
+        return
+    if kind == KIND:
+        _records(mirror, run)
+    if sent := mirror.keep(path, kind):
+        log.info("%s is kept in %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
+
+
+def _records(mirror: Mirror, run: Path) -> None:
+    for name in RECORDS:
+        if (run / name).exists():
+            mirror.keep_file(run / name)
+
+
+def _forget(mirror: Mirror, run: Path) -> None:
+    """Follows the pruning of this run's checkpoints."""
+    here = checkpoints.committed(run / "checkpoints")
+    for path in mirror.kept(run / "checkpoints"):
+        if here and path not in here:
+            mirror.forget(path)
+
+
+def _mirror(settings: dict) -> Mirror | None:
+    url = settings["storage"]["mirror"]
+    return Mirror(url, Path(settings["runtime"]["home"])) if url else None

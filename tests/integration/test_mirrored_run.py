@@ -1,0 +1,36 @@
+"""A run whose machine is lost with its disk: another one goes on from the mirror, to the bit."""
+
+import os
+import shutil
+import signal
+
+import pytest
+from laboratory import exact_metrics
+
+
+@pytest.mark.slow
+def test_an_empty_machine_carries_the_run_on_to_the_bit(lab, uninterrupted, tmp_path):
+    summary, calm = uninterrupted("infini", 1)
+    mirror = f"storage.mirror={tmp_path / 'mirror'}"
+    started = lab.start("mirrored", mirror, "model.attention=infini")
+    kept = tmp_path / "mirror" / "runs" / "mirrored" / "checkpoints"
+    while not list(kept.glob("step-*/manifest.json")):
+        assert started.process.poll() is None, started.log.read_text()
+    os.killpg(started.process.pid, signal.SIGKILL)
+    started.wait()
+    lost = lab.run_dir("mirrored")
+    datasets = lab.home / "datasets"
+    while started.processes():
+        pass
+    shutil.rmtree(lost)
+    shutil.move(datasets, tmp_path / "away")
+    try:
+        again = lab.finish("mirrored", mirror, "model.attention=infini")
+    finally:
+        shutil.rmtree(datasets, ignore_errors=True)
+        shutil.move(tmp_path / "away", datasets)
+    orders = sorted(lost.glob("logs/attempt-*/order.json"))
+    assert '"resume_from": null' not in orders[0].read_text()
+    assert exact_metrics(lost) == calm
+    assert again["validation_loss"] == summary["validation_loss"]
+    assert (tmp_path / "mirror" / "runs" / "mirrored" / "summary.json").exists()

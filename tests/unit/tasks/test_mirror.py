@@ -1,0 +1,137 @@
+"""Copies beyond this machine: whole or not there, on filesystems with and without folders."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from configs.errors import ConfigError
+from tasks.artifacts import MANIFEST, Damaged, check, commit, staging
+from tasks.mirror import Mirror
+from tasks.mirroring import mirrored, restore_dataset, restore_run
+from tasks.preprocess.stage import lookup
+from tasks.train import checkpoints
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request, tmp_path):
+    yield f"memory://{tmp_path.name}" if request.param == "memory" else str(tmp_path / "mirror")
+    fsspec.filesystem("memory").store.clear()
+
+
+def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
+    target = checkpoints.checkpoint_path(run / "checkpoints", step)
+    staged = staging(target)
+    (staged / "tensors.bin").write_text(f"{text} {step}")
+    (staged / "deeper").mkdir()
+    (staged / "deeper" / "state.json").write_text("{}")
+    commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {"step": step})
+    return target
+
+
+def settings(home: Path, url: str, data: dict | None = None) -> dict:
+    return {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}, "data": data}
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    return tmp_path / "home"
+
+
+def test_an_artifact_comes_back_byte_for_byte(url, home, tmp_path):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    assert mirror.keep(path, checkpoints.KIND) > 0 and mirror.has(path)
+    assert mirror.keep(path, checkpoints.KIND) == 0
+    before = {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    shutil.rmtree(home)
+    assert mirror.restore(path, checkpoints.KIND)
+    assert {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    check(path, checkpoints.KIND, checksums=True)
+
+
+def test_what_was_not_copied_to_the_end_does_not_exist(url, home, monkeypatch):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    whole = mirror.keep_file
+    monkeypatch.setattr(mirror, "keep_file", lambda file: None if file.name == MANIFEST else whole(file))
+    mirror.keep(path, checkpoints.KIND)
+    assert mirror.kept(path.parent) == [] and not mirror.has(path)
+    shutil.rmtree(path)
+    assert not mirror.restore(path, checkpoints.KIND) and not path.exists()
+
+
+def test_a_damaged_copy_is_not_used(url, home, caplog):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    mirror.keep(path, checkpoints.KIND)
+    mirror.files.pipe_file(f"{mirror.place(path)}/tensors.bin", b"weightz 10")
+    shutil.rmtree(path)
+    assert not mirror.restore(path, checkpoints.KIND)
+    assert not list(path.parent.iterdir()) and "damaged and not used" in caplog.text
+
+
+def test_an_artifact_built_anew_replaces_its_copy(url, home):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    mirror.keep(path, checkpoints.KIND)
+    shutil.rmtree(path)
+    checkpoint(home / "runs" / "one", 10, "others")
+    assert not mirror.has(path) and mirror.keep(path, checkpoints.KIND) > 0
+    shutil.rmtree(path)
+    assert mirror.restore(path, checkpoints.KIND) and (path / "tensors.bin").read_text() == "others 10"
+
+
+def test_a_damaged_artifact_is_not_copied(url, home):
+    path = checkpoint(home / "runs" / "one", 10)
+    (path / "tensors.bin").write_text("short")
+    with pytest.raises(Damaged):
+        Mirror(url, home).keep(path, checkpoints.KIND)
+
+
+def test_an_unknown_place_is_named(home):
+    with pytest.raises(ConfigError, match=r"storage\.mirror=nowhere://x"):
+        Mirror("nowhere://x", home)
+
+
+def test_an_empty_machine_goes_on_from_the_mirror(url, home, built, data, caplog):
+    _, reference = built
+    run = home / "runs" / "one"
+    checkpoint(run, 10)
+    (run / "lineage.json").write_text("{}")
+    (run / "metrics.jsonl").write_text('{"step": 10}\n')
+    with mirrored(settings(home, url), reference):
+        checkpoint(run, 20)
+    checkpoint(run, 30)  # the machine died with it
+    shutil.rmtree(home)
+    wanted = settings(home, url, data())
+    restore_dataset(wanted)
+    restore_run(wanted)
+    found = lookup(data(), str(home))
+    assert found is not None and found["digest"] == reference["digest"]
+    assert [path.name for path in checkpoints.committed(run / "checkpoints")] == ["step-00000020"]
+    assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (run / "lineage.json").exists()
+    checkpoint(run, 40)
+    with mirrored(wanted, reference):
+        shutil.rmtree(run / "checkpoints" / "step-00000020")
+    assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == ["step-00000040"]
+    shutil.rmtree(run / "checkpoints" / "step-00000040")
+    restore_run(wanted)
+    assert "goes on from step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
+
+
+def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplog, monkeypatch):
+    _, reference = built
+    monkeypatch.setattr(Mirror, "has", lambda self, path: (_ for _ in ()).throw(OSError("no route to host")))
+    with mirrored(settings(home, "memory://gone"), reference):
+        pass
+    assert "no route to host; it is tried again" in caplog.text
+
+
+def test_without_a_mirror_fsspec_is_not_even_imported():
+    script = "import sys, tasks.mirroring\nwith tasks.mirroring.mirrored({'storage': {'mirror': None}}, {}): pass\n"
+    result = subprocess.run([sys.executable, "-c", script + "assert 'fsspec' not in sys.modules"], check=False)
+    assert result.returncode == 0
