@@ -47,7 +47,7 @@ class Documents:
         """
         at = first
         try:
-            for number, record in enumerate(self.source.records()):
+            for number, record in enumerate(self.source.records(map(int, self.numbers[first:]))):
                 if at == len(self.numbers):
                     return
                 if number != self.numbers[at]:

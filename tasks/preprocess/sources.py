@@ -31,8 +31,8 @@ class Source:
     origin: str = ""  # of several sources in data.sources, the one it belongs to
     made: PasskeyTexts | None = None
 
-    def records(self) -> Records:
-        """Its texts in order, and a Fault for each bad record.
+    def records(self, wanted: Iterator[int] | None = None) -> Records:
+        """Its texts in order, and a Fault for each bad record; if their ascending numbers are given, perhaps for unwanted ones, too.
 
         Raises:
             Unreadable: as a whole it is damaged.
@@ -42,7 +42,7 @@ class Source:
             return iter(self.made)
         if self.dataset:
             return datasets_texts(_dataset(*self.dataset), self.text_column)
-        return read(self.path, self.text_column, self.format)
+        return read(self.path, self.text_column, self.format, wanted)
 
 
 def origins(data: dict) -> dict[str, dict]:

@@ -157,8 +157,16 @@ def identity(settings: dict) -> dict[str, Any]:
 
 def is_lossless(tokenizer: Tokenizer) -> bool:
     """Whether every text comes back from its tokens as it was: a tokenizer over bytes that changes no character."""
-    description = json.loads(tokenizer.to_str())
-    return description["normalizer"] is None and (description["decoder"] or {}).get("type") == "ByteLevel"
+    return tokenizer.normalizer is None and _type(tokenizer.decoder) == "ByteLevel"
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """The description of a pre-tokenizer or decoder; that of a whole tokenizer has the vocabulary, too, and takes long."""
+    return json.loads(part.__getstate__()) if part else {}
+
+
+def _type(part: Any) -> str | None:
+    return _state(part).get("type")
 
 
 def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
@@ -175,7 +183,7 @@ def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
 def special_ids(tokenizer: Tokenizer) -> np.ndarray:
     """bool [vocab]: the ids that stand for no text, but for that of unknown text."""
     table = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
-    unknown = json.loads(tokenizer.to_str())["model"].get("unk_token")
+    unknown = getattr(tokenizer.model, "unk_token", None)
     for number, token in tokenizer.get_added_tokens_decoder().items():
         table[number] = token.special and (token.content != unknown or token.content == EOS)
     return table
@@ -183,11 +191,10 @@ def special_ids(tokenizer: Tokenizer) -> np.ndarray:
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """int32 [vocab]: bytes of text that each token stands for; 0 for special tokens."""
-    description, added = json.loads(tokenizer.to_str()), tokenizer.get_added_tokens_decoder()
-    prefix = description["model"].get("continuing_subword_prefix") or ""
-    alphabet = (
-        set(_alphabet()) if "ByteLevel" in json.dumps([description["decoder"], description["pre_tokenizer"]]) else set()
-    )
+    added = tokenizer.get_added_tokens_decoder()
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+    parts = json.dumps([_state(tokenizer.decoder), _state(tokenizer.pre_tokenizer)])
+    alphabet = set(_alphabet()) if "ByteLevel" in parts else set()
     lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int32)
     for token, number in tokenizer.get_vocab().items():
         if number in added:

@@ -246,3 +246,18 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         survey(section(**given | {"dataset_split": "nothing"}))
     with pytest.raises(Unreadable):
         list(read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
+
+
+def test_unwanted_lines_are_not_parsed_and_keep_their_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 40)
+    long = json.dumps({"text": "long line " * 12})  # several documents, which count
+    lines = [json.dumps({"text": f"{number}"}) for number in range(9)]
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join([*lines[:3], "", long, "broken {", *lines[3:]]))
+    whole = list(formats.read(path, "text"))
+    for wanted in ([0], [2, 4], [3, 4, 8], [len(whole) - 1], list(range(len(whole)))):
+        found = list(formats.read(path, "text", wanted=iter(wanted)))
+        assert len(found) == len(whole)
+        assert [found[number] for number in wanted] == [whole[number] for number in wanted]
+        assert all(got in (text, formats.NOT_READ) for got, text in zip(found, whole, strict=True))
+    assert list(formats.read(path, "text", wanted=iter([0])))[1] == formats.NOT_READ
