@@ -4,7 +4,9 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from blake3 import blake3
 from configs.errors import DataError
 from tasks.preprocess.formats import Fault, Unreadable
 from tasks.preprocess.sources import Source, origins, sources
+from tasks.preprocess.surveys import Found, remembered
 
 log = logging.getLogger("infini_llama.preprocess")
 NAMED = 10  # bad places that the report names
@@ -72,8 +75,11 @@ class Corpus:
     report: dict[str, Any]
 
 
-def survey(data: dict) -> Corpus:
+def survey(data: dict, notes: Path | None = None) -> Corpus:
     """Reads everything once: which documents there are, which are kept, and which are held out.
+
+    Args:
+        notes: folder that remembers what unchanged files hold, so that they are not read again.
 
     Raises:
         DataError: no text, or bad input where data.on_bad_input=fail.
@@ -84,8 +90,8 @@ def survey(data: dict) -> Corpus:
     report: dict[str, Any] = counts | {"bad": []}
     seen: set[bytes] = set()
     places = {name: sources(origin, name) for name, origin in origins(data).items()}
-    own = {name: _scan_all(held_out, data, report, seen) for name, (_, held_out) in places.items()}
-    found = {name: _scan_all(training, data, report, seen) for name, (training, _) in places.items()}
+    own = {name: _scan_all(held_out, data, report, seen, notes) for name, (_, held_out) in places.items()}
+    found = {name: _scan_all(training, data, report, seen, notes) for name, (training, _) in places.items()}
     found = _without(found, own, report)
     identities = []
     for name, (_, held_out) in places.items():
@@ -127,12 +133,22 @@ def is_validation(hashes: np.ndarray, fraction: float) -> np.ndarray:
     return leading < np.uint64(math.ceil(fraction * 2**64))
 
 
-def _scan_all(places: list[Source], data: dict, report: dict[str, Any], seen: set[bytes]) -> list[Documents]:
-    # The order of documents is that of names; two files of one name are told apart by what they hold.
+def _scan_all(
+    places: list[Source], data: dict, report: dict[str, Any], seen: set[bytes], notes: Path | None
+) -> list[Documents]:
+    ordered = sorted(places, key=lambda source: source.name)
+    settings = {name: data[name] for name in ("min_length", "on_bad_input")}
+    look = partial(_scan, data=data, report=report)
     scanned = []
-    for source in sorted(places, key=lambda source: source.name):
-        if (documents := _scan(source, data, report)) is not None:
-            scanned.append(documents)
+    for source, found in zip(
+        ordered, remembered(ordered, settings, notes, look) if notes else map(look, ordered), strict=True
+    ):
+        if found is not None:
+            for name, count in found.counts.items():
+                report[name] += count
+            report["bad"] += found.bad[: NAMED - len(report["bad"])]
+            scanned.append(Documents(source, found.numbers, found.sizes, found.hashes))
+    # The order of documents is that of names; two files of one name are told apart by what they hold.
     scanned.sort(key=lambda documents: documents.identity()[::2])
     return _some([_distinct(documents, data["deduplicate"], report, seen) for documents in scanned])
 
@@ -141,7 +157,7 @@ def _some(several: list[Documents]) -> list[Documents]:
     return [documents for documents in several if len(documents.sizes)]
 
 
-def _scan(source: Source, data: dict, report: dict[str, Any]) -> Documents | None:
+def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
     """Counts and hashes; a file that turns out to be damaged half way contributes nothing."""
     numbers: list[int] = []
     sizes: list[int] = []
@@ -173,11 +189,8 @@ def _scan(source: Source, data: dict, report: dict[str, Any]) -> Documents | Non
         report["bad_files"] += 1
         report["bad"] += [reason] * (len(report["bad"]) < NAMED)
         return None
-    for name, count in counts.items():
-        report[name] += count
-    report["bad"] += bad[: NAMED - len(report["bad"])]
     columns = np.frombuffer(bytes(hashes), dtype=np.uint8).reshape(-1, 32)
-    return Documents(source, np.array(numbers, dtype=np.int64), np.array(sizes, dtype=np.int64), columns)
+    return Found(np.array(numbers, dtype=np.int64), np.array(sizes, dtype=np.int64), columns, counts, bad)
 
 
 def _distinct(documents: Documents, drop: bool, report: dict[str, Any], seen: set[bytes]) -> Documents:

@@ -43,7 +43,7 @@ def plan(data: dict, home: str) -> dict[str, Any]:
     Raises:
         DataError: no text, or unreadable text.
     """
-    return _plan(data, survey(data))[0]
+    return _plan(data, survey(data, Path(home) / "surveys"))[0]
 
 
 def _plan(data: dict, corpus: Corpus) -> tuple[dict[str, Any], Plan]:
@@ -91,7 +91,7 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
         DataError: no text, unreadable text, or too little for one row.
         PipelineError: no space left; nothing half-written is believed.
     """
-    corpus = survey(data)
+    corpus = survey(data, Path(home) / "surveys")
     planned, units = _plan(data, corpus)
     folder = Path(home) / "datasets" / planned["name"]
     chunks = folder / "chunks" / planned["chunks_key"][:12]
