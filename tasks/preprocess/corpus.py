@@ -161,7 +161,8 @@ def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
     """Counts and hashes; a file that turns out to be damaged half way contributes nothing."""
     numbers: list[int] = []
     sizes: list[int] = []
-    hashes, counts = bytearray(), dict.fromkeys(("records", "empty", "too_short", "bad_records"), 0)
+    hashes = bytearray()
+    counts: dict[str, int] = dict.fromkeys(("records", "empty", "too_short", "bad_records"), 0)
     bad: list[str] = []
     skip = data["on_bad_input"] == "skip"
     try:
