@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.durations import COUNT, DURATION, duration
-from configs.schema.section import Section
+from configs.durations import DURATION, duration
+from configs.schema.reporting import Count, ReportingConfig
 
 Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
-Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 
 
-class TrainingConfig(Section):
+class TrainingConfig(ReportingConfig):
     """How the model is trained. Batches: accumulation is derived as global / (micro x processes) and must be whole."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
@@ -154,11 +153,6 @@ class TrainingConfig(Section):
         title="Smallest gain",
         description="How much lower, in nats, a validation loss must be to count as a gain.",
     )
-    eval_sequences: Annotated[int, Field(ge=1)] = Field(
-        default=64,
-        title="Evaluation sequences",
-        description="Validation rows per evaluation, the same ones each time; fewer if there are fewer.",
-    )
     save_every: Interval = Field(
         default=200,
         title="Save every",
@@ -202,11 +196,6 @@ class TrainingConfig(Section):
         description="torch.compile of each layer (block) or of model and loss (whole, not with fsdp or hsdp); used once its loss and "
         "gradients of a first batch agree with eager execution's; auto: off, or under environment.tune=full where it pays.",
     )
-    log_every: Annotated[int, Field(ge=1)] = Field(
-        default=10,
-        title="Log every",
-        description="Steps between lines on the console and in TensorBoard; metrics.jsonl has every step.",
-    )
     max_skips: Annotated[int, Field(ge=0)] = Field(
         default=10,
         title="Skips borne",
@@ -220,21 +209,6 @@ class TrainingConfig(Section):
         title="Loss spike",
         description="An update whose loss lies this many robust standard deviations above the median of the last 128 is left out like one "
         "that is not finite, for example 8; null: none is.",
-    )
-    sample_prompt: str = Field(
-        default="def ",
-        title="Sample prompt",
-        description="Text that the finished model continues, as a first look at it.",
-        min_length=1,
-    )
-    sample_prompts: list[Annotated[str, Field(min_length=1)]] = Field(
-        default=[],
-        title="More prompts",
-        description="Further texts that the finished model continues, as many tokens each; they stand in result.json and on the run's "
-        "page.",
-    )
-    sample_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=128, title="Sample length", description="Tokens of each sample."
     )
 
     @model_validator(mode="after")

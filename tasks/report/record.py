@@ -126,7 +126,7 @@ class RunRecord:
     def samples(self) -> list[dict[str, Any]]:
         """Texts by the model: [{"step", "text"}], those of samples.jsonl and, last, the finished model's."""
         texts = [self.result["sample"], *self.result.get("samples", [])] if self.result else []
-        return _lines(self.path / "samples.jsonl") + [{"step": self.step, "text": text} for text in texts]
+        return _lines(self.folder.samples) + [{"step": self.step, "text": text} for text in texts]
 
     @cached_property
     def state(self) -> str:

@@ -25,6 +25,10 @@ FREE = (
     "log_every",
     "eval_every",
     "eval_sequences",
+    "eval_tokens",
+    "report_to",
+    "metrics_hook",
+    "profile_steps",
     "save_every",
     "save_total_limit",
     "save_permanent_every",
@@ -33,6 +37,7 @@ FREE = (
     "sample_prompt",
     "sample_prompts",
     "sample_tokens",
+    "sample_at_evaluation",
     "init_from",  # by its digest
 )
 
@@ -52,6 +57,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
 
     @property
     def attempts(self) -> Path:
@@ -136,11 +145,15 @@ def remove_staging(run: RunFolder) -> None:
 
 
 def cut_metrics(run: RunFolder, step: int) -> None:
-    """Cuts metrics.jsonl back to `step`, so that the resumed run neither repeats nor skips a line."""
-    if not run.metrics.exists():
-        return
+    """Cuts metrics.jsonl and samples.jsonl back to `step`, so that the resumed run neither repeats nor skips a line."""
+    for path in (run.metrics, run.samples):
+        if path.exists():
+            _cut(path, step)
+
+
+def _cut(path: Path, step: int) -> None:
     kept = 0
-    with run.metrics.open("rb") as file:
+    with path.open("rb") as file:
         for line in file:
             try:
                 record = json.loads(line)
@@ -149,7 +162,7 @@ def cut_metrics(run: RunFolder, step: int) -> None:
             if not line.endswith(b"\n") or record["step"] > step:
                 break
             kept += len(line)
-    with run.metrics.open("r+b") as file:
+    with path.open("r+b") as file:
         file.truncate(kept)
 
 

@@ -21,6 +21,18 @@ class Validation:
     tokens: int
 
 
+def rows_with(reader: TokenReader, tokens: int) -> int:
+    """How many of the first rows have `tokens` targets between them; all of them where they have fewer."""
+    low, high = 1, len(reader)
+    while low < high:
+        middle = (low + high) // 2
+        if reader.count_targets(np.arange(middle)) < tokens:
+            low = middle + 1
+        else:
+            high = middle
+    return high
+
+
 def evaluate(
     module: LossModule,
     reader: TokenReader,

@@ -29,6 +29,18 @@ def describe(error: BaseException, heart: Heartbeat) -> dict[str, Any]:
     }
 
 
+def memory_peak() -> int:
+    """Most bytes that this process has held: on a GPU torch's there, else what was resident."""
+    found = memory()
+    return found.get("gpu_most_allocated", found.get("most_resident", 0))
+
+
+def dump_gpu_memory(path: Path) -> None:
+    """What torch holds on the GPU, block by block, for pytorch.org/memory_viz; nothing where there is no GPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.memory._dump_snapshot(str(path))
+
+
 def memory() -> dict[str, int]:
     """Bytes of this process: resident and at most so (Linux); on a GPU also what torch holds there, at most held, and what is free."""
     found = {}

@@ -12,28 +12,36 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from configs.durations import count
 from model.flops import flops_per_token
 from model.llama import Llama
 from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints
 from tasks.train.worker import checkpoint, loss_scale
 from tasks.train.worker.build import build_model
+from tasks.train.worker.ceiling import matmul_ceiling
 from tasks.train.worker.compiling import compile_if_it_agrees, eager
 from tasks.train.worker.data import TrainBatches
 from tasks.train.worker.divergence import Skips, next_sample
-from tasks.train.worker.evaluate import evaluate
+from tasks.train.worker.evaluate import evaluate, rows_with
 from tasks.train.worker.every import Every
+from tasks.train.worker.failure import memory_peak
 from tasks.train.worker.heartbeat import Heartbeat
+from tasks.train.worker.hook import ask, load_hook
 from tasks.train.worker.metrics import Metrics
+from tasks.train.worker.observe import gate_means, parameter_norm
 from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.position import Position
 from tasks.train.worker.prefetch import Prefetch
+from tasks.train.worker.profiling import Profiler
+from tasks.train.worker.reporters import reporters
 from tasks.train.worker.result import write_result
+from tasks.train.worker.sample import prompts_of, sample_on_the_way
 from tasks.train.worker.saver import Saver
 from tasks.train.worker.spikes import Spikes
 from tasks.train.worker.step import StepResult, accumulate, train_step
-from tasks.train.worker.strategy import LossModule, distribute, whole
+from tasks.train.worker.strategy import LossModule, distribute
 
 log = logging.getLogger("infini_llama.worker")
 
@@ -75,20 +83,11 @@ def note_update(
         skips.note()
 
 
-def gate_means(model: Llama) -> dict[str, list[float]]:
-    """Mean share of memory in the output of each layer's heads: {"gates": […]} for Infini-attention, else {}."""
-    gates = [
-        whole(gate.detach()).sigmoid().mean().item()
-        for name, gate in model.named_parameters()
-        if name.endswith(".gate")
-    ]
-    return {"gates": gates} if gates else {}
-
-
 def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple[str, int]:
     """Trains as the order says and returns ("done" | "preempted", last completed step)."""
     train, plan = order["config"]["train"], order["plan"]
     run_dir, dataset = Path(order["run_dir"]), Path(order["dataset"])
+    hook = load_hook(train["metrics_hook"])
     train_reader = TokenReader(dataset, order["chunks"], "train", verify_on_read=order["verify_on_read"])
     validation_reader = TokenReader(dataset, order["chunks"], "validation", verify_on_read=order["verify_on_read"])
     token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
@@ -127,8 +126,15 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     if order["resume_from"]:
         at = resume(Path(order["resume_from"]), model, optimizer)
     skips, spikes = Skips(train["max_skips"], train["skip_window"], at), Spikes(train["spike_zscore"], at)
-    metrics = Metrics(run_dir, at.step, train["log_every"]) if ranks.is_first else None
+    metrics = None
+    if ranks.is_first:
+        metrics = Metrics(run_dir, train["log_every"], reporters(train["report_to"], run_dir, at.step, order["config"]))
     flops = flops_per_token(model.config, order["sequence_length"])
+    ceiling = ranks.sum(matmul_ceiling(ranks.device, half if plan["precision"] != "fp32" else torch.float32))[0]
+    held_out = train["eval_sequences"]
+    if train["eval_tokens"] is not None:
+        held_out = rows_with(validation_reader, count(train["eval_tokens"]))
+    profiler = Profiler(run_dir / "profile", train["profile_steps"], ranks.rank)
     same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
     evaluation_due, save_due = Every(train["eval_every"], at, ranks), Every(train["save_every"], at, ranks)
     save_time, stopping = 0.0, False
@@ -142,6 +148,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         Prefetch(batches, ranks.device, following, train["dataloader_num_workers"]) as prefetch,
     ):
         while not at.ended(train["max_steps"], train["early_stopping_patience"]) and not stopping:
+            profiler.before(at.step + 1)
             started = time.perf_counter()
             heart.beat("data", at.step)
             at.samples = next_sample(at.samples, order["left_out"])
@@ -168,15 +175,22 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             at.advance(samples=train["global_batch_size"], tokens=targets)
             overflow = plan["precision"] == "fp16" and loss_scale.adjust(at, scale, result.finite)
             note_update(result, overflow, skips, spikes, partial(batches.rows, first_sample))
-            step_time, write_time, gates = time.perf_counter() - started, saver.poll(), gate_means(model)
+            step_time, write_time = time.perf_counter() - started, saver.poll()
+            profiler.after(at.step, stopping or at.step >= train["max_steps"])
+            record = {
+                "step": at.step,
+                "loss": None if result.skipped else result.loss,
+                "learning_rate": rate,
+                "grad_norm": None if result.skipped else result.grad_norm,
+                "tokens": at.tokens,
+            }
+            if plan["precision"] == "fp16":
+                record["loss_scale"] = scale
+            if at.step % train["log_every"] == 0:
+                record |= {"param_norm": parameter_norm(model)}
+                record |= {"gates": gates} if (gates := gate_means(model, ranks)) else {}
+                record |= {"custom": ask(hook, train["metrics_hook"], model, record)} if hook else {}
             if metrics:
-                record = {
-                    "step": at.step,
-                    "loss": None if result.skipped else result.loss,
-                    "learning_rate": rate,
-                    "grad_norm": None if result.skipped else result.grad_norm,
-                    "tokens": at.tokens,
-                }
                 timing = {
                     "step_time": step_time,
                     "data_time": data_time,
@@ -184,11 +198,10 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     "save_write_time": write_time,
                     "tokens_per_second": targets / step_time,
                     "flops_per_second": flops * targets / step_time,
+                    "mfu": flops * targets / step_time / ceiling,
+                    "memory_peak": memory_peak(),
                 }
-                if plan["precision"] == "fp16":
-                    record["loss_scale"] = scale
-                spent = heart.ledger.spent() if heart.ledger else {}
-                metrics.train(record | gates | timing | {"goodput": spent})
+                metrics.train(record | timing | {"goodput": heart.ledger.spent() if heart.ledger else {}})
 
             last, save_time = at.step >= train["max_steps"], 0.0
             if evaluation_due.due(at) or last:
@@ -199,7 +212,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                         module,
                         validation_reader,
                         token_bytes,
-                        train["eval_sequences"],
+                        held_out,
                         train["micro_batch_size"],
                         ranks,
                         autocast,
@@ -210,6 +223,10 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 if metrics:
                     evaluation_time = time.perf_counter() - evaluating
                     metrics.validation({"step": at.step, "evaluation_time": evaluation_time} | asdict(measured))
+                if train["sample_at_evaluation"] and not last:  # the last ones stand in result.json
+                    texts = sample_on_the_way(model, order, ranks)
+                    if metrics:
+                        metrics.samples(at.step, prompts_of(train), texts)
             if save_due.due(at) or last or stopping:
                 heart.beat("save", at.step)
                 saving = time.perf_counter()
@@ -218,9 +235,10 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 save_time = time.perf_counter() - saving
 
     heart.beat("finish", at.step)
+    finished = at.ended(train["max_steps"], train["early_stopping_patience"])
     if metrics:
-        metrics.close()
-    if not at.ended(train["max_steps"], train["early_stopping_patience"]):
+        metrics.close(finished)
+    if not finished:
         return "preempted", at.step
     write_result(order, model, optimizer, at.step, ranks)
     return "done", at.step

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from configs.errors import PipelineError
 from tasks.train.goodput import LEDGER, Ledger
 from tasks.train.worker.divergence import Diverged
-from tasks.train.worker.failure import describe
+from tasks.train.worker.failure import describe, dump_gpu_memory
 from tasks.train.worker.heartbeat import Heartbeat
 from tasks.train.worker.loop import StopRequest, run
 from tasks.train.worker.parallel import Ranks
@@ -65,6 +65,8 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
     except BaseException as raised:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
+        if isinstance(raised, torch.OutOfMemoryError):
+            dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
         with contextlib.suppress(OSError):  # on a full disk the log above is the last word
             write_status(attempt_dir, rank, "failed", exit_code(error), heart.step, describe(error, heart))
         return exit_code(error)

@@ -9,7 +9,7 @@ from model.llama import Llama
 from tasks.artifacts import write_atomic
 from tasks.train.worker import checkpoint
 from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.sample import sample_texts
+from tasks.train.worker.sample import prompts_of, sample_texts
 from tasks.train.worker.strategy import gathered
 
 
@@ -21,8 +21,7 @@ def write_result(order: dict, model: Llama, optimizer: torch.optim.Optimizer, st
     finished = gathered(model, ranks)
     if finished is not None:
         dataset = Path(order["dataset"])
-        prompts = [train["sample_prompt"], *train["sample_prompts"]]
-        sample, *samples = sample_texts(finished, dataset, prompts, train["sample_tokens"], train["seed"])
+        sample, *samples = sample_texts(finished, dataset, prompts_of(train), train["sample_tokens"], train["seed"])
         result = {
             "steps": step,
             "stopped_early": train["early_stopping_patience"] if step < train["max_steps"] else None,

@@ -7,6 +7,8 @@ from tokenizers import Tokenizer
 from model.llama import Llama
 from model.sampling import Sampling
 from tasks.artifacts import read_manifest
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.strategy import gathered
 from tasks.train.writing import Writer
 
 
@@ -20,3 +22,17 @@ def sample_texts(model: Llama, dataset: Path, prompts: list[str], max_new_tokens
     for _ in writer.write(max_new_tokens, Sampling(temperature=0.8, top_k=50, seed=seed)):
         pass
     return [prompt + text for prompt, text in zip(prompts, writer.texts, strict=True)]
+
+
+def prompts_of(train: dict) -> list[str]:
+    return [train["sample_prompt"], *train["sample_prompts"]]
+
+
+def sample_on_the_way(model: Llama, order: dict, ranks: Ranks) -> list[str]:
+    """Texts by the model as it is now, on the first rank; called by all, since each may hold a share of the model."""
+    train, texts = order["config"]["train"], []
+    if (now := gathered(model, ranks)) is not None:
+        texts = sample_texts(now, Path(order["dataset"]), prompts_of(train), train["sample_tokens"], train["seed"])
+    model.train()
+    ranks.barrier()
+    return texts

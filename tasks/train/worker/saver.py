@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from tasks.train import checkpoints
 from tasks.train.worker import checkpoint
 from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.strategy import local_part
+from tasks.train.worker.strategy import local_part, replica_of
 
 log = logging.getLogger("infini_llama.worker")
 
@@ -75,7 +75,7 @@ class Saver:
         loads: dict[tuple[int, int], int] = {}
         mine = {}
         for name, value in state.items():
-            index, count = _replica(value, self.ranks)
+            index, count = replica_of(value, self.ranks)
             owner = min(range(count), key=lambda replica: loads.get((count, replica), 0))
             loads[count, owner] = loads.get((count, owner), 0) + value.nbytes
             if owner == index:
@@ -101,18 +101,6 @@ class Saver:
             checkpoints.point_and_prune(self.folder, self.train["save_total_limit"], self.train["save_permanent_every"])
             log.info("committed %s", target.name)
         return time.perf_counter() - began
-
-
-def _replica(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:
-    """(which of them this rank has, how many) equal copies of this rank's part there are."""
-    if not isinstance(value, DTensor):
-        return ranks.rank, ranks.world_size
-    index, count = 0, 1
-    for dimension, placement in enumerate(value.placements):
-        if placement.is_replicate():
-            size = value.device_mesh.size(dimension)
-            index, count = index * size + value.device_mesh.get_local_rank(dimension), count * size
-    return index, count
 
 
 def _empty_like(value: torch.Tensor) -> torch.Tensor:

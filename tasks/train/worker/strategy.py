@@ -101,6 +101,18 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def replica_of(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:
+    """(which of them this rank has, how many) equal copies of this rank's part there are."""
+    if not isinstance(value, DTensor):
+        return ranks.rank, ranks.world_size
+    index, count = 0, 1
+    for dimension, placement in enumerate(value.placements):
+        if placement.is_replicate():
+            size = value.device_mesh.size(dimension)
+            index, count = index * size + value.device_mesh.get_local_rank(dimension), count * size
+    return index, count
+
+
 def gathered(model: Llama, ranks: Ranks) -> Llama | None:
     """The whole model on the first rank, None on the others; the model itself where it is not sharded."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):

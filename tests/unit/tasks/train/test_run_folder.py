@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.schema import TrainingConfig
+from configs.schema import PipelineConfig, TrainingConfig
 from tasks.train.run_folder import RunFolder, append_attempt, attempts, claim
 
 MODEL = {
@@ -23,8 +23,9 @@ DATASET = dict.fromkeys(("path", "digest", "chunks", "chunks_digest", "sequence_
 def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, caplog, now, said):
     run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
     older = {name: value for name, value in train.items() if name != "document_isolation"}
-    claim(run, {"train": older, "environment": {"env": {}}}, MODEL, DATASET)
-    claim(run, {"train": train | {"document_isolation": now}, "environment": {"env": {}}}, MODEL, DATASET)
+    config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}}).model_dump(mode="json")
+    claim(run, config | {"train": older}, MODEL, DATASET)
+    claim(run, config | {"train": train | {"document_isolation": now}}, MODEL, DATASET)
     assert said in caplog.text and bool(caplog.text) == now
 
 

@@ -11,7 +11,8 @@ from configs.schema import TrainingConfig
 from model.config import LlamaConfig
 from model.llama import Llama
 from tasks.train.worker.data import TrainBatches
-from tasks.train.worker.loop import gate_means, step_seed
+from tasks.train.worker.loop import step_seed
+from tasks.train.worker.observe import gate_means, parameter_norm
 from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from tasks.train.worker.step import accumulate, train_step
 from tasks.train.worker.strategy import LossModule
@@ -140,8 +141,14 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
 
 
 def test_gate_means_are_reported_by_layer():
-    assert gate_means(small_model()) == {"gates": [0.5, 0.5]}
-    assert gate_means(small_model("softmax")) == {}
+    assert gate_means(small_model(), OneRank()) == [0.5, 0.5]
+    assert gate_means(small_model("softmax"), OneRank()) == []
+
+
+def test_the_parameter_norm_is_that_of_one_vector():
+    model = small_model()
+    expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).norm().item()
+    assert parameter_norm(model) == pytest.approx(expected, rel=1e-12)
 
 
 def test_seeds_differ_by_run_step_and_rank_and_are_the_same_tomorrow():
