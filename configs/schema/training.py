@@ -44,6 +44,11 @@ class TrainingConfig(ReportingConfig):
     max_tokens: Count | None = Field(
         default=None, title="Tokens", description="Targets to train on, in place of max_steps, for example 300M."
     )
+    repeat_data: bool = Field(
+        default=True,
+        title="Repeat data",
+        description="Whether a run may pass over the training rows more than once; false refuses one that would, before its first step.",
+    )
     global_batch_size: Annotated[int, Field(ge=1)] = Field(
         default=32, title="Global batch", description="Sequences of one optimizer step, over all processes."
     )

@@ -17,7 +17,7 @@ def in_steps(train: dict, reference: dict, home: Path) -> dict:
     """The section `train` with `max_steps` alone: a function of the settings and the dataset.
 
     Raises:
-        ConfigError: the warm-up would not end.
+        ConfigError: the warm-up would not end, or rows would be seen twice although `train.repeat_data` is off.
     """
     if train["max_steps"] is None:
         rows, batch = reference["train"]["rows"], train["global_batch_size"]
@@ -34,4 +34,19 @@ def in_steps(train: dict, reference: dict, home: Path) -> dict:
                 f"train.warmup_steps={train['warmup_steps']} must be fewer than the {steps} steps of {said}; lower it, or train longer."
             )
         train = train | {"max_steps": steps}
+    refuse_repeats(train, reference["train"]["rows"])
     return train | {"num_epochs": None, "max_tokens": None}
+
+
+def refuse_repeats(train: dict, rows: int) -> None:
+    """Where `train.repeat_data` is off, refuses a run that is longer than one pass over the `rows` training rows.
+
+    Raises:
+        ConfigError: it is.
+    """
+    steps, batch = train["max_steps"], train["global_batch_size"]
+    if not train["repeat_data"] and steps * batch > rows:
+        raise ConfigError(
+            f"train.max_steps={steps} of train.global_batch_size={batch} sequences are {steps * batch:,} rows, and the dataset has "
+            f"{rows:,} while train.repeat_data is off; train at most {rows // batch} steps, or switch it on."
+        )

@@ -38,6 +38,7 @@ FREE = (
     "sample_prompts",
     "sample_tokens",
     "sample_at_evaluation",
+    "repeat_data",  # only refuses
     "init_from",  # by its digest
 )
 

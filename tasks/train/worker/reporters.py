@@ -58,8 +58,12 @@ class WeightsAndBiases:
     """
 
     def __init__(self, run_dir: Path, config: dict) -> None:
-        import wandb
-
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError(
+                "train.report_to has wandb, but it is not installed; run pip install 'infini-llama[wandb]', or take it out."
+            ) from error
         self.file = run_dir / "wandb.json"
         known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
         self.id, self.told = known.get("id") or uuid.uuid4().hex[:8], known.get("step", -1)

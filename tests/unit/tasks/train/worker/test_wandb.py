@@ -2,7 +2,9 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,11 +33,22 @@ def records(data: bytes) -> Iterator[wandb_internal_pb2.Record]:
             whole = b""
 
 
+def whole(file: Path) -> list[wandb_internal_pb2.Record]:
+    """The records of a run that has ended; W&B's own process closes the file a moment after `finish`."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = list(records(file.read_bytes()))
+        if found and found[-1].HasField("exit"):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{file} has no end")
+
+
 def told(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
     """(ids of the runs, (step, numbers) of each line of history) in the offline files, in their order."""
     ids, lines = set(), []
     for file in sorted(run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
-        for record in records(file.read_bytes()):
+        for record in whole(file):
             if record.HasField("run"):
                 ids.add(record.run.run_id)
             if record.HasField("history"):

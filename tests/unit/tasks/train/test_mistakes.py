@@ -1,0 +1,78 @@
+"""A user's mistakes end before the first step, each with its sentence."""
+
+import json
+import sys
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.loading import parse_config
+from tasks.patch_environment.devices import choose_devices
+from tasks.train.attempt import refuse_other_model
+from tasks.train.checkpoints import STATE_FILE
+from tasks.train.length import in_steps
+from tasks.train.worker.reporters import reporters
+
+CPU = {"cores": 2, "gpus": [], "gpu_problem": None}
+
+
+def settings(**sections: dict) -> dict:
+    return parse_config({"data": {"source": "python-stdlib"}} | sections).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        (
+            {"model": {"hidden_size": 4, "num_attention_heads": 8}},
+            "model.num_attention_heads=8 must divide model.hidden_size=4",
+        ),
+        ({"model": {"num_attention_heads": 4, "num_key_value_heads": 3}}, "model.num_key_value_heads=3 must divide"),
+        (
+            {"train": {"max_steps": 10, "warmup_steps": 10}},
+            "train.warmup_steps=10 must be fewer than train.max_steps=10",
+        ),
+        ({"train": {"profile_steps": [5, 2]}}, "is not a first and a last step"),
+        ({"train": {"report_to": ["mlflow"]}}, "train.report_to"),
+        ({"train": {"metrics_hook": "no function"}}, "train.metrics_hook"),
+    ],
+)
+def test_in_the_configuration_alone(sections, sentence):
+    with pytest.raises(ConfigError) as raised:
+        settings(**sections)
+    assert sentence in str(raised.value)
+
+
+def test_a_batch_that_cannot_be_shared():
+    config, problems = settings(environment={"device": "cpu"}), []
+    config["train"]["global_batch_size"] = 10  # as where the micro-batch was chosen by the machine
+    choose_devices(config, CPU, 4, problems, {})
+    assert (
+        len(problems) == 1 and "train.global_batch_size=10 is not a multiple of train.micro_batch_size=4" in problems[0]
+    )
+
+
+def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):
+    reference = {"train": {"rows": 100}}
+    train = settings(train={"max_steps": 13, "global_batch_size": 8, "warmup_steps": 1})["train"]
+    assert in_steps(train, reference, tmp_path)["max_steps"] == 13
+    with pytest.raises(ConfigError, match=r"104 rows, and the dataset has 100 .* train at most 12 steps"):
+        in_steps(train | {"repeat_data": False}, reference, tmp_path)
+    assert in_steps(train | {"repeat_data": False, "max_steps": 12}, reference, tmp_path)["max_steps"] == 12
+    with pytest.raises(ConfigError, match="dataset has 100"):
+        in_steps(train | {"repeat_data": False, "max_steps": None, "num_epochs": 2.0}, reference, tmp_path)
+
+
+def test_a_checkpoint_of_another_model(tmp_path):
+    state = {"model": {"hidden_size": 64, "vocab_size": 512}, "world_size": 1, "step": 7}
+    (tmp_path / STATE_FILE).write_text(json.dumps(state))
+    plan = {"nproc_per_node": 1}
+    assert refuse_other_model(tmp_path, {"hidden_size": 64, "vocab_size": 512}, plan) == 7
+    with pytest.raises(ConfigError, match=r"another architecture:\n  model.hidden_size: 64 there, 128 here"):
+        refuse_other_model(tmp_path, {"hidden_size": 128, "vocab_size": 512}, plan)
+
+
+def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"not installed; run pip install 'infini-llama\[wandb\]'"):
+        reporters(["wandb"], tmp_path, 0, {})
