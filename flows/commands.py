@@ -241,13 +241,40 @@ def inspect(arguments: Namespace) -> Answer:
     from flows.inspection import as_text, describe_run
 
     path = _find(arguments.path, "runs", "datasets")
-    if (path / "lineage.json").exists():
+    is_run = (path / "lineage.json").exists()
+    if is_run:
         record = describe_run(path)
     else:
         from tasks.preprocess.summary import describe
 
         record = describe(path)
-    return record, as_text(record)
+    text = as_text(record)
+    if arguments.html is not None:
+        from tasks.report.dataset import dataset_page
+        from tasks.report.record import RunRecord
+        from tasks.report.run import run_page
+
+        record |= {"page": _write_page(arguments.html, run_page(RunRecord(path)) if is_run else dataset_page(path))}
+        text += f"\n\n{record['page']}"
+    return record, text
+
+
+def completion(arguments: Namespace) -> Answer:
+    import shtab
+
+    from flows.cli import build_parser
+
+    script = shtab.complete(build_parser(), arguments.shell)
+    return {"shell": arguments.shell, "script": script}, script
+
+
+def _write_page(file: str, content: str) -> str:
+    from tasks.artifacts import write_atomic
+
+    target = Path(file).resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, content)
+    return str(target)
 
 
 def report(arguments: Namespace) -> Answer:
@@ -284,7 +311,6 @@ def passkey(arguments: Namespace) -> Answer:
 
 def compare(arguments: Namespace) -> Answer:
     from flows.inspection import as_text
-    from tasks.artifacts import write_atomic
     from tasks.report.comparison import NOT_THE_SAME, columns_of_runs, compare, comparison_page, rows_of_keys
 
     paths = [_find(run, "runs") for run in arguments.runs]
@@ -294,11 +320,8 @@ def compare(arguments: Namespace) -> Answer:
     if not record["same_validation"]:
         log.warning(NOT_THE_SAME)
     if arguments.html is not None:
-        target = Path(arguments.html).resolve()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, comparison_page(paths, record))
-        record |= {"page": str(target)}
-        text += f"\n\n{target}"
+        record |= {"page": _write_page(arguments.html, comparison_page(paths, record))}
+        text += f"\n\n{record['page']}"
     return record, text
 
 

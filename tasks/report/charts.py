@@ -24,7 +24,7 @@ VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(
 @dataclass(frozen=True)
 class Curve:
     """y against x. `line` shows the mean, and where it was thinned also the range; `points` a mark for each value; `level` is
-    one value for all x; `bars` are as wide as they are apart."""
+    one value for all x; `bars` stand between neighbours of x, of which there is one more."""
 
     label: str
     x: Sequence[float]
@@ -40,6 +40,7 @@ class Chart:
     curves: list[Curve]
     x_label: str = "step"
     log: bool = False
+    log_x: bool = False
     marks: Sequence[float] = field(default=())
 
 
@@ -104,7 +105,9 @@ def _colours(chart: Chart) -> list[str]:
 
 
 def _finite(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None and math.isfinite(y)]
+    pairs = [
+        (x, y) for x, y in zip(curve.x, curve.y, strict=curve.kind != "bars") if y is not None and math.isfinite(y)
+    ]
     x, y = zip(*pairs, strict=True) if pairs else ((), ())
     return np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
 
@@ -123,8 +126,7 @@ def _draw(chart: Chart, series: Sequence[str], ink: str, line: str, inches: tupl
         if curve.kind == "level":
             axes.axhline(y[0], color=ink, linewidth=1, linestyle=(0, (4, 3)), label=curve.label)
         elif curve.kind == "bars":
-            width = float(np.diff(x).min()) if len(x) > 1 else 1.0
-            axes.bar(x, y, width=width * 0.92, color=colour, label=curve.label)
+            axes.stairs(y, np.asarray(curve.x, dtype=np.float64), color=colour, fill=True, alpha=0.6, label=curve.label)
         elif curve.kind == "points":
             axes.plot(x, y, color=colour, linewidth=1.4, marker="o", markersize=3.2, label=curve.label)
         else:
@@ -135,6 +137,7 @@ def _draw(chart: Chart, series: Sequence[str], ink: str, line: str, inches: tupl
     for mark in chart.marks:
         axes.axvline(mark, color=ink, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.set_yscale("log" if chart.log else "linear")
+    axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_xlabel(chart.x_label, color=ink, fontsize=9)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if not chart.log:

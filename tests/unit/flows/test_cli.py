@@ -205,6 +205,14 @@ def test_preprocess_verify_inspect(texts):
     assert shard.name in said(damaged)
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command(tmp_path, shell):
+    result = command("completion", shell, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for word in ("preprocess", "passkey", "keep-checkpoints", "unused-datasets"):
+        assert word in result.stdout
+
+
 def test_a_home_without_runs(texts):
     for words, said_there in ((["runs"], "no run in"), (["gc"], "nothing to remove")):
         result = command(*words, cwd=texts)

@@ -1,0 +1,156 @@
+"""A dataset's page: how long its documents and tokens are, how well its rows are filled, and what the rows say."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.artifacts import read_manifest
+from tasks.preprocess.reader import TokenReader, document_lengths, map_list
+from tasks.preprocess.summary import describe
+from tasks.report import page
+from tasks.report.charts import Chart, Curve, figures
+
+MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
+BINS, COMMON = 40, 24
+
+
+def dataset_page(path: Path) -> str:
+    """The page of the dataset in folder `path`, which is read as far as MOST_TOKENS.
+
+    Raises:
+        Damaged: the folder is no complete dataset.
+        DataError: a shard is damaged.
+    """
+    record, content = describe(path), read_manifest(path, "dataset")["content"]
+    splits, chunks = record["splits"], record["chunks"]
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    train = splits["train"]
+    rows = {name: table["rows"]["train"] for name, table in chunks.items()}
+    headline = {
+        "documents": f"{sum(split['documents'] for split in splits.values()):,}",
+        "tokens": f"{sum(split['tokens'] for split in splits.values()):,}",
+        "of text": page.in_bytes(sum(split["bytes"] for split in splits.values())),
+        "bytes a token": f"{train['bytes_per_token']:.2f}",
+        "vocabulary": f"{record['vocab_size']:,}",
+        "training rows": ", ".join(f"{count:,}" for count in rows.values()) or "none",
+    }
+    counts = token_counts(path, content)
+    token_bytes = np.load(path / "token_bytes.npy", allow_pickle=False)
+    drawn = [
+        Chart(
+            "Tokens a document",
+            _histograms({split: document_lengths(path, content[split]["shards"]) for split in splits}),
+            "tokens",
+            log_x=True,
+        ),
+        Chart("Bytes a token, by how often they occur", [_widths(counts, token_bytes)], "bytes"),
+        Chart("How often the n-th most frequent token occurs", [_ranks(counts)], "n", log=True, log_x=True),
+        *(_fill(path, name) for name in chunks),
+    ]
+    return page.page(
+        f"Dataset {path.name}",
+        f"<h1>Dataset {page.text(path.name)}</h1>",
+        f'<p class="note">{page.text(record["source"])}, built {page.text(record["created"])}; written {now}</p>',
+        page.tiles(headline),
+        page.section("Distributions", figures(drawn)),
+        page.section("Splits", page.table(_beside(splits))),
+        page.section(
+            "Sources", page.table([{"source": name} | facts for name, facts in record.get("sources", {}).items()])
+        ),
+        page.section("Rows", *(_rows(name, table) for name, table in chunks.items())),
+        page.section("Left out, and duplicates", page.facts(_worded(record["left_out"]))),
+        page.section("Tokens", *_tokens(path, counts)),
+        page.section("Rows as text", *(page.preformatted(text) for text in record["samples"])),
+        page.section("Source", page.facts(_source(record))),
+    )
+
+
+def token_counts(path: Path, content: dict[str, Any]) -> np.ndarray:
+    """How often each token occurs in the first MOST_TOKENS training tokens, int64 [vocab_size]."""
+    counts, left = np.zeros(content["vocab_size"], dtype=np.int64), MOST_TOKENS
+    for shard in content["train"]["shards"]:
+        values = map_list(path / shard["file"])[1][:left]
+        counts += np.bincount(values, minlength=len(counts))
+        left -= len(values)
+    return counts
+
+
+def _histograms(of: dict[str, np.ndarray]) -> list[Curve]:
+    """Share of each one's values in the same bins, of equal ratios."""
+    everything = np.concatenate(list(of.values()))
+    edges = np.unique(np.round(np.geomspace(max(1, everything.min()), everything.max() + 1, BINS + 1)))
+    shares = {name: np.histogram(values, edges)[0] / max(1, len(values)) for name, values in of.items()}
+    return [Curve(name, edges.tolist(), share.tolist(), "bars") for name, share in shares.items()]
+
+
+def _widths(counts: np.ndarray, token_bytes: np.ndarray) -> Curve:
+    """Share of the text's tokens that stand for so many bytes."""
+    widths = np.bincount(token_bytes, weights=counts) / max(1, counts.sum())
+    return Curve("share of tokens", (np.arange(len(widths) + 1) - 0.5).tolist(), widths.tolist(), "bars")
+
+
+def _ranks(counts: np.ndarray) -> Curve:
+    sizes = np.sort(counts[counts > 0])[::-1]
+    chosen = np.unique(np.geomspace(1, len(sizes), 200).astype(np.int64)) - 1 if len(sizes) else []
+    return Curve("occurrences", [float(n + 1) for n in chosen], [float(sizes[n]) for n in chosen])
+
+
+def _fill(path: Path, chunks: str) -> Chart:
+    """Share of a row's places that are targets, where documents are packed into rows."""
+    reader, curves = TokenReader(path, chunks, "train"), []
+    if reader.pieces is not None and len(reader):
+        targets = np.add.reduceat(reader.pieces[:, 1] - 1, reader.starts[:-1])
+        edges = np.linspace(0, 1, 21)
+        counts = np.histogram(targets / reader.sequence_length, edges)[0] / len(reader)
+        curves.append(Curve("rows", edges.tolist(), counts.tolist(), "bars"))
+    return Chart(f"Share of a row's places that are targets ({chunks})", curves, "share of places")
+
+
+def _beside(splits: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line for each number, a column for each split."""
+    flat = {
+        name: _worded({key: value for key, value in split.items() if key != "document_tokens"})
+        | {f"tokens a document, {what}": value for what, value in split["document_tokens"].items()}
+        for name, split in splits.items()
+    }
+    return [{"": number} | {name: values[number] for name, values in flat.items()} for number in flat["train"]]
+
+
+def _rows(name: str, table: dict[str, Any]) -> str:
+    facts = {"row table": name} | {key: value for key, value in table.items() if key not in ("rows", "packing")}
+    packing = [
+        {"rows of": split, "rows": count} | _worded(table["packing"].get(split, {}))
+        for split, count in table["rows"].items()
+    ]
+    return page.facts(_worded(facts)) + page.table(packing)
+
+
+def _tokens(path: Path, counts: np.ndarray) -> list[str]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    counted = int(counts.sum())
+    common = np.argsort(-counts, kind="stable")[:COMMON]
+    never = int((counts == 0).sum())
+    words = f"Of {counted:,} training tokens; {never:,} of {len(counts):,} in the vocabulary never occur among them."
+    rows = [
+        {
+            "id": str(token),
+            "text": repr(tokenizer.decode([token], skip_special_tokens=False)),
+            "share": f"{counts[token] / max(1, counted):.2%}",
+        }
+        for token in common.tolist()
+        if counts[token]
+    ]
+    return [f'<p class="note">{words}</p>', page.details(f"The {len(rows)} most frequent ones", page.table(rows))]
+
+
+def _source(record: dict[str, Any]) -> dict[str, Any]:
+    names = ("path", "source", "licence", "created", "dtype", "digest")
+    return {name: record[name] for name in names} | {"on disk": page.in_bytes(record["bytes_on_disk"])}
+
+
+def _worded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", " "): value for name, value in values.items()}

@@ -1,0 +1,44 @@
+"""A dataset's page: what is drawn is what the dataset holds."""
+
+import numpy as np
+import pytest
+
+from tasks.artifacts import Damaged, read_manifest
+from tasks.preprocess.stage import preprocess
+from tasks.report.dataset import dataset_page, token_counts
+
+
+def test_a_dataset_as_a_page(built, read_page):
+    home, reference = built
+    page = read_page(dataset_page(home / reference["path"]))
+    documents = reference["train"]["documents"] + reference["validation"]["documents"]
+    for words in (f"{documents:,} documents", "Tokens a document", "Left out, and duplicates", "not stated", "Of "):
+        assert words in page.text, words
+    assert page.elements.count("svg") == 3
+    assert page.elements.count("pre") == 3  # rows as text
+
+
+def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
+    home, _ = built
+    reference = preprocess(data(strategy="best_fit"), str(home))
+    page = read_page(dataset_page(home / reference["path"]))
+    assert page.elements.count("svg") == 4
+    assert f"Share of a row's places that are targets ({reference['chunks']})" in page.text
+
+
+def test_tokens_are_counted(built, monkeypatch):
+    home, reference = built
+    path = home / reference["path"]
+    content = read_manifest(path, "dataset")["content"]
+    counts = token_counts(path, content)
+    assert counts.sum() == reference["train"]["tokens"] and len(counts) == reference["vocab_size"]
+    assert counts[content["eos_id"]] == reference["train"]["documents"]
+    shares = counts[counts > 0] / counts.sum()
+    assert -(shares * np.log2(shares)).sum() == pytest.approx(reference["train"]["unigram_entropy_bits"], abs=0.01)
+    monkeypatch.setattr("tasks.report.dataset.MOST_TOKENS", 100)
+    assert token_counts(path, content).sum() == 100
+
+
+def test_what_is_no_dataset(tmp_path):
+    with pytest.raises(Damaged):
+        dataset_page(tmp_path)
