@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their set-up; they need Python 3.11 to 3.13, make and a package index.
-.PHONY: demo test check slow faults exactness gpu bench clean
+.PHONY: demo test check docs slow faults exactness gpu bench clean
 
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
@@ -11,6 +11,10 @@ check: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
+
+# the site, into build/site; a broken link or anchor fails
+docs: setup
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 
 # the full matrix of faults, workers and attentions (docs/testing.md)
 slow: setup

@@ -28,11 +28,11 @@ def reference() -> str:
 
 def section(path: str, holder: Any) -> str:
     """A heading, a table of the section's own keys, and the sections inside it."""
-    inner = [(f"{path}.{name}", found) for name, field in holder.model_fields.items() if (found := entry(field.annotation))]
+    inner = [
+        (f"{path}.{name}", found) for name, field in holder.model_fields.items() if (found := entry(field.annotation))
+    ]
     rows = "".join(
-        row(name, field)
-        for name, field in holder.model_fields.items()
-        if section_of(field.annotation) is None
+        row(name, field) for name, field in holder.model_fields.items() if section_of(field.annotation) is None
     )
     table = f"\n| key | allowed | default | |\n|---|---|---|---|\n{rows}" if rows else ""
     return f"\n## {path}\n\n{holder.__doc__.strip().splitlines()[0]}\n{table}" + "".join(section(*one) for one in inner)
