@@ -1,0 +1,325 @@
+"""From JSON lines to what training reads, by us and by peers, at equal work: the same text, tokenizer and end-of-text tokens.
+
+    python benchmarks/preparation.py [--megabytes 118] [--rounds 3] [--only NAME …] [--corpus FILE.jsonl] [--output FILE.json]
+
+The corpus, unless one is given: the Python sources of the standard library and of what is installed beside it, a record a file,
+exact duplicates left out, repeated where --megabytes asks for more. The tokenizer: byte-level BPE of 32k tokens learned from an
+eighth of it.
+Each round runs every program once, each in a process of its own. `work_seconds` and `cpu_seconds` are of the preparation alone
+(with the processes it starts), `start_seconds` of its imports and, for us, of the engine's check, which is made once a tokenizer and
+not once a corpus; `peak_megabytes` is the largest process's. Peers that are not installed are named and left out. `megatron-fast`
+is what Megatron-LM's tools/preprocess_data_fast.py does (gigatoken over the whole file, the end-of-text token appended, .bin and
+.idx written; no checksum, no fsync), `encode` gigatoken alone on text that is already in memory, `ours, unchanged` the same command again.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+LENGTH = 2048
+DATA = (".arrow", ".npy", ".bin", ".idx", ".ds", ".index")  # what training reads; not the tokenizer, not manifests
+Work = Callable[[], int]  # returns the tokens written
+
+
+def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
+    from configs.loading import parse_config
+    from tasks.preprocess.engines import choose_engine
+    from tasks.preprocess.stage import preprocess
+    from tasks.preprocess.tokenizers import load
+
+    if engine != "tokenizers":
+        import_module(engine)
+    given = {"files": [str(corpus)], "validation_fraction": 0.01, "sequence_length": LENGTH, "device": "cpu"}
+    given |= {"tokenizer": {"path": str(tokenizer)}, "tokenizer_engine": engine}
+    data = parse_config({"data": given}).model_dump(mode="json")["data"]
+
+    with corpus.open(encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in islice(file, 200)]
+    choose_engine(
+        engine, load(data["tokenizer"]), lambda: texts, output / "engine-checks"
+    )  # once a tokenizer, not once a corpus
+
+    def work() -> int:
+        reference = preprocess(data, str(output))
+        return reference["train"]["tokens"] + reference["validation"]["tokens"]
+
+    return work
+
+
+def again(corpus: Path, tokenizer: Path, output: Path) -> Work:
+    """The same command once more, on a dataset that is complete."""
+    first = ours(corpus, tokenizer, output, "gigatoken")
+    time.sleep(2.5)  # a file that has just been written is not believed to stay
+    first()
+    return first
+
+
+def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
+    from tokenizers import Tokenizer
+
+    from tasks.preprocess.engines import ENGINES
+    from tasks.preprocess.tokenizers import encoder_of
+    from tasks.preprocess.tokens import batches
+
+    engine = ENGINES["gigatoken"](encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
+    texts = [(text, len(text)) for text in _texts(corpus)]
+    return lambda: sum(len(ids) for batch, _ in batches(texts) for ids in engine(batch))
+
+
+def megatron_fast(corpus: Path, tokenizer: Path, output: Path) -> Work:
+    ak: Any = import_module("awkward")
+    gigatoken: Any = import_module("gigatoken")
+
+    def work() -> int:
+        engine = gigatoken.Tokenizer.from_json(tokenizer.read_text(encoding="utf-8"))
+        documents: Any = engine.encode_files(gigatoken.JsonlFileSource([str(corpus)], field="text"))
+        lengths = ak.to_numpy(ak.num(documents)).astype(np.int64)
+        flat = np.insert(ak.to_numpy(ak.flatten(documents)), lengths.cumsum(), 0).astype(np.uint16)
+        with (output / "text_document.bin").open("wb") as file:
+            file.write(flat.tobytes(order="C"))
+        sizes = (lengths + 1).astype(np.int32)
+        with (output / "text_document.idx").open("wb") as file:
+            file.write(b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + b"\x08")
+            file.write(np.array([len(sizes), len(sizes) + 1], "<u8").tobytes() + sizes.tobytes())
+            file.write(((sizes.astype(np.int64).cumsum() - sizes) * 2).tobytes())
+            file.write(np.arange(len(sizes) + 1, dtype=np.int64).tobytes())
+        return len(flat)
+
+    return work
+
+
+def datasets_map(corpus: Path, tokenizer: Path, output: Path) -> Work:
+    """`run_clm` of transformers' examples: map the tokenizer over the text, then group_texts."""
+    import datasets
+    from transformers import PreTrainedTokenizerFast
+
+    datasets.disable_progress_bars()
+    encoder = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
+
+    def group(batch: dict[str, list]) -> dict[str, list]:
+        joined: list[int] = list(chain.from_iterable(batch["input_ids"]))
+        whole = len(joined) // LENGTH * LENGTH
+        rows = [joined[start : start + LENGTH] for start in range(0, whole, LENGTH)]
+        return {"input_ids": rows, "labels": [row.copy() for row in rows]}
+
+    def tokenize(batch: dict[str, list]) -> dict[str, list]:
+        ids = encoder(batch["text"], add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        return {"input_ids": [[*document, 0] for document in ids]}
+
+    def work() -> int:
+        text: Any = datasets.load_dataset(
+            "json", data_files=str(corpus), split="train", cache_dir=str(output / "cache")
+        )
+        tokens = text.map(tokenize, batched=True, num_proc=2, remove_columns=["text"])
+        rows = tokens.map(group, batched=True, num_proc=2)
+        rows.save_to_disk(str(output / "rows"))
+        shutil.rmtree(output / "cache")
+        return len(rows) * LENGTH
+
+    return work
+
+
+def datatrove(corpus: Path, tokenizer: Path, output: Path) -> Work:
+    executor: Any = import_module("datatrove.executor")
+    readers: Any = import_module("datatrove.pipeline.readers")
+    writers: Any = import_module("datatrove.pipeline.tokens")
+
+    def work() -> int:
+        reader = readers.JsonlReader(str(corpus.parent), glob_pattern=corpus.name)
+        writer = writers.DocumentTokenizer(
+            str(output / "tokens"),
+            tokenizer_name_or_path=str(tokenizer),
+            eos_token="<|endoftext|>",
+            shuffle_documents=False,
+        )
+        executor.LocalPipelineExecutor([reader, writer], tasks=1, logging_dir=str(output / "logs")).run()
+        return sum(path.stat().st_size for path in (output / "tokens").rglob("*.ds")) // 2
+
+    return work
+
+
+class Encoded:
+    """The ids of each line's text, for `litdata`, which sends its function to other processes."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        self.tokenizer, self.encoder = str(tokenizer), cast(Any, None)  # opened in the process that uses it
+
+    def __call__(self, lines: list[str]) -> Any:
+        import torch
+        from tokenizers import Tokenizer
+
+        self.encoder = self.encoder or Tokenizer.from_file(self.tokenizer)
+        for line in lines:
+            ids = self.encoder.encode(json.loads(line)["text"], add_special_tokens=False).ids
+            yield torch.tensor([*ids, 0], dtype=torch.int32)
+
+
+def litdata(corpus: Path, tokenizer: Path, output: Path) -> Work:
+    library: Any = import_module("litdata")
+
+    def work() -> int:
+        lines = corpus.read_text(encoding="utf-8").split("\n")[:-1]
+        loader = library.TokensLoader(block_size=LENGTH)
+        rows = str(output / "rows")
+        library.optimize(
+            Encoded(tokenizer),
+            [lines[::2], lines[1::2]],
+            output_dir=rows,
+            chunk_size=LENGTH * 8012,
+            num_workers=2,
+            item_loader=loader,
+        )
+        return sum(path.stat().st_size for path in (output / "rows").rglob("*.bin")) // 4
+
+    return work
+
+
+PROGRAMS: dict[str, tuple[str | None, Callable[..., Work], tuple[Any, ...]]] = {
+    "ours, gigatoken": ("gigatoken", ours, ("gigatoken",)),
+    "megatron-fast": ("gigatoken", megatron_fast, ()),
+    "ours, fastokens": ("fastokens", ours, ("fastokens",)),
+    "encode": ("gigatoken", encode, ()),
+    "ours, unchanged": ("gigatoken", again, ()),
+    "ours, tokenizers": (None, ours, ("tokenizers",)),
+    "datasets.map": ("transformers", datasets_map, ()),
+    "datatrove": ("datatrove", datatrove, ()),
+    "litdata": ("litdata", litdata, ()),
+}
+
+
+def _texts(corpus: Path) -> list[str]:
+    with corpus.open(encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+def write_corpus(file: Path, size: int) -> None:
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    lines: dict[str, None] = {}
+    found = 0
+    for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
+        try:
+            line = json.dumps({"text": path.read_text(encoding="utf-8")}, ensure_ascii=False)
+        except (UnicodeDecodeError, OSError):
+            continue
+        if line not in lines:
+            lines[line], found = None, found + len(line)
+        if found >= size:
+            break
+    with file.open("w", encoding="utf-8") as target:
+        written = 0
+        while written < size:
+            for line in lines:
+                target.write(line + "\n")
+                written += len(line)
+                if written >= size:
+                    return
+
+
+def child(name: str, corpus: Path, tokenizer: Path) -> None:
+    """One program in this process: its measures as a line of JSON, the last of stdout."""
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="preparation-") as folder:
+        _, prepare, more = PROGRAMS[name]
+        work = prepare(corpus, tokenizer, Path(folder), *more)
+        started, cpu = time.perf_counter(), _cpu()
+        tokens = work()
+        wall, cpu = time.perf_counter() - started, _cpu() - cpu
+        files = [path for path in Path(folder).rglob("*") if path.suffix in DATA and path.name != "token_bytes.npy"]
+        written = sum(path.stat().st_size for path in files)
+        peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    measures = {
+        "start_seconds": started - begun,
+        "work_seconds": wall,
+        "cpu_seconds": cpu,
+        "peak_megabytes": peak / 1024,
+    }
+    print(json.dumps(measures | {"tokens": tokens, "bytes_a_token": written / tokens}))
+
+
+def _cpu() -> float:
+    return sum(
+        use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=118)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=[*PROGRAMS])
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "preparation.json")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return child(options.child, options.corpus, options.tokenizer)
+    with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
+        corpus, tokenizer = (
+            options.corpus or Path(folder) / "corpus.jsonl",
+            options.tokenizer or Path(folder) / "tokenizer.json",
+        )
+        if not options.corpus:
+            write_corpus(corpus, options.megabytes * 1_000_000)
+        if not options.tokenizer:
+            from tasks.preprocess.tokenizers import train_bpe
+
+            train_bpe(_texts(corpus)[::8], 32768, 2).save(str(tokenizer))
+        found: dict[str, list[dict[str, float]]] = {}
+        for _ in range(options.rounds):
+            for name in options.only:
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--child",
+                    name,
+                    "--corpus",
+                    str(corpus),
+                    "--tokenizer",
+                    str(tokenizer),
+                ]
+                environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
+                ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+                try:
+                    measures = json.loads(ended.stdout.splitlines()[-1])
+                except (IndexError, ValueError):
+                    print(
+                        f"{name}: does not run here ({(ended.stderr.splitlines() or ['no message'])[-1]})", flush=True
+                    )
+                    continue
+                found.setdefault(name, []).append(measures)
+                print(f"{name:18}" + " ".join(f"{key}={value:.4g}" for key, value in measures.items()), flush=True)
+        size = corpus.stat().st_size
+    versions = {}
+    for package in ("gigatoken", "fastokens", "tokenizers", "datasets", "datatrove", "litdata", "orjson"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    medians = {
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()
+    }
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_at_the_end": os.getloadavg()}
+    stored = {"corpus_bytes": size, "machine": machine, "versions": versions, "medians": medians, "runs": found}
+    options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Random batches of rows and packing: ours and peers', on one CPU, in one process.
+
+    python benchmarks/reader.py [--tokens 20000000] [--rounds 5] [--output benchmarks/results/reader.json]
+
+Reading: batches of 16 random `concat` rows of 2,048 tokens from a dataset of made-up tokens, tokens alone, int64; `datasets` gives the
+same rows written out (its torch format, by a list of 16 indices). Packing: `best_fit` of log-normal document lengths into rows of 2,048,
+against TRL's "bfd_split" (which writes the rows, too) where trl is installed. Nanoseconds of CPU time a token or document; the rounds
+alternate, and their medians count.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.artifacts import commit
+from tasks.preprocess.packing import costs_packed, pack
+from tasks.preprocess.reader import TokenReader
+from tasks.preprocess.tables import build_table
+from tasks.preprocess.tokens import describe_split, write_shard
+
+LENGTH, BATCH, DOCUMENTS = 2048, 16, 20_000
+
+
+def made_up(folder: Path, tokens: int) -> TokenReader:
+    """A dataset of random tokens, without a text behind it."""
+    choose = np.random.default_rng(1)
+    facts = {}
+    for split, count in (("train", tokens), ("validation", 10 * LENGTH)):
+        (folder / split).mkdir(parents=True)
+        values = choose.integers(1, 32768, count).astype(np.uint16)
+        lengths = np.full(count // LENGTH, LENGTH)
+        write_shard(folder / split / "data-00000.arrow", values[: lengths.sum()], lengths.tolist())
+        shard = {"file": f"{split}/data-00000.arrow", "documents": len(lengths), "tokens": int(lengths.sum())}
+        facts[split] = describe_split(folder / split, 32768, 0, [shard])
+        table = build_table({"": lengths}, "concat", LENGTH)
+        (folder / "chunks").mkdir(exist_ok=True)
+        np.save(folder / f"{split}.rows.npy", table.arrays["rows"])
+    staged = folder.with_name("rows")
+    staged.mkdir()
+    for split in facts:
+        (folder / f"{split}.rows.npy").rename(staged / f"{split}.rows.npy")
+    commit(folder, folder.with_name("dataset"), "dataset", 1, {}, {"dtype": "uint16", "eos_id": 0} | facts)
+    commit(staged, folder.with_name("dataset") / "chunks" / "k", "chunks", 1, {}, {"sequence_length": LENGTH})
+    return TokenReader(folder.with_name("dataset"), "k", "train")
+
+
+def rows_of_datasets(reader: TokenReader, folder: Path) -> Any:
+    """The same rows as `datasets` reads them."""
+    import datasets
+
+    rows = reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16)
+    table = pa.table({"input_ids": pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), LENGTH)})
+    datasets.Dataset(table).save_to_disk(str(folder))
+    return datasets.load_from_disk(str(folder)).with_format("torch")
+
+
+def nanoseconds(work: Callable[[], object], units: int) -> float:
+    started = time.process_time_ns()
+    work()
+    return (time.process_time_ns() - started) / units
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=20_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "reader.json")
+    options = parser.parse_args()
+    choose = np.random.default_rng(0)
+    lengths = np.maximum(2, choose.lognormal(6, 1.2, DOCUMENTS)).astype(np.int64)
+    with tempfile.TemporaryDirectory(prefix="reader-") as folder:
+        reader = made_up(Path(folder) / "made", options.tokens)
+        theirs = rows_of_datasets(reader, Path(folder) / "theirs")
+        batches = [choose.integers(0, len(reader), BATCH) for _ in range(200)]
+        few = batches[:20]
+        works: dict[str, tuple[Callable[[], object], int]] = {
+            "read, ours": (lambda: [reader.gather(rows) for rows in batches], len(batches) * BATCH * LENGTH),
+            "read, datasets": (lambda: [theirs[rows.tolist()] for rows in few], len(few) * BATCH * LENGTH),
+            "best_fit, ours": (lambda: pack(lengths, LENGTH, "best_fit"), DOCUMENTS),
+        }
+        try:
+            from datasets import Dataset
+
+            trl: Any = import_module("trl.data_utils")
+
+            listed = Dataset.from_dict({"input_ids": [[1] * int(length) for length in lengths]})
+            works["best_fit, trl"] = (
+                lambda: trl.pack_dataset(listed, LENGTH + 1, "bfd_split", {"load_from_cache_file": False}),
+                DOCUMENTS,
+            )
+        except ImportError:
+            print("trl is not installed; its packing is left out")
+        found: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(options.rounds):
+            for name, (work, units) in works.items():
+                found[name].append(nanoseconds(work, units))
+    packed = pack(lengths, LENGTH, "best_fit")
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    costs = costs_packed(packed, lengths, LENGTH)
+    for name, median in medians.items():
+        print(f"{name:16} {median:.3g} ns ({min(found[name]):.3g} … {max(found[name]):.3g})")
+    print(costs)
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_at_the_end": os.getloadavg()}
+    stored = {"machine": machine, "datasets": version("datasets"), "medians": medians, "runs": found, "best_fit": costs}
+    options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
