@@ -137,7 +137,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     profiler = Profiler(run_dir / "profile", train["profile_steps"], ranks.rank)
     same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
     evaluation_due, save_due = Every(train["eval_every"], at, ranks), Every(train["save_every"], at, ranks)
-    save_time, stopping = 0.0, False
+    save_time, report_time, stopping = 0.0, 0.0, False
     heart.sample_rows = lambda: batches.rows(at.samples).tolist()
 
     def following(samples: int) -> int:
@@ -177,6 +177,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             note_update(result, overflow, skips, spikes, partial(batches.rows, first_sample))
             step_time, write_time = time.perf_counter() - started, saver.poll()
             profiler.after(at.step, stopping or at.step >= train["max_steps"])
+            reporting = time.perf_counter()
             record = {
                 "step": at.step,
                 "loss": None if result.skipped else result.loss,
@@ -196,12 +197,14 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     "data_time": data_time,
                     "save_time": save_time,
                     "save_write_time": write_time,
+                    "report_time": report_time,  # of the step before, as save_time is
                     "tokens_per_second": targets / step_time,
                     "flops_per_second": flops * targets / step_time,
                     "mfu": flops * targets / step_time / ceiling,
                     "memory_peak": memory_peak(),
                 }
                 metrics.train(record | timing | {"goodput": heart.ledger.spent() if heart.ledger else {}})
+            report_time = time.perf_counter() - reporting
 
             last, save_time = at.step >= train["max_steps"], 0.0
             if evaluation_due.due(at) or last:

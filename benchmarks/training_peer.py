@@ -1,0 +1,248 @@
+"""One contestant of benchmarks/training.py: python training_peer.py NAME ORDER, then a line on standard input before each turn."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from configs.schema import TrainingConfig
+from model.config import LlamaConfig
+from model.flops import flops_per_token
+from model.hf import config_to_hf
+from model.llama import Llama
+from tasks.train.worker.ceiling import matmul_ceiling
+from tasks.train.worker.compiling import compile_if_it_agrees
+from tasks.train.worker.optimizer import build_optimizer
+from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.step import accumulate, train_step
+from tasks.train.worker.strategy import LossModule
+
+ROWS, LENGTH, RATE = 4, 512, 1e-3
+SIZES = {"s": (256, 768, 6, 8, 4), "m": (512, 1408, 8, 8, 4)}
+Step = Callable[[torch.Tensor], torch.Tensor | float]  # rows [4, 513] of tokens to the loss before the update
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+class Turns:
+    """Waits for its turn, and says what it took."""
+
+    def __init__(self, order: dict[str, Any], config: LlamaConfig) -> None:
+        self.order, self.flops, self.losses = order, flops_per_token(config, LENGTH), []
+        self.ceiling = 0.0
+
+    def begin(self) -> None:
+        sys.stdin.readline()
+        self.ceiling = matmul_ceiling(torch.device("cpu"), torch.bfloat16)
+        self.losses, self.wall, self.cpu = [], time.perf_counter(), time.process_time()
+
+    def end(self, then: Callable[[], dict[str, Any]] = dict) -> None:
+        """Says what the turn took, and what `then` finds out after it."""
+        took = {"wall": time.perf_counter() - self.wall, "cpu": time.process_time() - self.cpu, "losses": self.losses}
+        known = {"ceiling": self.ceiling, "tokens": ROWS * LENGTH, "flops_per_token": self.flops}
+        print(json.dumps(took | known | then()), flush=True)
+
+
+def batch_of(number: int, vocabulary: int) -> torch.Tensor:
+    """The rows of step `number`, the same for all; frequent tokens are few, as in a text."""
+    generator = torch.Generator().manual_seed(number)
+    return (torch.rand(ROWS, LENGTH + 1, generator=generator) ** 4 * vocabulary).long()
+
+
+def take_turns(step: Step, turns: Turns) -> None:
+    order, number = turns.order, 0
+    for turn in range(order["turns"]):
+        turns.begin()
+        for _ in range(order["steps"]):
+            turns.losses.append(float(step(batch_of(number, order["vocabulary"]))))
+            number += 1
+        last = turn == order["turns"] - 1
+        turns.end(lambda: {"profile": profile_of(step, batch_of(0, order["vocabulary"]))} if last else {})  # noqa: B023
+
+
+def profile_of(step: Step, rows: torch.Tensor) -> dict[str, float]:
+    """Share of a further step's own processor time of each of the twelve costliest functions."""
+    with torch.profiler.profile() as profiler:
+        step(rows)
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
+    return {event.key[:60]: event.self_cpu_time_total / total for event in events[:12]}
+
+
+def plain(module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> Step:
+    """The loop that tutorials have, with torch's own defaults."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def step(rows: torch.Tensor) -> float:
+        with autocast():
+            loss = loss_of(rows)
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
+    """The workers' own step, with the settings that environment.tune=full arrives at."""
+    one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update(one)
+    ranks, module = Ranks("cpu", "gloo"), LossModule(model)
+    model.loss_chunk = 0 if compiled or order["vocabulary"] * ROWS * LENGTH * 4 < 32 * 2**20 else 256
+    train = TrainingConfig(learning_rate=RATE, weight_decay=0.0).model_dump()
+    optimizer = build_optimizer(model, train)
+
+    def parts(rows: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        return [(rows[:, :-1], rows[:, 1:])]
+
+    def first_batch() -> float:
+        return accumulate(module, parts(batch_of(0, order["vocabulary"])), ROWS * LENGTH, ranks, autocast()).item()
+
+    if compiled:
+        run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}"
+        run.mkdir(parents=True, exist_ok=True)
+        if compile_if_it_agrees(module, "whole", "bf16", first_batch, ranks, run) is None:
+            raise RuntimeError((run / "compile.json").read_text(encoding="utf-8"))
+
+    def step(rows: torch.Tensor) -> float:
+        result = train_step(module, optimizer, parts(rows), ROWS * LENGTH, 1.0, ranks, autocast(), lambda: False)
+        return result.loss
+
+    return step
+
+
+def litgpt(model: Llama, config: LlamaConfig, order: dict[str, Any]) -> Step:
+    sys.path.append(order["litgpt"])
+    from litgpt.config import Config
+    from litgpt.model import GPT
+    from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
+    from litgpt.utils import chunked_cross_entropy
+
+    theirs = GPT(
+        Config(
+            block_size=LENGTH,
+            vocab_size=config.vocab_size,
+            padded_vocab_size=config.vocab_size,
+            n_layer=config.num_hidden_layers,
+            n_head=config.num_attention_heads,
+            n_query_groups=config.num_key_value_heads,
+            n_embd=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            norm_eps=config.rms_norm_eps,
+            rotary_percentage=1.0,
+            parallel_residual=False,
+            bias=False,
+            norm_class_name="RMSNorm",
+            mlp_class_name="LLaMAMLP",
+        )
+    )
+    weights: dict[str, Any] = {}
+    copy_weights_hf_llama(theirs.config, {}, weights, dict(model.state_dict()))
+    theirs.load_state_dict({name: value.clone() for name, value in weights.items()})
+    return plain(theirs, lambda rows: chunked_cross_entropy(theirs(rows[:, :-1]), rows[:, 1:], chunk_size=128))
+
+
+def transformers_model(model: Llama, config: LlamaConfig) -> Any:
+    import transformers
+
+    settings = transformers.LlamaConfig(**{**config_to_hf(config), "torch_dtype": "float32"})
+    theirs = transformers.LlamaForCausalLM(settings)
+    theirs.load_state_dict(model.state_dict())
+    return theirs.train()
+
+
+def trainer(theirs: Any, turns: Turns) -> None:
+    """Trainer's own loop, which waits for its turn between steps."""
+    import transformers
+
+    order = turns.order
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return ROWS * order["steps"] * order["turns"]
+
+        def __getitem__(self, at: int) -> dict[str, torch.Tensor]:
+            row = batch_of(at // ROWS, order["vocabulary"])[at % ROWS]
+            # Trainer's model shifts labels itself; the last token is only ever a label
+            return {"input_ids": row[:-1], "shift_labels": row[1:], "labels": row[:-1]}
+
+    class Waiting(transformers.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step % order["steps"] == 0:
+                turns.begin()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step % order["steps"] == 0:
+                turns.losses = losses[-order["steps"] :]
+                turns.end()
+
+    losses: list[float] = []
+
+    class Noting(transformers.Trainer):
+        def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
+            loss = super().training_step(*arguments, **named)
+            losses.append(float(loss))
+            return loss
+
+        def _get_train_sampler(self, *_: Any) -> torch.utils.data.Sampler:
+            return torch.utils.data.SequentialSampler(Rows())
+
+    settings = transformers.TrainingArguments(
+        output_dir=f"{order['home']}/trainer",
+        max_steps=order["steps"] * order["turns"],
+        per_device_train_batch_size=ROWS,
+        learning_rate=RATE,
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        bf16=True,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    Noting(theirs, settings, train_dataset=Rows(), callbacks=[Waiting()]).train()
+
+
+def main() -> None:
+    name, order = sys.argv[1], json.loads(sys.argv[2])
+    torch.set_num_threads(order["threads"])
+    hidden, inner, layers, heads, kv = SIZES[order["size"]]
+    config = LlamaConfig(order["vocabulary"], hidden, inner, layers, heads, kv, LENGTH, tie_word_embeddings=False)
+    torch.manual_seed(1)
+    model, turns = Llama(config, "blocked" if name.startswith("ours") else "sdpa"), Turns(order, config)
+    if name == "trainer":
+        trainer(transformers_model(model, config), turns)
+    elif name == "transformers":
+        theirs = transformers_model(model, config)
+        # `labels` asks for the loss, `shift_labels` are those already one token ahead
+        take_turns(
+            plain(
+                theirs,
+                lambda rows: theirs(rows[:, :-1], labels=rows[:, :-1], shift_labels=rows[:, 1:].contiguous()).loss,
+            ),
+            turns,
+        )
+    elif name == "litgpt":
+        take_turns(litgpt(model, config, order), turns)
+    elif name == "plain loop":
+        take_turns(plain(model, lambda rows: model.loss(rows[:, :-1], rows[:, 1:])[0] / (ROWS * LENGTH)), turns)
+    else:
+        take_turns(ours(model, order, compiled=name == "ours compiled"), turns)
+
+
+if __name__ == "__main__":
+    main()
