@@ -6,6 +6,7 @@ import sys
 import time
 
 LINES_APART = 2.0  # seconds between the plain lines of one stage's progress
+BLOCKS, SPARKS = "▁▂▃▄▅▆▇█", 16
 
 
 class PlainHandler(logging.Handler):
@@ -48,10 +49,14 @@ class BarHandler(logging.Handler):
         ]
         self.progress = Progress(*columns, console=console)
         self.bars: dict[str, tuple] = {}
+        self.losses: dict[int, tuple[float, int]] = {}  # of each of SPARKS parts of the run: their sum and number
+        self.saved = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             reported = getattr(record, "progress", None)
+            if (step := getattr(record, "checkpoint", None)) is not None:
+                self.saved = f"  saved at {step:,}"
             if reported is not None:
                 self._move(record, reported)
             elif record.levelno >= self.lines_from:
@@ -71,12 +76,25 @@ class BarHandler(logging.Handler):
         if self.bars.get(stage, (None, None))[1] != kind:  # another piece of work of the same stage
             self.progress.start()
             self.bars[stage] = (self.progress.add_task("", total=reported["total"], stage=stage), kind)
-        bar = self.bars[stage][0]
-        self.progress.update(bar, completed=reported["done"], description=words(record))
+        bar, shown = self.bars[stage][0], words(record)
+        if "loss" in reported:
+            if reported["loss"] is not None:
+                part = min(SPARKS - 1, reported["done"] * SPARKS // reported["total"])
+                total, count = self.losses.get(part, (0.0, 0))
+                self.losses[part] = (total + reported["loss"], count + 1)
+            shown = f"{shown}  {sparkline([total / count for total, count in self.losses.values()])}{self.saved}"
+        self.progress.update(bar, completed=reported["done"], description=shown)
 
     def close(self) -> None:
         self.progress.stop()
         super().close()
+
+
+def sparkline(values: list[float]) -> str:
+    """A block for each value, from the least to the greatest of them."""
+    least = min(values, default=0.0)
+    spread = (max(values, default=0.0) - least) or 1.0
+    return "".join(BLOCKS[round((value - least) / spread * (len(BLOCKS) - 1))] for value in values)
 
 
 def stage_of(record: logging.LogRecord) -> str:

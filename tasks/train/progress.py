@@ -22,8 +22,10 @@ class Progress:
             if record["kind"] == "train":
                 loss = "not finite, update left out" if record["loss"] is None else f"{record['loss']:.4f}"
                 speed = f"{record['tokens_per_second']:,.0f} tokens/s"
+                if (mfu := record.get("mfu")) is not None:
+                    speed += f"  MFU {mfu:.1%}"
                 text = f"step {record['step']}/{self.max_steps}  loss {loss}  {speed}"
-                progress = {"done": record["step"], "total": self.max_steps, "unit": "steps"}
+                progress = {"done": record["step"], "total": self.max_steps, "unit": "steps", "loss": record["loss"]}
                 whole = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
                 log.log(logging.INFO if whole else logging.DEBUG, text, extra={"progress": progress})
             elif record["loss"] is None:
@@ -52,4 +54,4 @@ class Progress:
         pointer = self.run.checkpoints / "latest"
         if pointer.is_symlink() and (step := checkpoints.step_of(pointer.readlink())) > self.checkpoint_step:
             self.checkpoint_step = step
-            log.info("checkpoint committed at step %d", step)
+            log.info("checkpoint committed at step %d", step, extra={"checkpoint": step})

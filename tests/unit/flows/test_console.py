@@ -80,3 +80,29 @@ def test_summary():
     assert "4.33 ABOVE it" in console.summary_text(summary | {"unigram_entropy_bits": 0.0})
     unmeasured = {"validation_loss": None, "validation_bits_per_token": None, "bits_per_byte": None}
     assert "not finite" in console.summary_text(summary | unmeasured)
+
+
+def test_losses_as_blocks():
+    assert console.sparkline([]) == "" and console.sparkline([3.0, 3.0]) == "▁▁"
+    assert console.sparkline([8.0, 4.0, 1.0]) == "█▄▁"
+
+
+def test_a_bar_shows_the_loss_of_the_whole_run_and_the_newest_checkpoint():
+    handler = console.BarHandler(logging.INFO)
+    try:
+        for step in range(1, 1001):
+            handler.emit(record(f"step {step}", progress={"done": step, "total": 1000, "unit": "", "loss": -step}))
+            if step == 600:
+                handler.emit(record("checkpoint committed at step 600", checkpoint=600))
+        shown = handler.progress.tasks[0].description
+        assert len(handler.losses) == console.SPARKS == sum(map(shown.count, console.BLOCKS))
+        assert "█" in shown.split("▁")[0] and shown.endswith("saved at 600")
+        handler.emit(record("step", progress={"done": 1000, "total": 1000, "unit": "", "loss": None}))
+    finally:
+        handler.close()
+
+
+def record(message: str, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("infini_llama.train", logging.INFO, "", 0, message, (), None)
+    made.__dict__ |= extra
+    return made
