@@ -259,6 +259,26 @@ def inspect(arguments: Namespace) -> Answer:
     return record, text
 
 
+def init(arguments: Namespace) -> Answer:
+    from flows.beginning import write_beginning
+    from flows.inspection import as_text
+
+    files, attention = arguments.files, arguments.attention
+    if not files:
+        if not sys.stdin.isatty():
+            raise ConfigError("init does not know where your text is; name it with --files PATH.")
+        files = [_ask("Where is your text (a folder, file or glob)?", "texts")]
+        attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
+    output = Path(arguments.output)
+    record = write_beginning(output, files, output.stem, attention or "softmax", _home())
+    return record, as_text(record) + f"\n\nread it, then: infini-llama run {output}"
+
+
+def _ask(question: str, default: str) -> str:
+    print(f"{question} [{default}] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() or default
+
+
 def completion(arguments: Namespace) -> Answer:
     import shtab
 

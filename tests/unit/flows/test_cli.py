@@ -213,6 +213,21 @@ def test_completion_knows_every_command(tmp_path, shell):
         assert word in result.stdout
 
 
+def test_init_writes_what_run_can_read(texts):
+    done = command("init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json", cwd=texts)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["files"] == 40 and record["steps"] == 200
+    small = ["data.sequence_length=16", "model.segment_length=4", "data.tokenizer.vocab_size=300"]
+    built = command("preprocess", "my.yaml", *small, cwd=texts)
+    assert built.returncode == 0, built.stderr
+    again = command("init", "my.yaml", "--files", "*.txt", cwd=texts)
+    assert again.returncode == 64 and "my.yaml exists already" in said(again)
+    silent = command("init", "other.yaml", cwd=texts)
+    assert silent.returncode == 64 and "name it with --files PATH" in said(silent)
+    assert command("init", "other.yaml", "--files", "nothing", cwd=texts).returncode == 65
+
+
 def test_a_home_without_runs(texts):
     for words, said_there in ((["runs"], "no run in"), (["gc"], "nothing to remove")):
         result = command(*words, cwd=texts)
