@@ -123,10 +123,10 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
 
 def litgpt(model: Llama, config: LlamaConfig, order: dict[str, Any]) -> Step:
     sys.path.append(order["litgpt"])
-    from litgpt.config import Config
-    from litgpt.model import GPT
-    from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
-    from litgpt.utils import chunked_cross_entropy
+    from litgpt.config import Config  # pyright: ignore[reportMissingImports]
+    from litgpt.model import GPT  # pyright: ignore[reportMissingImports]
+    from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama  # pyright: ignore[reportMissingImports]
+    from litgpt.utils import chunked_cross_entropy  # pyright: ignore[reportMissingImports]
 
     theirs = GPT(
         Config(
@@ -194,7 +194,7 @@ def trainer(theirs: Any, turns: Turns) -> None:
             losses.append(float(loss))
             return loss
 
-        def _get_train_sampler(self, *_: Any) -> torch.utils.data.Sampler:
+        def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
             return torch.utils.data.SequentialSampler(Rows())
 
     settings = transformers.TrainingArguments(

@@ -178,6 +178,7 @@ def build_parser() -> Parser:
     init.add_argument("--attention", choices=["softmax", "infini"], help="infini: with a memory (default: softmax)")
     completion = command("completion", "a script that completes commands and options in your shell")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
+    completion.set_defaults(parser=parser)
     command("runs", "every run there is: state, step, losses, age, size")
     gc = command("gc", "what is temporary, abandoned or old; --yes removes it, and never what a run resumes from")
     gc.add_argument("--yes", action="store_true", help="remove it; without this it is only listed")

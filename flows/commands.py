@@ -282,9 +282,7 @@ def _ask(question: str, default: str) -> str:
 def completion(arguments: Namespace) -> Answer:
     import shtab
 
-    from flows.cli import build_parser
-
-    script = shtab.complete(build_parser(), arguments.shell)
+    script = shtab.complete(arguments.parser, arguments.shell)
     return {"shell": arguments.shell, "script": script}, script
 
 

@@ -88,7 +88,7 @@ def passkey_text(record: dict) -> str:
 
 def runs_text(runs: list[dict]) -> str:
     """Every run in a line, ages and sizes with units."""
-    from tasks.report.page import in_bytes, in_time
+    from tasks.wording import in_bytes, in_time
 
     rows = [
         {
@@ -107,7 +107,7 @@ def runs_text(runs: list[dict]) -> str:
 
 def leftovers_text(record: dict) -> str:
     """What `gc` found, and what it did or would do."""
-    from tasks.report.page import in_bytes
+    from tasks.wording import in_bytes
 
     files = [file | {"bytes": in_bytes(file["bytes"])} for file in record["files"]]
     tables = {"left over": files, "in use and kept": record["in_use"]}

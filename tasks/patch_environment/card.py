@@ -2,7 +2,7 @@
 
 from tasks.cards import cell, table
 from tasks.patch_environment.finding import SEVERITIES
-from tasks.report.page import in_bytes
+from tasks.wording import in_bytes
 
 
 def card(record: dict, findings: list[dict]) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tasks.cards import cell, table, text_block
-from tasks.report.page import in_bytes
+from tasks.wording import in_bytes
 
 LENGTHS = ("shortest", "p5", "median", "p95", "longest")
 

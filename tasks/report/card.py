@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tasks.cards import cell, table, text_block
 from tasks.report.charts import save_picture
-from tasks.report.page import in_bytes, in_time, shown
 from tasks.report.record import RunRecord
 from tasks.report.run import headline, loss_chart
+from tasks.wording import in_bytes, in_time, shown
 
 SHOWN_ATTEMPTS = 20
 

@@ -11,6 +11,7 @@ from tasks.preprocess.reader import TokenReader, document_lengths, map_list
 from tasks.preprocess.summary import describe
 from tasks.report import page
 from tasks.report.charts import Chart, Curve, figures
+from tasks.wording import in_bytes
 
 MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
 BINS, COMMON = 40, 24
@@ -31,7 +32,7 @@ def dataset_page(path: Path) -> str:
     headline = {
         "documents": f"{sum(split['documents'] for split in splits.values()):,}",
         "tokens": f"{sum(split['tokens'] for split in splits.values()):,}",
-        "of text": page.in_bytes(sum(split["bytes"] for split in splits.values())),
+        "of text": in_bytes(sum(split["bytes"] for split in splits.values())),
         "bytes a token": f"{train['bytes_per_token']:.2f}",
         "vocabulary": f"{record['vocab_size']:,}",
         "training rows": ", ".join(f"{count:,}" for count in rows.values()) or "none",
@@ -149,7 +150,7 @@ def _tokens(path: Path, counts: np.ndarray) -> list[str]:
 
 def _source(record: dict[str, Any]) -> dict[str, Any]:
     names = ("path", "source", "licence", "created", "dtype", "digest")
-    return {name: record[name] for name in names} | {"on disk": page.in_bytes(record["bytes_on_disk"])}
+    return {name: record[name] for name in names} | {"on disk": in_bytes(record["bytes_on_disk"])}
 
 
 def _worded(values: dict[str, Any]) -> dict[str, Any]:

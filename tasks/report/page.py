@@ -1,8 +1,10 @@
 """One HTML page in one file: its frame, sections, tables and bars. No script, and nothing from the network."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from tasks.wording import shown
 
 # The eight colours stay apart for colour-blind readers, on both grounds.
 LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#008300", "#4a3aa7", "#e34948")
@@ -135,40 +137,6 @@ def details(title: str, inside: str) -> str:
 
 def preformatted(value: str) -> str:
     return f"<pre>{text(value)}</pre>"
-
-
-def shown(value: Any) -> str:
-    """A value as people write it."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={shown(item)}" for key, item in value.items())
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(shown(item) for item in value) or "nothing"
-    return str(value)
-
-
-def in_bytes(size: float) -> str:
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"
-
-
-def in_time(seconds: float) -> str:
-    """Seconds in the two largest units that matter, for example 3 h 20 min."""
-    rest, found = round(seconds), []
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, rest = divmod(rest, length)
-        if count or (unit == "s" and not found):
-            found.append(f"{count} {unit}")
-    return " ".join(found[:2])
 
 
 def _number(value: Any) -> bool:

@@ -11,6 +11,7 @@ from tasks.artifacts import write_atomic
 from tasks.report import page
 from tasks.report.charts import Chart, Curve, figures, save_picture
 from tasks.report.record import RunRecord
+from tasks.wording import in_bytes, in_time, shown
 
 BITS = 1.4426950408889634  # in a nat
 MOST_VALIDATIONS = 40
@@ -71,7 +72,7 @@ def headline(run: RunRecord) -> dict[str, str]:
             found["MFU"] = f"{mfu:.1%}"
     if run.goodput["wall"]:
         found["goodput"] = f"{run.goodput['share']:.1%}"
-        found["since the first attempt"] = page.in_time(run.goodput["wall"])
+        found["since the first attempt"] = in_time(run.goodput["wall"])
     return found
 
 
@@ -168,7 +169,7 @@ def _evaluations(run: RunRecord) -> list[str]:
                 found += depths.values()
             else:
                 kept = {key.replace("_", " "): record[name][key] for key in ("loss", "perplexity", "bits_per_byte")}
-                rows.append(about | kept | {"text": page.shown(record["text"])})
+                rows.append(about | kept | {"text": shown(record["text"])})
     heading = "<h3>Passkey: numbers found, by length and depth</h3>" if found else ""
     return [page.table(rows), heading, page.table(found)]
 
@@ -200,7 +201,7 @@ def data_card(run: RunRecord) -> dict[str, Any]:
     def counts(split: str) -> str:
         there = content[split]
         return (
-            f"{there['documents']:,} documents, {page.in_bytes(there['bytes'])} of text, {there['tokens']:,} tokens, "
+            f"{there['documents']:,} documents, {in_bytes(there['bytes'])} of text, {there['tokens']:,} tokens, "
             f"{rows['content']['rows'][split]:,} rows"
         )
 
@@ -262,7 +263,7 @@ def _environment(run: RunRecord) -> list[str]:
         "machine": f"{facts.get('host', '')}, {facts.get('platform', '')}",
         "CPU": f"{cpu.get('model', '')}, {facts.get('cores', '?')} usable core(s)",
         "GPUs": [gpu.get("name", "?") if isinstance(gpu, dict) else gpu for gpu in facts.get("gpus", [])],
-        "memory": page.in_bytes(memory["total"]) if memory.get("total") else None,
+        "memory": in_bytes(memory["total"]) if memory.get("total") else None,
         "Python": facts.get("python"),
     }
     settings = _worded({name: value for name, value in plan.items() if not isinstance(value, dict | list)})
@@ -280,7 +281,7 @@ def _checkpoints(run: RunRecord) -> list[dict[str, Any]]:
         {
             "checkpoint": one["name"],
             "validation loss": one["validation_loss"],
-            "size": page.in_bytes(one["bytes"]),
+            "size": in_bytes(one["bytes"]),
             "": one["is"],
         }
         for one in run.checkpoints
@@ -293,7 +294,7 @@ def _attempts(run: RunRecord) -> list[dict[str, Any]]:
             "attempt": record["attempt"],
             "from step": record.get("from_step"),
             "newest checkpoint": record.get("checkpoint_step"),
-            "took": page.in_time(record["seconds"]) if "seconds" in record else None,
+            "took": in_time(record["seconds"]) if "seconds" in record else None,
             "end": f"{record['kind']} ({record['code']})",
             "": record["message"],
         }

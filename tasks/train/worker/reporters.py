@@ -59,7 +59,7 @@ class WeightsAndBiases:
 
     def __init__(self, run_dir: Path, config: dict) -> None:
         try:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError(
                 "train.report_to has wandb, but it is not installed; run pip install 'infini-llama[wandb]', or take it out."
@@ -89,7 +89,7 @@ class WeightsAndBiases:
         self._add(dict(values), step)
 
     def texts(self, name: str, texts: list[str], step: int) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         table = wandb.Table(columns=["text"], data=[[text] for text in texts])
         self._add({name: table}, step)
