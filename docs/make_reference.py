@@ -1,5 +1,6 @@
 """Writes docs/configuration.md, the reference of every key, from the schema: `python docs/make_reference.py`."""
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -22,7 +23,8 @@ This page is made from the schema (`configs/schema/`) by `python docs/make_refer
 
 
 def reference() -> str:
-    """The page."""
+    """The page, whatever home folder this machine has."""
+    os.environ.pop("INFINI_LLAMA_HOME", None)
     return HEAD + "".join(section(name, field.annotation) for name, field in PipelineConfig.model_fields.items())
 
 

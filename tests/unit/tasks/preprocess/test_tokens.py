@@ -3,6 +3,7 @@ import resource
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -14,6 +15,7 @@ from tasks.artifacts import check
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.corpus import Corpus, Documents
 from tasks.preprocess.reader import map_list
+from tasks.preprocess.sources import Source
 from tasks.preprocess.tokens import Stream, dtype_for, entropy_bits, write_shard
 from tasks.preprocess.units import plan_units
 
@@ -42,7 +44,7 @@ def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(tmp_pa
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), shard_size=st.integers(1024, 4000))
 def test_units_are_the_documents_in_order_and_only_one_that_is_alone_is_too_large(sizes, shard_size):
     table = np.array(sizes, dtype=np.int64)
-    documents = Documents(None, table, table, np.zeros((len(sizes), 32), dtype=np.uint8))  # type: ignore[arg-type]
+    documents = Documents(Source(Path("a"), "a", "text"), table, table, np.zeros((len(sizes), 32), dtype=np.uint8))
     units = plan_units(Corpus([documents], [], {}, {}), shard_size).units
     assert [unit.number for unit in units] == list(range(len(units)))
     assert [unit.first for unit in units] == [sum(u.documents for u in units[:k]) for k in range(len(units))]
