@@ -7,20 +7,22 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import Popen
 
 from configs.errors import ConfigError, Preempted
 from tasks.artifacts import Busy, Lock, write_atomic
 from tasks.secrets import masked, without_secrets
-from tasks.train import checkpoints, launcher
+from tasks.train import checkpoints
 from tasks.train.goodput import goodput
 from tasks.train.grace import grace_period, tell_orchestrator
+from tasks.train.launchers import Launched, local
 from tasks.train.outcome import Outcome, classify
 from tasks.train.progress import Progress
 from tasks.train.run_folder import RunFolder, append_attempt, attempts, cut_metrics, remove_staging, weights_of
 from tasks.train.supervisor import Hung, Watch
+from tasks.train.worker.status import read_statuses
 
 log = logging.getLogger("infini_llama.train")
+POLL_SECONDS = 0.2
 # Tells the attempts of this process from those of earlier commands.
 INVOCATION = f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"
 
@@ -58,10 +60,10 @@ def attempt(
     source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"]
     log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
 
-    process = launcher.start(attempt_dir / "order.json", plan, grace, [lock.fd for lock in locks])
-    interrupted, hang = supervise(process, run, attempt_dir, config, processes, each_poll)
-    statuses = launcher.read_statuses(attempt_dir, processes)
-    outcome = Outcome("failed", 76, hang) if hang else classify(process.returncode, statuses, str(attempt_dir))
+    launched = local.start(attempt_dir / "order.json", plan, grace, [lock.fd for lock in locks])
+    code, interrupted, hang = supervise(launched, run, attempt_dir, config, processes, each_poll)
+    statuses = read_statuses(attempt_dir, processes)
+    outcome = Outcome("failed", 76, hang) if hang else classify(code, statuses, str(attempt_dir))
     step = checkpoints.latest_step(run.checkpoints)
     record = {"attempt": number, "invocation": INVOCATION, "from_step": first_step, "checkpoint_step": step}
     ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message}
@@ -78,38 +80,52 @@ def attempt(
 
 
 def supervise(
-    process: Popen, run: RunFolder, attempt_dir: Path, config: dict, processes: int, each_poll: Callable[[], None]
-) -> tuple[BaseException | None, str | None]:
-    """Watches torchrun to its end, and leaves no rank behind.
+    launched: Launched, run: RunFolder, attempt_dir: Path, config: dict, processes: int, each_poll: Callable[[], None]
+) -> tuple[int, BaseException | None, str | None]:
+    """Watches the workers to their end, and leaves no rank behind.
 
     Returns:
-        what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation), if anything did; which rank hung, if one did.
+        the exit code; what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation), if anything did; which rank hung,
+        if one did.
     """
-    runtime, train = config["runtime"], config["train"]
-    progress = Progress(run, train["max_steps"], train["log_every"])
-    watch = Watch(attempt_dir, processes, runtime["hang_after"])
-
-    def poll() -> None:
-        progress.poll()
-        watch.poll()
-        each_poll()
-
+    interrupted, hang = None, None
     try:
-        launcher.watch(process, poll)
-    except Hung as hang:
-        watch.dump_stacks()
-        return None, f"{hang}; the stacks of all ranks are in {attempt_dir}"
+        watch(launched, run, attempt_dir, config, processes, each_poll)
+    except Hung as hung:
+        hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
     except Busy:  # somebody else has the run, and may be writing what the workers would still write
         raise
     except BaseException as raised:
-        stop(process, run, attempt_dir, runtime, processes)
-        return raised, None
+        stop(launched, run, config["runtime"])
+        interrupted = raised
     finally:
-        launcher.end(process, attempt_dir, processes)
-    return None, None
+        launched.end()
+    code = launched.poll()
+    assert code is not None  # it has ended
+    return code, interrupted, hang
 
 
-def stop(process: Popen, run: RunFolder, attempt_dir: Path, runtime: dict, processes: int) -> None:
+def watch(
+    launched: Launched, run: RunFolder, attempt_dir: Path, config: dict, processes: int, each_poll: Callable[[], None]
+) -> None:
+    """Waits for the end, telling progress and calling `each_poll` a few times a second; raises Hung where a rank does not move."""
+    progress = Progress(run, config["train"]["max_steps"], config["train"]["log_every"])
+    ranks = Watch(attempt_dir, processes, config["runtime"]["hang_after"])
+    ended = False
+    while not ended:
+        ended = launched.poll() is not None
+        progress.poll()
+        try:
+            ranks.poll()
+        except Hung:
+            ranks.dump_stacks()
+            raise
+        each_poll()
+        if not ended:
+            time.sleep(POLL_SECONDS)
+
+
+def stop(launched: Launched, run: RunFolder, runtime: dict) -> None:
     """Lets the workers save and end within the grace period; another request meanwhile ends them at once (by the caller)."""
     try:
         grace = grace_period(run, runtime)
@@ -119,7 +135,7 @@ def stop(process: Popen, run: RunFolder, attempt_dir: Path, runtime: dict, proce
     log.warning("asked to stop; waiting up to %.0f s for a checkpoint (asked again: not waiting)", grace)
     tell_orchestrator(grace)
     try:
-        launcher.ask_to_stop(process, attempt_dir, processes, grace)
+        launched.ask_to_stop(grace)
     except BaseException:
         log.warning("asked again; ending at once, with the newest checkpoint that is whole")
 

@@ -27,3 +27,8 @@ def read_status(attempt_dir: Path, rank: int) -> dict | None:
     """A rank's last word, None before its first."""
     path = status_path(attempt_dir, rank)
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def read_statuses(attempt_dir: Path, processes: int) -> list[dict | None]:
+    """Each rank's last word; None for a rank that never wrote one."""
+    return [read_status(attempt_dir, rank) for rank in range(processes)]
