@@ -22,6 +22,7 @@ from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
 from tasks.preprocess.materialize import materialize
 from tasks.preprocess.repair import salvage
+from tasks.preprocess.reuse import reuse, unit_keys
 from tasks.preprocess.sources import describe
 from tasks.preprocess.tables import write_table
 from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
@@ -154,6 +155,8 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     eos = end_of_text(tokenizer, data["tokenizer"])
+    keys = unit_keys(plan, work / "tokenizer.json", eos)
+    missing = reuse(missing, keys, folder.parent, journal)
     checks = folder.parent.parent / "engine-checks"
     wanted = data["tokenizer_engine"]
     if wanted == "auto" and sum(unit.size for unit in plan.units) < WORTH_A_CHECK:
@@ -195,6 +198,7 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         "infini_llama": version("infini-llama"),
         "tokenizers": tokenizers_library.__version__,
         "engine": engine,
+        "units": keys,
     }
     commit(work, folder, "dataset", TOKENS_VERSION, meta, content)
     journal.close()

@@ -39,6 +39,15 @@ class Plan:
                 yield from documents.texts(first)
             first = max(0, first - len(documents.sizes))
 
+    def hashes(self, unit: Unit) -> Iterator[np.ndarray]:
+        """The hashes of a unit's documents in order, uint8 [several, 32] at a time."""
+        base = 0
+        for documents in self.documents[unit.split]:
+            rows = documents.hashes[max(0, unit.first - base) : max(0, unit.first + unit.documents - base)]
+            if len(rows):
+                yield rows
+            base += len(documents.sizes)
+
 
 def plan_units(corpus: Corpus, shard_size: int) -> Plan:
     """Cuts both splits into units whose shard, at up to 4 bytes a token, has at most `shard_size` bytes.
