@@ -4,8 +4,9 @@
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
 
+# two processes of tests, a file to each: several machines' worth would make the tests of time limits fail
 test: setup
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	.venv/bin/ruff check .

@@ -2,11 +2,13 @@
 
 import time
 from datetime import datetime
+from pathlib import Path
 
 from configs.schema import PipelineConfig
 from tasks.mirroring import mirrored, restore_dataset, restore_run
 from tasks.patch_environment.stage import patch_environment
 from tasks.preprocess.stage import preprocess
+from tasks.report.run import write_report
 from tasks.train.retries import retries_for
 from tasks.train.stage import train
 from tasks.verify_data.checks import verify
@@ -49,9 +51,16 @@ def verify_and_train(settings: dict, reference: dict) -> dict:
     while True:
         try:
             with mirrored(settings, reference):
-                return train(settings, reference, environment)
+                return with_pages(train(settings, reference, environment))
         except Exception as error:
             delay = retries.delay_after(error)
             if delay is None:
                 raise
             time.sleep(delay)
+
+
+def with_pages(summary: dict) -> dict:
+    """The summary of a finished run, once its page and loss curve are written beside it."""
+    if not (summary.get("already_finished") and Path(summary["paths"]["report"]).exists()):
+        write_report(Path(summary["paths"]["run"]))
+    return summary

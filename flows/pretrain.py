@@ -8,11 +8,12 @@ from prefect.runtime import flow_run
 
 from configs.schema import PipelineConfig
 from flows.api_logs import api_logs
-from flows.direct import resolved, run_name
+from flows.direct import resolved, run_name, with_pages
 from tasks.mirroring import mirrored, restore_dataset, restore_run
 from tasks.patch_environment.task import patch_environment
 from tasks.preprocess.stage import lookup, plan
 from tasks.preprocess.task import preprocess
+from tasks.report.task import closing_card
 from tasks.train.retries import retries_for
 from tasks.train.task import with_retries
 from tasks.verify_data.task import verify_data, verify_data_deep
@@ -55,5 +56,8 @@ def pretrain(config: PipelineConfig) -> dict:
 
         restore_run(settings)
         environment = patch_environment(settings, home, run, reference["vocab_size"])
-        with mirrored(settings, reference):
-            return with_retries(retries_for(settings))(settings, reference, environment)
+        with mirrored(settings, reference), closing_card(Path(home) / "runs" / run) as tell:
+            summary = with_pages(with_retries(retries_for(settings))(settings, reference, environment))
+            done = "had finished already" if summary.get("already_finished") else "finished"
+            tell(f"Training {done}: {summary['steps']:,} steps.")
+            return summary

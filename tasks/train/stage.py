@@ -10,7 +10,6 @@ from configs.architecture import architecture
 from configs.errors import ConfigError, DataError, TrainFailed
 from tasks.artifacts import Lock, write_atomic
 from tasks.lease import Lease
-from tasks.report.run import write_report
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
@@ -118,7 +117,7 @@ def failure(outcome: Outcome) -> Exception:
 
 
 def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
-    """Writes report and summary.json of a finished run."""
+    """Writes summary.json of a finished run."""
     records = read_metrics(run)
     trained = [record for record in records if record["kind"] == "train"]
     losses = [record["loss"] for record in trained if record["loss"] is not None]
@@ -146,7 +145,8 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
     summary["paths"] = {
         "run": str(run.path),
         "tensorboard": str(run.path / "tensorboard"),
-        **write_report(run.path),
+        "loss_curve": str(run.path / "loss.png"),  # written by whoever called, as the page is
+        "report": str(run.path / "report.html"),
     }
     write_atomic(run.summary, json.dumps(summary, indent=1))
     return summary

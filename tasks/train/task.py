@@ -5,12 +5,11 @@ Call it directly, never with .submit(): only the main thread gets the signals th
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from prefect import Task, task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
@@ -20,7 +19,6 @@ from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from configs.errors import ConfigError, Preempted
 from tasks.cards import key_of, never_in_the_way
 from tasks.live import Live
-from tasks.report.card import card
 from tasks.train import stage
 from tasks.train.retries import Retries
 
@@ -31,19 +29,14 @@ LEASE = 60.0  # seconds after which the slots of a process that was killed are f
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)
 def train(config: dict, reference: dict, plan: dict) -> dict:
-    """`stage.train`, with its progress and a closing card on the run's page.
+    """`stage.train`, with its progress on the run's page.
 
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
     """
-    ended = "Training was interrupted."
     try:
         with _gpu_slots(plan), _progress(config["runtime"]["name"]):
-            summary = stage.train(config, reference, plan, _raise_if_suspended)
-        done = "had finished already" if summary.get("already_finished") else "finished"
-        ended = f"Training {done}: {summary['steps']:,} steps."
-        return summary
+            return stage.train(config, reference, plan, _raise_if_suspended)
     except Preempted as stopped:
-        ended = str(stopped)
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped
         if isinstance(stopped.__cause__, Pause):
@@ -51,14 +44,6 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
         if isinstance(stopped.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt from stopped
         raise
-    except Exception as error:
-        ended = f"Training failed: {error}"
-        raise
-    finally:
-        with never_in_the_way("the training's card"):
-            run = config["runtime"]["name"]
-            told = card(Path(config["runtime"]["home"]) / "runs" / run, ended)
-            create_markdown_artifact(told, key=key_of("training", run), description=f"How run {run} went")
 
 
 def with_retries(retries: Retries) -> Task:

@@ -1,0 +1,36 @@
+"""The closing card of training on Prefect's page of the run, however training ended."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prefect.artifacts import create_markdown_artifact
+
+from configs.errors import Preempted
+from tasks.cards import key_of, never_in_the_way
+from tasks.report.card import card
+
+
+@contextlib.contextmanager
+def closing_card(run: Path) -> Iterator[Callable[[str], None]]:
+    """Makes the card when the block is left; what it says of the end is the error's sentence, or what the block last said.
+
+    Args:
+        run: the folder of the run.
+    """
+    ended = ["Training was interrupted."]
+    try:
+        yield ended.append
+    except BaseException as error:
+        # a request to stop reaches Prefect as its own exception, with what training said of it as the cause
+        stopped = error if isinstance(error, Preempted) else error.__cause__
+        if isinstance(stopped, Preempted):
+            ended.append(str(stopped))
+        elif isinstance(error, Exception):
+            ended.append(f"Training failed: {error}")
+        raise
+    finally:
+        with never_in_the_way("the training's card"):
+            create_markdown_artifact(
+                card(run, ended[-1]), key=key_of("training", run.name), description=f"How run {run.name} went"
+            )
