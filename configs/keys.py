@@ -12,6 +12,7 @@ from configs.durations import COUNT, DURATION
 from configs.schema import RUN_NAME, PipelineConfig
 from configs.schema.data import SOURCE_NAME
 from configs.schema.deployment import FIVE_FIELDS, SLUG
+from configs.schema.environment import HOST
 
 # Patterns of the schema in words.
 PATTERNS = {
@@ -23,6 +24,7 @@ PATTERNS = {
     r"^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name (letters, digits and '_', no digit first)",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "a function, written module:function",
     DURATION: "a number of steps, or text such as '10M tokens' or '15 minutes'",
+    HOST: "a name or an IPv4 address of a machine, or auto",
     COUNT: "a number, also with k, M, G or T after it",
 }
 # Names that other training programs use for these keys.
@@ -59,6 +61,11 @@ OTHER_NAMES = {
     "gpus": "environment.nproc_per_node",
     "num_processes": "environment.nproc_per_node",
     "world_size": "environment.nproc_per_node",
+    "num_nodes": "environment.nnodes",
+    "num_machines": "environment.nnodes",
+    "machine_rank": "environment.node_rank",
+    "main_process_ip": "environment.master_addr",
+    "master_address": "environment.master_addr",
     "dtype": "environment.precision",
     "mixed_precision": "environment.precision",
     "run_name": "runtime.name",

@@ -30,6 +30,17 @@ def running_kernel() -> str:
         return socket.gethostname()
 
 
+def this_machine() -> str:
+    """What tells processes with one number apart: this kernel, and the set of process numbers that this process lives in.
+
+    Containers and pods on one kernel have their own numbers.
+    """
+    try:
+        return f"{running_kernel()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return running_kernel()
+
+
 class Lease:
     """Held from entering to leaving, and renewed by a thread meanwhile.
 

@@ -68,11 +68,14 @@ class PipelineConfig(Section):
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
         processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
-        batch = (micro if isinstance(micro, int) else 1) * (processes if isinstance(processes, int) else 1)
+        nodes = self.environment.nnodes
+        batch = (micro if isinstance(micro, int) else 1) * (processes if isinstance(processes, int) else 1) * nodes
         if self.train.global_batch_size % batch:
             problems.append(
                 f"train.global_batch_size={self.train.global_batch_size} is not a multiple of train.micro_batch_size="
-                f"{self.train.micro_batch_size} x environment.nproc_per_node={processes}; change one of them"
+                f"{self.train.micro_batch_size} x environment.nproc_per_node={processes}"
+                + (f" x environment.nnodes={nodes}" if nodes > 1 else "")
+                + "; change one of them"
             )
         if problems:
             raise ValueError("; ".join(problems))

@@ -35,7 +35,7 @@ def estimate(config: dict) -> dict[str, Any]:
     model = LlamaConfig.from_dict(fields_of(config))
     plan = plan_of(of_vocabulary(config, model.vocab_size))
     train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
-    workers, length = plan["nproc_per_node"], data["sequence_length"]
+    workers, length = plan["nproc_per_node"] * plan["nnodes"], data["sequence_length"]
     micro_batches, rest = divmod(train["global_batch_size"], train["micro_batch_size"] * workers)
     if rest:
         raise ConfigError(
@@ -47,7 +47,7 @@ def estimate(config: dict) -> dict[str, Any]:
         length,
         micro_batches,
         workers,
-        shards_of(train, workers),
+        shards_of(train, workers if train["parallel"] == "fsdp" else plan["nproc_per_node"]),
         train["reshard_after_forward"],
         plan["precision"],
         plan["device"],
@@ -91,6 +91,7 @@ def plan_of(config: dict) -> dict[str, Any]:
         return {
             "device": device,
             "nproc_per_node": workers,
+            "nnodes": wishes["nnodes"],
             "precision": precision,
             "micro_batch_size": micro,
             "loss_chunk": loss_chunk(

@@ -22,11 +22,12 @@ def choose_devices(config: dict, facts: dict, micro: int, problems: list[str], r
         micro: sequences of one forward pass of one worker.
     """
     wishes, sequences = config["environment"], config["train"]["global_batch_size"]
+    nodes = wishes["nnodes"]
     kind = _kind(wishes["device"], facts, problems, reasons)
     usable = _usable(wishes, kind, facts, problems, reasons)
     wish = wishes["nproc_per_node"]
     if wish == "auto" and kind == "cuda" and usable:
-        count = next((n for n in range(len(usable), 0, -1) if sequences % (micro * n) == 0), 1)
+        count = next((n for n in range(len(usable), 0, -1) if sequences % (micro * n * nodes) == 0), 1)
         reasons["nproc_per_node"] = "one worker a GPU"
         if count < len(usable):
             reasons["nproc_per_node"] = (
@@ -48,10 +49,10 @@ def choose_devices(config: dict, facts: dict, micro: int, problems: list[str], r
                 f"environment.nproc_per_node={count}, but {there} and each takes one worker; "
                 f"use auto or at most {len(usable)}."
             )
-    if sequences % (micro * count):
+    if sequences % (micro * count * nodes):
         problems.append(
             f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size={micro} "
-            f"x {count} worker(s); change one of them."
+            f"x {count} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}; change one of them."
         )
     return Devices(kind, sorted(usable[:count]) if kind == "cuda" else [], count)
 
@@ -96,7 +97,14 @@ def _on_cpu(config: dict, facts: dict, micro: int) -> tuple[int, str]:
     if config["environment"]["tune"] == "off" or facts["load"] < cores or config["environment"]["threads"] != "auto":
         return 1, "one worker with all the threads"
     by_memory = max(1, int(facts["memory"]["available"] // (2 * 1024**3)))
-    count = next((n for n in range(min(cores, by_memory), 0, -1) if sequences % (micro * n) == 0), 1)
+    count = next(
+        (
+            n
+            for n in range(min(cores, by_memory), 0, -1)
+            if sequences % (micro * n * config["environment"]["nnodes"]) == 0
+        ),
+        1,
+    )
     if count == 1:
         return 1, "one worker: the global batch or the memory cannot be shared"
     return (

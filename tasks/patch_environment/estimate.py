@@ -59,14 +59,15 @@ def fits(need: dict[str, int], have: int) -> bool:
 
 def micro_batch(config: dict, facts: dict, precision: str, kind: str, gpus: list[int], workers: int) -> int:
     """The most sequences of one forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
-    share = max(1, config["train"]["global_batch_size"] // workers)
+    nodes = config["environment"]["nnodes"]
+    share = max(1, config["train"]["global_batch_size"] // (workers * nodes))
     have = memory_of_each(facts, gpus, workers)
     fitting = [
         size
         for size in range(1, share + 1)
         if share % size == 0
         and (size == 1 or size * config["data"]["sequence_length"] <= ENOUGH_TOKENS[kind])
-        and fits(bytes_needed(config, size, precision, kind, workers), have)
+        and fits(bytes_needed(config, size, precision, kind, workers * nodes), have)
     ]
     return max(fitting, default=1)
 

@@ -32,10 +32,10 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
         facts: of `probe`.
 
     Returns:
-        {"device", "gpus": numbers, "nproc_per_node", "precision", "attention_backend", "allocator", "compile", "loss_chunk", "threads",
-        "distributed_backend", "port", "micro_batch_size", "accumulation_steps", "env": variables of the workers,
-        "reasons": a sentence a setting, "findings": what is allowed but unwise, "patches": names of what workers mend in their own
-        process}.
+        {"device", "gpus": numbers, "nproc_per_node", "nnodes", "rendezvous", "master_addr", "precision", "attention_backend",
+        "allocator", "compile", "loss_chunk", "threads", "distributed_backend", "port", "micro_batch_size", "accumulation_steps",
+        "env": variables of the workers, "reasons": a sentence a setting, "findings": what is allowed but unwise, "patches": names of
+        what workers mend in their own process}.
 
     Raises:
         ConfigError: every wish that this machine cannot meet, a line each.
@@ -60,6 +60,7 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
         "device": devices.kind,
         "gpus": devices.gpus,
         "nproc_per_node": devices.processes,
+        **{name: wishes[name] for name in ("nnodes", "rendezvous", "master_addr")},
         "precision": precision,
         "attention_backend": speed.attention(config, devices, precision, facts, problems),
         "allocator": speed.allocator(wishes, devices.kind, facts, problems, reasons),
@@ -71,7 +72,7 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
         ),
         "port": speed.port(facts["port_wished"], problems),
         "micro_batch_size": micro,
-        "accumulation_steps": train["global_batch_size"] // (micro * devices.processes),
+        "accumulation_steps": train["global_batch_size"] // (micro * devices.processes * wishes["nnodes"]),
     }
     problems += [
         f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it."
@@ -100,9 +101,8 @@ def _unwise(config: dict, plan: dict, facts: dict) -> list[dict[str, Any]]:
     elif facts["gpus"]:
         sentence = f"{len(facts['gpus'])} GPU(s) stay unused; set environment.device=cuda to use them."
         found.append(finding("device", "cpu", "note", sentence))
-    need = estimate.bytes_needed(
-        config, plan["micro_batch_size"], plan["precision"], plan["device"], plan["nproc_per_node"]
-    )
+    workers = plan["nproc_per_node"] * plan["nnodes"]
+    need = estimate.bytes_needed(config, plan["micro_batch_size"], plan["precision"], plan["device"], workers)
     have = estimate.memory_of_each(facts, plan["gpus"], plan["nproc_per_node"])
     if not estimate.fits(need, have):
         sentence = (
@@ -123,7 +123,7 @@ def _unwise_gpus(plan: dict, facts: dict) -> list[dict[str, Any]]:
         names = ", ".join(map(str, busy))
         sentence = "Somebody else uses it too, so memory and time may not suffice; choose others by environment.gpus."
         found.append(finding(f"GPU {names} in the plan", "in use", "warning", sentence))
-    if plan["distributed_backend"] == "gloo" and plan["nproc_per_node"] > 1:
+    if plan["distributed_backend"] == "gloo" and plan["nproc_per_node"] * plan["nnodes"] > 1:
         sentence = "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
         found.append(finding("distributed_backend", "gloo", "warning", sentence))
     if (

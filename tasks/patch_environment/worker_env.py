@@ -13,7 +13,7 @@ COLLECTIVES_KEPT = "2000"  # by NCCL's flight recorder, for a report after a han
 
 def worker_environment(config: dict, plan: dict, facts: dict) -> dict[str, str]:
     """Variables of every worker of this plan."""
-    threads, several = str(plan["threads"]), plan["nproc_per_node"] > 1
+    threads, several = str(plan["threads"]), plan["nproc_per_node"] * plan["nnodes"] > 1
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
     home = Path(config["runtime"]["home"]).absolute()
     if plan["compile"] != "off":
@@ -22,8 +22,9 @@ def worker_environment(config: dict, plan: dict, facts: dict) -> dict[str, str]:
         variables |= _cuda(plan, facts, several, home / "runs" / config["runtime"]["name"])
     elif config["environment"]["tune"] != "off" or plan["allocator"] != "system":
         variables |= _memory(plan["allocator"], facts)
-    if plan["distributed_backend"] == "gloo" and several and facts["loopback"]:
-        # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's.
+    if plan["distributed_backend"] == "gloo" and several and plan["nnodes"] == 1 and facts["loopback"]:
+        # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's. Of several
+        # nodes each finds its own interface when they meet (tasks.train.nodes).
         variables["GLOO_SOCKET_IFNAME"] = facts["loopback"]
     return variables
 

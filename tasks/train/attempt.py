@@ -10,11 +10,13 @@ from pathlib import Path
 
 from configs.errors import ConfigError, Preempted
 from tasks.artifacts import Busy, Lock, write_atomic
+from tasks.lease import this_machine
 from tasks.secrets import masked, without_secrets
 from tasks.train import checkpoints
 from tasks.train.goodput import goodput
 from tasks.train.grace import grace_period, tell_orchestrator
 from tasks.train.launchers import Launched, local
+from tasks.train.nodes.meeting import end_nodes, refusal, told_of
 from tasks.train.outcome import Outcome, classify
 from tasks.train.progress import Progress
 from tasks.train.run_folder import RunFolder, append_attempt, attempts, cut_metrics, remove_staging, weights_of
@@ -53,17 +55,19 @@ def attempt(
     number = account_for_killed(run) + 1
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
-    began = {"wall": time.time(), "monotonic": time.monotonic()}
+    began = {"wall": time.time(), "monotonic": time.monotonic(), "machine": this_machine()}
     spent = goodput(run, first_step, began["wall"])
     timing = {"began": began, "spent": spent, "from_step": first_step}
     write_order(attempt_dir, run, config, model, reference, plan, chosen, timing)
-    source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"]
+    source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"] * plan["nnodes"]
     log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
 
     launched = local.start(attempt_dir / "order.json", plan, grace, [lock.fd for lock in locks])
     code, interrupted, hang = supervise(launched, run, attempt_dir, config, processes, each_poll)
     statuses = read_statuses(attempt_dir, processes)
     outcome = Outcome("failed", 76, hang) if hang else classify(code, statuses, str(attempt_dir))
+    if refused := refusal(attempt_dir):
+        outcome = Outcome("failed", refused.exit_code, str(refused))
     step = checkpoints.latest_step(run.checkpoints)
     record = {"attempt": number, "invocation": INVOCATION, "from_step": first_step, "checkpoint_step": step}
     ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message}
@@ -100,6 +104,7 @@ def supervise(
         interrupted = raised
     finally:
         launched.end()
+        end_nodes(attempt_dir)
     code = launched.poll()
     assert code is not None  # it has ended
     return code, interrupted, hang
@@ -111,10 +116,15 @@ def watch(
     """Waits for the end, telling progress and calling `each_poll` a few times a second; raises Hung where a rank does not move."""
     progress = Progress(run, config["train"]["max_steps"], config["train"]["log_every"])
     ranks = Watch(attempt_dir, processes, config["runtime"]["hang_after"])
+    told: list[str] = []
     ended = False
     while not ended:
         ended = launched.poll() is not None
         progress.poll()
+        if (telling := told_of(attempt_dir)) != told:
+            told = telling
+            for line in told:
+                log.warning(line)
         try:
             ranks.poll()
         except Hung:
@@ -186,17 +196,17 @@ def write_order(
 
 def refuse_other_model(chosen: Path, model: dict, plan: dict) -> int:
     """Step of the checkpoint, once it is known to be of this architecture."""
-    state = checkpoints.read_state(chosen)
+    state, workers = checkpoints.read_state(chosen), plan["nproc_per_node"] * plan["nnodes"]
     there = state["model"]
     if differing := [key for key in there if key in model and there[key] != model[key]]:
         lines = [f"model.{key}: {there[key]} there, {model[key]} here" for key in differing]
         raise ConfigError(f"checkpoint {chosen} is of another architecture:\n  " + "\n  ".join(lines))
-    if state["world_size"] != plan["nproc_per_node"]:
+    if state["world_size"] != workers:
         log.warning(
             "the checkpoint was written by %d worker(s) and %d carry on: the same samples in the same order, but sums are rounded "
             "differently, so the run is no longer bitwise the uninterrupted one.",
             state["world_size"],
-            plan["nproc_per_node"],
+            workers,
         )
     return state["step"]
 

@@ -4,7 +4,9 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from tasks.lease import this_machine
 from tasks.train.run_folder import RunFolder, attempts
 
 # Parts of the wall time, by the phase of `worker.heartbeat` that is counted to each.
@@ -91,12 +93,15 @@ class Ledger:
 
     Args:
         path: of the attempt's ledger.
-        began: {"wall", "monotonic"}: when the attempt began, by both clocks (the latter is one for all processes of a machine).
+        began: {"wall", "monotonic", "machine"}: when the attempt began, by both clocks of its leader; the latter is one for all
+            processes of a machine, and says nothing on another.
         before: `goodput` of the attempts before this one.
     """
 
-    def __init__(self, path: Path, began: dict[str, float], before: dict[str, float]) -> None:
+    def __init__(self, path: Path, began: dict[str, Any], before: dict[str, float]) -> None:
         self.file = path.open("a", encoding="utf-8")
+        if began["machine"] != this_machine():
+            began = began | {"monotonic": time.monotonic() - max(0.0, time.time() - began["wall"])}
         self.began, self.before = began, before
         self.last = began["monotonic"]
         self.phases: dict[str, float] = {}

@@ -83,7 +83,7 @@ def goes_on(run: RunFolder, config: dict, plan: dict, outcome: Outcome) -> bool:
         return hangs_without_progress(run) <= config["runtime"]["retries"]
     if outcome.code == 71:
         log.warning("out of memory: %s", outcome.message)
-        return halve_micro_batch(run, config["train"], plan["nproc_per_node"])
+        return halve_micro_batch(run, config["train"], plan["nproc_per_node"] * plan["nnodes"])
     if outcome.code == 72:
         log.warning("diverged: %s", outcome.message)
         return roll_back(run, outcome.details, config["runtime"]["max_rollbacks"])

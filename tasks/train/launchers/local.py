@@ -10,37 +10,55 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.train import exec_wrapper
-from tasks.train.worker.status import read_statuses
+from tasks.train.worker.status import is_here, read_statuses
 
 
 def start(order_path: Path, plan: dict, grace_period: float, lock_fds: list[int]) -> "Torchrun":
-    """torchrun in a session of its own, told to stop by the kernel (SIGTERM) when this process dies.
+    """torchrun, or the agent of the first of several nodes, which meets the others and then starts it."""
+    if plan["nnodes"] > 1:
+        command = [sys.executable, "-m", "tasks.train.node", str(order_path.parent), "--node-rank=0"]
+    else:
+        command = torchrun(order_path, plan, meeting(plan["port"]))
+    log = order_path.with_name("torchrun.log")
+    process = spawn(command, log, plan["env"], grace_period, lock_fds, new_session=True)
+    return Torchrun(process, order_path.parent, plan["nproc_per_node"] * plan["nnodes"])
 
-    The run's lock, the first one, travels as standard input, the one descriptor that torchrun hands on to its workers: while any
-    of them lives, nobody else can take the run. The others are torchrun's, which outlives its workers.
+
+def torchrun(order_path: Path, plan: dict, meeting: list[str]) -> list[str]:
+    """The command that starts this machine's workers for the attempt of an order."""
+    command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--max-restarts=0"]
+    return [*command, f"--nproc-per-node={plan['nproc_per_node']}", "--module", "tasks.train.worker", str(order_path)]
+
+
+def spawn(
+    command: list[str], log: Path, env: dict[str, str], grace_period: float, lock_fds: list[int], new_session: bool
+) -> subprocess.Popen:
+    """A command that the kernel tells to stop (SIGTERM) when this process dies.
+
+    Args:
+        env: on top of this process's own.
+        lock_fds: the run's lock, the first one, travels as standard input, the one descriptor that torchrun hands on to its workers:
+            while any of them lives, nobody else can take the run. The others are torchrun's, which outlives its workers.
+        new_session: so that no terminal's Ctrl-C reaches it.
     """
-    command = [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid())]
-    command += [sys.executable, "-m", "torch.distributed.run", *meeting(plan["port"]), "--max-restarts=0"]
-    command += [f"--nproc-per-node={plan['nproc_per_node']}", "--module", "tasks.train.worker", str(order_path)]
     environment = (
         os.environ
-        | plan["env"]
+        | env
         | {
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),
             "PYTHONSAFEPATH": "1",  # a folder named tasks/ where the user stands must not shadow ours
         }
     )
-    with (order_path.parent / "torchrun.log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid()), *command],
             env=environment,
-            stdin=lock_fds[0],
+            stdin=lock_fds[0] if lock_fds else subprocess.DEVNULL,
             pass_fds=lock_fds[1:],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            stdout=output,
+            stderr=output,
+            start_new_session=new_session,
         )
-    return Torchrun(process, order_path.parent, plan["nproc_per_node"])
 
 
 def meeting(port: int | str) -> list[str]:
@@ -50,23 +68,25 @@ def meeting(port: int | str) -> list[str]:
 
 @dataclass(frozen=True)
 class Torchrun:
-    """torchrun with its ranks.
+    """torchrun with its ranks; those of other nodes are ended by these.
 
     Args:
+        process: torchrun, or the agent that has it as a child.
         attempt_dir: where the ranks write.
-        processes: how many there are.
+        processes: how many there are, over all nodes.
+        node: which of the nodes this one is.
     """
 
     process: subprocess.Popen
     attempt_dir: Path
     processes: int
+    node: int = 0
 
     def poll(self) -> int | None:
         return self.process.poll()
 
     def ask_to_stop(self, grace_period: float) -> None:
-        statuses = read_statuses(self.attempt_dir, self.processes)
-        pids = [status["pid"] for status in statuses if status and status["state"] == "running"]
+        pids = [status["pid"] for status in self.statuses() if status["state"] == "running"]
         for pid in pids:
             _send(pid, signal.SIGTERM)
         if not pids:  # no rank is up yet: there is nothing to save
@@ -78,12 +98,19 @@ class Torchrun:
 
     def end(self) -> None:
         """The kernel kills the ranks with torchrun; slow ones are helped along."""
+        if self.process.poll() is None and os.getpgid(self.process.pid) == self.process.pid:
+            os.killpg(self.process.pid, signal.SIGKILL)
         _send(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for status in read_statuses(self.attempt_dir, self.processes):
-            while status and _is_rank(status["pid"], self.attempt_dir):
+        for status in self.statuses():
+            while _is_rank(status["pid"], self.attempt_dir):
                 _send(status["pid"], signal.SIGKILL)
                 time.sleep(0.02)
+
+    def statuses(self) -> list[dict]:
+        """The last words of this node's own ranks."""
+        found = read_statuses(self.attempt_dir, self.processes)
+        return [status for status in found if status and status["node"] == self.node and is_here(status)]
 
 
 def _is_rank(pid: int, attempt_dir: Path) -> bool:

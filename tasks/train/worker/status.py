@@ -2,11 +2,15 @@
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import write_atomic
+from tasks.lease import this_machine
+
+NODE = "INFINI_LLAMA_NODE"  # tells a worker the number of its node
 
 
 def status_path(attempt_dir: Path, rank: int) -> Path:
@@ -18,6 +22,7 @@ def write_status(
 ) -> None:
     """state: running | done | preempted | failed; code: an exit code of docs/resume.md; step: last completed step; error: of `failure`."""
     record = {"rank": rank, "pid": os.getpid(), "state": state, "code": code, "step": step, "time": time.time()}
+    record |= {"node": int(os.environ.get(NODE, "0")), "host": socket.gethostname(), "machine": this_machine()}
     if error is not None:
         record["error"] = error
     write_atomic(status_path(attempt_dir, rank), json.dumps(record, indent=1))
@@ -32,3 +37,8 @@ def read_status(attempt_dir: Path, rank: int) -> dict | None:
 def read_statuses(attempt_dir: Path, processes: int) -> list[dict | None]:
     """Each rank's last word; None for a rank that never wrote one."""
     return [read_status(attempt_dir, rank) for rank in range(processes)]
+
+
+def is_here(status: dict) -> bool:
+    """Whether the process number in a status is one of this machine."""
+    return status["machine"] == this_machine()

@@ -117,7 +117,7 @@ class Bench:
         cut_metrics(run, checkpoints.step_of(chosen) if chosen else 0)
         attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
         attempt_dir.mkdir(parents=True)
-        timing = {"began": {"wall": 0.0, "monotonic": 0.0}, "spent": {}, "from_step": 0}
+        timing = {"began": {"wall": 0.0, "monotonic": 0.0, "machine": "?"}, "spent": {}, "from_step": 0}
         write_order(attempt_dir, run, config, model, reference, resolve(config, self.facts), chosen, timing)
         item = {"attempt_dir": str(attempt_dir), "stop_after": stop_after}
         self.queue.setdefault(cell["world"], []).append(item)

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tasks.lease import this_machine
 from tasks.train.goodput import LEDGER, PARTS, Ledger, goodput
 from tasks.train.run_folder import RunFolder, append_attempt, attempts
 
@@ -59,7 +60,8 @@ def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
 
 def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
     before = dict.fromkeys((*PARTS, "share"), 0.0) | {"training": 5.0, "lost_work": 2.0, "wall": 9.0}
-    ledger = Ledger(tmp_path / LEDGER, {"wall": 1000.0, "monotonic": time.monotonic() - 3.0}, before)
+    began = {"wall": 1000.0, "monotonic": time.monotonic() - 3.0, "machine": this_machine()}
+    ledger = Ledger(tmp_path / LEDGER, began, before)
     ledger.leave("start")
     ledger.leave("compute")
     ledger.close_step(4)
@@ -68,3 +70,10 @@ def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
     assert sum(spent[part] for part in PARTS) - 7.0 == pytest.approx(spent["wall"] - 9.0, abs=1e-6)
     written = json.loads((tmp_path / LEDGER).read_text())
     assert written["step"] == 4 and set(written["phases"]) == {"start", "compute"}
+
+
+def test_the_clock_of_a_leader_on_another_machine_is_not_believed(tmp_path):
+    began = {"wall": time.time() - 3.0, "monotonic": time.monotonic() + 1e6, "machine": "another"}
+    ledger = Ledger(tmp_path / LEDGER, began, dict.fromkeys((*PARTS, "wall", "share"), 0.0))
+    ledger.leave("start")
+    assert ledger.spent()["start_up"] == pytest.approx(3.0, abs=1.0)

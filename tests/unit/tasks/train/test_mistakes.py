@@ -66,7 +66,7 @@ def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):
 def test_a_checkpoint_of_another_model(tmp_path):
     state = {"model": {"hidden_size": 64, "vocab_size": 512}, "world_size": 1, "step": 7}
     (tmp_path / STATE_FILE).write_text(json.dumps(state))
-    plan = {"nproc_per_node": 1}
+    plan = {"nproc_per_node": 1, "nnodes": 1}
     assert refuse_other_model(tmp_path, {"hidden_size": 64, "vocab_size": 512}, plan) == 7
     with pytest.raises(ConfigError, match=r"another architecture:\n  model.hidden_size: 64 there, 128 here"):
         refuse_other_model(tmp_path, {"hidden_size": 128, "vocab_size": 512}, plan)
