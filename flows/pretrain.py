@@ -11,12 +11,13 @@ from flows.api_logs import api_logs
 from flows.direct import resolved, run_name, with_pages
 from tasks.mirroring import mirrored, restore_dataset, restore_run
 from tasks.patch_environment.task import patch_environment
+from tasks.preprocess import task as preprocess_task
 from tasks.preprocess.stage import lookup, plan
-from tasks.preprocess.task import preprocess
 from tasks.report.task import closing_card
+from tasks.results import trusted
 from tasks.train.retries import retries_for
 from tasks.train.task import with_retries
-from tasks.verify_data.task import verify_data, verify_data_deep
+from tasks.verify_data import task as verify_task
 
 log = logging.getLogger("infini_llama.preprocess")
 
@@ -42,17 +43,20 @@ def pretrain(config: PipelineConfig) -> dict:
         # Prefect would serve a cached reference whose dataset is gone, so the disk is asked first.
         known = lookup(data, home)
         key = known["chunks"] if known else plan(data, home)["chunks_key"][:12]
-        cached = preprocess.with_options(result_storage=stored, refresh_cache=known is None)
+        believed = known is not None and trusted(stored / preprocess_task.result_name(key))
+        cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not believed)
         state = cached(key, data, home, return_state=True)
         reference = state.result()
         if state.name == "Cached":
             log.info("dataset %s: cached, nothing to do", Path(reference["path"]).name)
 
-        report = verify_data(reference, home, full_below, run)
+        report = verify_task.verify_data(reference, home, full_below, run)
         reference["verify_on_read"] = report["verify_on_read"]
         if config.verify.level == "deep":
             digest = f"{reference['digest']}-{reference['chunks_digest']}"
-            verify_data_deep.with_options(result_storage=stored)(digest, reference, home, full_below)
+            fresh = not trusted(stored / verify_task.result_name(digest))
+            deep = verify_task.verify_data_deep.with_options(result_storage=stored, refresh_cache=fresh)
+            deep(digest, reference, home, full_below)
 
         restore_run(settings)
         environment = patch_environment(settings, home, run, reference["vocab_size"])

@@ -5,14 +5,21 @@ from typing import Any
 
 from prefect import task
 from prefect.context import TaskRunContext
+from prefect.serializers import JSONSerializer
 
 from tasks.preprocess import stage
+from tasks.results import PLAIN
 
 log = logging.getLogger("infini_llama.preprocess")
 
 
 def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
-    return f"preprocess-{inputs['key']}"
+    return result_name(inputs["key"])
+
+
+def result_name(key: str) -> str:
+    """Name of the file that Prefect stores the reference in."""
+    return f"preprocess-{key}"
 
 
 def _may_pass(task: Any, run: Any, state: Any) -> bool:
@@ -27,7 +34,7 @@ def _may_pass(task: Any, run: Any, state: Any) -> bool:
     task_run_name="preprocess-{key}",
     cache_key_fn=_key,
     persist_result=True,
-    result_serializer="json",
+    result_serializer=JSONSerializer(**PLAIN),
     retries=2,
     retry_delay_seconds=[5, 30],
     retry_condition_fn=_may_pass,

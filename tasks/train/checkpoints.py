@@ -41,8 +41,15 @@ def latest_step(folder: Path) -> int:
 
 
 def read_state(checkpoint: Path) -> dict:
-    """The scalars of a checkpoint: step, samples consumed, validation losses, world size, hashes."""
-    return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    """The scalars of a checkpoint: step, samples consumed, validation losses, world size, hashes.
+
+    Raises:
+        Damaged: the file is not JSON.
+    """
+    try:
+        return json.loads((checkpoint / STATE_FILE).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{checkpoint / STATE_FILE} is not JSON: {error}.") from None
 
 
 def newest_good(folder: Path) -> Path | None:

@@ -7,15 +7,22 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
+from prefect.serializers import JSONSerializer
 
 from tasks.cards import key_of, never_in_the_way
 from tasks.preprocess.card import card
 from tasks.preprocess.summary import describe
+from tasks.results import PLAIN
 from tasks.verify_data.checks import VERIFIER_VERSION, verify
 
 
 def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
-    return f"verify-data-v{VERIFIER_VERSION}-{inputs['digest'].replace(':', '-')}"
+    return result_name(inputs["digest"])
+
+
+def result_name(digest: str) -> str:
+    """Name of the file that Prefect stores the report of a deep check in."""
+    return f"verify-data-v{VERIFIER_VERSION}-{digest.replace(':', '-')}"
 
 
 @task(name="verify-data", cache_policy=NO_CACHE, persist_result=False)
@@ -33,7 +40,7 @@ def verify_data(reference: dict, home: str, full_below: int, run: str) -> dict:
     return report
 
 
-@task(name="verify-data-deep", cache_key_fn=_key, persist_result=True, result_serializer="json")
+@task(name="verify-data-deep", cache_key_fn=_key, persist_result=True, result_serializer=JSONSerializer(**PLAIN))
 def verify_data_deep(digest: str, reference: dict, home: str, full_below: int) -> dict:
     """Every checksum, token and row; `digest` stands for the bytes of both levels, and so names the cached report."""
     return verify(reference, home, "deep", full_below)

@@ -56,6 +56,14 @@ def test_a_killed_flow_run_again_and_once_more(lab, uninterrupted):
     assert summary["optimizer_sha256"] == expected["optimizer_sha256"]
     assert exact_metrics(lab.run_dir("flow")) == expected_metrics
 
+    (stored,) = (lab.home / "prefect-results").glob("preprocess-*")
+    result = stored.read_bytes()
+    stored.write_bytes(result.replace(b'"type":"json"', b'"type":"pickle"'))
+    poisoned = lab.start("flow", *OVERRIDES, direct=False)
+    assert poisoned.wait() == 0, poisoned.log.read_text()
+    assert "is not opened" in poisoned.log.read_text()
+    assert json.loads(stored.read_bytes())["result"] == json.loads(result)["result"], "made again, as JSON"
+
     before = len(task_states(lab.home))
     again = lab.start("flow", *OVERRIDES, direct=False)
     assert again.wait() == 0, again.log.read_text()
