@@ -4,6 +4,7 @@ from pathlib import Path
 
 from configs.errors import ConfigError, DataError
 from tasks.artifacts import read_manifest
+from tasks.preprocess.tables import table_facts, with_curriculum
 
 
 def references(dataset: Path, home: Path) -> list[dict]:
@@ -20,8 +21,15 @@ def references(dataset: Path, home: Path) -> list[dict]:
 
 
 def reference_for(data: dict, dataset: Path, home: Path) -> dict:
-    """The reference whose rows are those that the section `data` of a configuration asks for."""
+    """The reference whose rows are those that the section `data` of a configuration asks for, curriculum and all."""
     found = references(dataset, home)
+    reference, *stages = [_with_rows(section, found, dataset) for section in with_curriculum(data)]
+    if not stages:
+        return reference
+    return reference | {"curriculum": [table_facts(dataset / "chunks" / stage["chunks"]) for stage in stages]}
+
+
+def _with_rows(data: dict, found: list[dict], dataset: Path) -> dict:
     for reference in found:
         content = read_manifest(dataset / "chunks" / reference["chunks"], "chunks")["content"]
         wanted = (data["sequence_length"], data["strategy"], data["stride"])

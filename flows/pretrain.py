@@ -13,6 +13,7 @@ from tasks.mirroring import mirrored, restore_dataset, restore_run
 from tasks.patch_environment.task import patch_environment
 from tasks.preprocess import task as preprocess_task
 from tasks.preprocess.stage import lookup, plan
+from tasks.preprocess.tables import digest_of_tables, name_of_tables
 from tasks.report.task import closing_card
 from tasks.results import trusted
 from tasks.train.retries import retries_for
@@ -42,7 +43,7 @@ def pretrain(config: PipelineConfig) -> dict:
         restore_dataset(settings)
         # Prefect would serve a cached reference whose dataset is gone, so the disk is asked first.
         known = lookup(data, home)
-        key = known["chunks"] if known else plan(data, home)["chunks_key"][:12]
+        key = name_of_tables(known or plan(data, home))
         believed = known is not None and trusted(stored / preprocess_task.result_name(key))
         cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not believed)
         state = cached(key, data, home, return_state=True)
@@ -53,7 +54,7 @@ def pretrain(config: PipelineConfig) -> dict:
         report = verify_task.verify_data(reference, home, full_below, run)
         reference["verify_on_read"] = report["verify_on_read"]
         if config.verify.level == "deep":
-            digest = f"{reference['digest']}-{reference['chunks_digest']}"
+            digest = f"{reference['digest']}-{digest_of_tables(reference)}"
             fresh = not trusted(stored / verify_task.result_name(digest))
             deep = verify_task.verify_data_deep.with_options(result_storage=stored, refresh_cache=fresh)
             deep(digest, reference, home, full_below)

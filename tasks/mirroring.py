@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tasks.mirror import Mirror
 from tasks.preprocess.stage import plan
+from tasks.preprocess.tables import tables_of
 from tasks.train import checkpoints
 from tasks.train.checkpoints import KIND
 
@@ -31,11 +32,12 @@ def restore_dataset(settings: dict) -> None:
         return
     planned = plan(settings["data"], settings["runtime"]["home"])
     folder = mirror.home / "datasets" / planned["name"]
-    chunks = folder / "chunks" / planned["chunks_key"][:12]
     if not folder.exists():
         mirror.restore(folder, "dataset")
-    if folder.exists() and not chunks.exists():
-        mirror.restore(chunks, "chunks")
+    for table in tables_of(planned):
+        chunks = folder / "chunks" / table["chunks"]
+        if folder.exists() and not chunks.exists():
+            mirror.restore(chunks, "chunks")
 
 
 def restore_run(settings: dict) -> None:
@@ -72,7 +74,8 @@ def mirrored(settings: dict, reference: dict) -> Iterator[None]:
         yield
         return
     dataset = mirror.home / reference["path"]
-    artifacts = [(dataset, "dataset"), (dataset / "chunks" / reference["chunks"], "chunks")]
+    tables = [(dataset / "chunks" / table["chunks"], "chunks") for table in tables_of(reference)]
+    artifacts = [(dataset, "dataset"), *tables]
     run, over = mirror.home / "runs" / settings["runtime"]["name"], threading.Event()
 
     def copy() -> None:

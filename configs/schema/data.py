@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
@@ -154,6 +155,30 @@ class SourceConfig(TextConfig):
     )
 
 
+class CurriculumStage(Section):
+    """Rows of another length at the beginning of a run."""
+
+    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
+        title="Sequence length",
+        description="Tokens of one row during this stage; data.sequence_length must be a multiple of it, and each sequence of a batch "
+        "becomes as many rows, so that a step has as many tokens as later.",
+    )
+    until_step: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, title="Until step", description="The last step of this stage."
+    )
+    until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, title="Until fraction", description="The same as a share of all steps of the run."
+    )
+
+    @model_validator(mode="after")
+    def _ends_once(self) -> CurriculumStage:
+        if (self.until_step is None) == (self.until_fraction is None):
+            raise ValueError(
+                f"until_step={self.until_step} and until_fraction={self.until_fraction}: a stage has one of them"
+            )
+        return self
+
+
 class DataConfig(TextConfig):
     """Which text is read and how it becomes rows of tokens."""
 
@@ -195,6 +220,12 @@ class DataConfig(TextConfig):
         default=None,
         title="Stride",
         description="Tokens from one row's beginning to the next one's (strategy: window); at most sequence_length.",
+    )
+    curriculum: list[CurriculumStage] = Field(
+        default_factory=list,
+        title="Curriculum",
+        description="Stages of shorter rows, one after the other, before rows of data.sequence_length; each reads the text from the "
+        "beginning of an order of its own.",
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
@@ -251,6 +282,27 @@ class DataConfig(TextConfig):
             raise ValueError(
                 f"{alone[0]}={getattr(self, alone[0])!r} stands beside sources={names}; write it below the source it is of"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> DataConfig:
+        for stage in self.curriculum:
+            if self.sequence_length % stage.sequence_length:
+                raise ValueError(
+                    f"curriculum has a stage of sequence_length={stage.sequence_length}, of which sequence_length="
+                    f"{self.sequence_length} is no multiple; give a length that divides it"
+                )
+            if self.stride is not None and self.stride > stage.sequence_length:
+                raise ValueError(
+                    f"stride={self.stride} is more than a stage's sequence_length={stage.sequence_length}: tokens would be left out"
+                )
+        ends = [stage.until_fraction or stage.until_step or 0 for stage in self.curriculum]
+        if len({stage.until_step is None for stage in self.curriculum}) > 1:
+            raise ValueError(
+                "curriculum has stages with until_step and stages with until_fraction; give all of them the same"
+            )
+        if any(after <= before for before, after in pairwise(ends)):
+            raise ValueError(f"curriculum has stages that end at {ends}; let each end later than the one before it")
         return self
 
     @model_validator(mode="after")

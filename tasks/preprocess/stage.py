@@ -24,7 +24,7 @@ from tasks.preprocess.materialize import materialize
 from tasks.preprocess.repair import salvage
 from tasks.preprocess.reuse import reuse, unit_keys
 from tasks.preprocess.sources import describe
-from tasks.preprocess.tables import write_table
+from tasks.preprocess.tables import table_facts, tables_of, with_curriculum, write_table
 from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
 from tasks.preprocess.tokens import batches, describe_split, dtype_for
 from tasks.preprocess.units import Plan, Unit, plan_units
@@ -39,7 +39,8 @@ def plan(data: dict, home: str) -> dict[str, Any]:
     """What `preprocess` would build, known before any work.
 
     Returns:
-        {"key", "chunks_key": 64 hex digits each; "name": folder below datasets/; "documents"; "bytes"}.
+        {"key", "chunks_key": 64 hex digits each; "name": folder below datasets/; "documents"; "bytes"; "chunks", and that of each
+        stage in "curriculum": names of the row tables}.
 
     Raises:
         DataError: no text, or unreadable text.
@@ -55,9 +56,12 @@ def _plan(data: dict, corpus: Corpus) -> tuple[dict[str, Any], Plan]:
         )
     units = plan_units(corpus, data["shard_size"])
     tokens = tokens_key(data, corpus.identity, max(unit.number for unit in units.units) + 1)
+    tables = [chunks_key(section, tokens) for section in with_curriculum(data)]
     return {
         "key": tokens,
-        "chunks_key": chunks_key(data, tokens),
+        "chunks_key": tables[0],
+        "chunks": tables[0][:12],
+        "curriculum": [{"chunks": key[:12]} for key in tables[1:]],
         "name": f"{'mixture' if data['sources'] else data['source']}-{tokens[:12]}",
         "documents": sum(len(documents.sizes) for documents in members),
         "bytes": int(sum(documents.sizes.sum() for documents in members)),
@@ -68,9 +72,9 @@ def lookup(data: dict, home: str) -> dict[str, Any] | None:
     """The reference of the complete artifact for this text and these settings, None where something is missing."""
     planned = plan(data, home)
     folder = Path(home) / "datasets" / planned["name"]
-    chunks = folder / "chunks" / planned["chunks_key"][:12]
-    if is_complete(folder, "dataset") and is_complete(chunks, "chunks"):
-        return _reference(Path(home), folder, chunks, built=[])
+    tables = [folder / "chunks" / table["chunks"] for table in tables_of(planned)]
+    if is_complete(folder, "dataset") and all(is_complete(table, "chunks") for table in tables):
+        return _reference(Path(home), folder, planned, built=[])
     return None
 
 
@@ -98,7 +102,8 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
     chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []
     with _space(folder), _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"):
-        if not is_complete(chunks, "chunks"):
+        sections = {chunks_key(section, planned["key"]): section for section in with_curriculum(data)}
+        if not all(is_complete(folder / "chunks" / key[:12], "chunks") for key in sections):
             resolve_device(data["device"])  # a device that is not there is refused before the work, not after it
         journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
         if repair:
@@ -108,15 +113,17 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
             _build_tokens(data, corpus, units, folder, planned["key"], journal)
             built.append("tokens")
         journal.close()
-        if not is_complete(chunks, "chunks"):
-            _clear(chunks)
-            write_table(data, folder, chunks, planned["chunks_key"])
-            built.append("chunks")
+        for key, section in sections.items():
+            table = folder / "chunks" / key[:12]
+            if not is_complete(table, "chunks"):
+                _clear(table)
+                write_table(section, folder, table, key)
+                built += ["chunks"] * ("chunks" not in built)
         rows = Path(home) / "materialized" / f"{folder.name}-{chunks.name}"
         if write_rows and materialize(folder, chunks.name, rows, data["shard_size"]):
             built.append("rows")
         set_pointer(folder.parent, "latest", folder.name)
-    reference = _reference(Path(home), folder, chunks, built)
+    reference = _reference(Path(home), folder, planned, built)
     if write_rows:
         reference["materialized"] = rows.relative_to(home).as_posix()
     log.info("dataset %s: %s", folder.name, "built " + " and ".join(built) if built else "complete, nothing to do")
@@ -228,9 +235,10 @@ def _read(plan: Plan) -> Iterator[str]:
     log.info("learning the tokenizer's merges")
 
 
-def _reference(home: Path, folder: Path, chunks: Path, built: list[str]) -> dict[str, Any]:
-    dataset, table = read_manifest(folder, "dataset"), read_manifest(chunks, "chunks")
+def _reference(home: Path, folder: Path, planned: dict[str, Any], built: list[str]) -> dict[str, Any]:
+    dataset, table = read_manifest(folder, "dataset"), read_manifest(folder / "chunks" / planned["chunks"], "chunks")
     content, rows = dataset["content"], table["content"]["rows"]
+    stages = [table_facts(folder / "chunks" / stage["chunks"]) for stage in planned["curriculum"]]
 
     def facts(split: str) -> dict[str, Any]:
         names = ("documents", "tokens", "bytes", "unigram_entropy_bits")
@@ -239,14 +247,14 @@ def _reference(home: Path, folder: Path, chunks: Path, built: list[str]) -> dict
     return {
         "path": folder.relative_to(home).as_posix(),
         "digest": dataset["digest"],
-        "chunks": chunks.name,
+        "chunks": planned["chunks"],
         "chunks_digest": table["digest"],
         "built": built,
         "sequence_length": table["content"]["sequence_length"],
         "vocab_size": content["vocab_size"],
         "train": facts("train"),
         "validation": facts("validation"),
-    }
+    } | ({"curriculum": stages} if stages else {})
 
 
 @contextmanager

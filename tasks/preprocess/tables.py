@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import DataError
-from tasks.artifacts import commit, read_manifest, staging
+from tasks.artifacts import checksum_of, commit, read_manifest, staging
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import compute_rows, resolve_device, row_starts, window_starts
 from tasks.preprocess.keys import CHUNKS_VERSION
@@ -81,6 +81,37 @@ def lengths_by_source(dataset: Path, split: dict[str, Any]) -> dict[str, np.ndar
     """int64 [documents] of each source of a split, tokens of its documents; "" is the name of the only one."""
     several = groupby(split["shards"], key=lambda shard: shard.get("source", ""))
     return {name: document_lengths(dataset, list(shards)) for name, shards in several}
+
+
+def with_curriculum(data: dict) -> list[dict]:
+    """The section `data` for each row table of a run: that of data.sequence_length, then those of the curriculum's stages."""
+    return [data, *({**data, "sequence_length": stage["sequence_length"]} for stage in data["curriculum"])]
+
+
+def tables_of(reference: dict[str, Any]) -> list[dict[str, Any]]:
+    """{"chunks", "chunks_digest"} of each row table that a run on this reference reads, each once."""
+    found = {table["chunks"]: table for table in [reference, *reference.get("curriculum", [])]}
+    return [{name: table.get(name) for name in ("chunks", "chunks_digest")} for table in found.values()]
+
+
+def name_of_tables(planned: dict[str, Any]) -> str:
+    """What names all row tables of `stage.plan` or of a reference together; that of a single one is its own name."""
+    names = [table["chunks"] for table in tables_of(planned)]
+    return names[0] if len(names) == 1 else checksum_of(names).removeprefix("blake3:")[:12]
+
+
+def digest_of_tables(reference: dict[str, Any]) -> str:
+    """What stands for the bytes of all row tables of a reference; that of a single one is its own digest."""
+    digests = [table["chunks_digest"] for table in tables_of(reference)]
+    return digests[0] if len(digests) == 1 else checksum_of(digests)
+
+
+def table_facts(chunks: Path) -> dict[str, Any]:
+    """What a run is told of a stage's row table: its name, digest, row length and training rows."""
+    table = read_manifest(chunks, "chunks")
+    content = table["content"]
+    facts = {"sequence_length": content["sequence_length"], "rows": content["rows"]["train"]}
+    return {"chunks": chunks.name, "chunks_digest": table["digest"]} | facts
 
 
 def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:

@@ -88,14 +88,14 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     now = {
         "dataset": {key: reference[key] for key in ("path", "digest", "chunks", "chunks_digest", "sequence_length")}
-        | {"weights": weights_of(config["data"])},
+        | {"weights": weights_of(config["data"]), "curriculum": curriculum_of(config["data"], reference)},
         "model": model,
         "train": config["train"],
         "init_from": initial,
     }
     before = run.read(run.lineage)
     if before:
-        refused = _differences(before["dataset"], now["dataset"], "dataset")
+        refused = _differences({"curriculum": None} | before["dataset"], now["dataset"], "dataset")
         refused += _differences(_in_full(before["model"]), _in_full(model), "model")
         changed = _differences(_all_settings(before["train"]), _all_settings(now["train"]), "train")
         refused += [line for line in changed if line.split(":")[0].split(".")[1] in FIXED]
@@ -120,6 +120,15 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
 def weights_of(data: dict) -> dict[str, float] | None:
     """The weight of each source in the section `data`, which decide the order of samples; None where there are none."""
     return {source["name"]: source["weight"] for source in data["sources"] if source["weight"]} or None
+
+
+def curriculum_of(data: dict, reference: dict) -> list[dict] | None:
+    """The stages of rows of other lengths, which decide the order of samples; None where there are none."""
+    tables = reference.get("curriculum", [])
+    return [
+        stage | {"chunks_digest": table["chunks_digest"]}
+        for stage, table in zip(data["curriculum"], tables, strict=True)
+    ] or None
 
 
 def _in_full(model: dict) -> dict:

@@ -13,6 +13,7 @@ from tasks.lease import Lease
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
+from tasks.train.curriculum import in_samples
 from tasks.train.goodput import goodput
 from tasks.train.gpu_locks import gpus_of, held
 from tasks.train.grace import grace_period
@@ -61,12 +62,14 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         model = architecture(config["model"], (initial or reference)["vocab_size"], reference["sequence_length"])
         config = config | {"train": in_steps(config["train"], reference, home)}
         claim(run, config, model, reference, initial)
+        stages = in_samples(config, reference)
+        told = config | {"data": config["data"] | {"curriculum": stages}}
         if summary := finished(run, config["train"]):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
             return summary | {"already_finished": True}
         with held(gpus_of(run, plan), poll) as gpus:
             while True:
-                outcome = attempt(run, [lock, *gpus], config, model, reference, plan, poll)
+                outcome = attempt(run, [lock, *gpus], told, model, reference, plan, poll)
                 if outcome.kind == "done":
                     return summarize(run, config, reference)
                 if not goes_on(run, config, plan, outcome):

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 from configs.errors import DataError
 from tasks.artifacts import Damaged, check, file_checksum, read_manifest
 from tasks.preprocess.reader import map_list
-from tasks.preprocess.tables import build_table, lengths_by_source
+from tasks.preprocess.tables import build_table, lengths_by_source, tables_of
 from tasks.preprocess.tokenizers import encoder_of, token_bytes
 from tasks.verify_data.history import history
 
@@ -41,9 +42,9 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
     """
     started = time.perf_counter()
     dataset = Path(home) / reference["path"]
-    chunks = dataset / "chunks" / reference["chunks"]
+    tables = {dataset / "chunks" / table["chunks"]: table["chunks_digest"] for table in tables_of(reference)}
     done: list[dict[str, Any]] = []
-    planned = 10 if level == "deep" else 5
+    planned = 7 + 3 * len(tables) if level == "deep" else 3 + 2 * len(tables)
 
     def run(name: str, action: Callable[[], str], suspect: Path = dataset) -> None:
         log.info("checking %s", name, extra={"progress": {"done": len(done), "total": planned, "unit": "checks"}})
@@ -59,30 +60,38 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
                 "'infini-llama preprocess CONFIG --repair', which builds only the damaged files again."
             ) from None
 
-    run("manifest of the tokens", lambda: f"{len(read_manifest(dataset, 'dataset')['files'])} files")
-    run("manifest of the rows", lambda: f"{len(read_manifest(chunks, 'chunks')['files'])} files", chunks)
-    tokens_files, rows_files = read_manifest(dataset, "dataset")["files"], read_manifest(chunks, "chunks")["files"]
-    total = sum(file["size"] for files in (tokens_files, rows_files) for file in files.values())
+    run("manifest of the tokens", partial(_manifest, dataset, "dataset"))
+    for chunks in tables:
+        run("manifest of the rows", partial(_manifest, chunks, "chunks"), chunks)
+    folders = [read_manifest(dataset, "dataset"), *(read_manifest(chunks, "chunks") for chunks in tables)]
+    files = [file for manifest in folders for file in manifest["files"].values()]
+    total = sum(file["size"] for file in files)
     checksums = level == "deep" or total <= full_below
-    run("token files", lambda: _files(dataset, "dataset", checksums, reference["digest"]))
-    run("row files", lambda: _files(chunks, "chunks", checksums, reference["chunks_digest"]), chunks)
-    run("tokenizer", lambda: _tokenizer(dataset))
+    run("token files", partial(_files, dataset, "dataset", checksums, reference["digest"]))
+    for chunks, digest in tables.items():
+        run("row files", partial(_files, chunks, "chunks", checksums, digest), chunks)
+    run("tokenizer", partial(_tokenizer, dataset))
     if level == "deep":
-        run("tokens", lambda: _tokens(dataset))
-        run("rows", lambda: _rows(dataset, chunks), chunks)
-        run("text", lambda: _text(dataset))
-        run("leakage", lambda: _leakage(dataset))
-        run("history", lambda: _history(dataset, reference["chunks"]), chunks)
+        run("tokens", partial(_tokens, dataset))
+        for chunks in tables:
+            run("rows", partial(_rows, dataset, chunks), chunks)
+        run("text", partial(_text, dataset))
+        run("leakage", partial(_leakage, dataset))
+        run("history", partial(_history, dataset, reference["chunks"]), dataset / "chunks" / reference["chunks"])
     log.info("checked the dataset", extra={"progress": {"done": planned, "total": planned, "unit": "checks"}})
     return {
         "level": level,
         "ok": True,
         "checks": done,
-        "files": len(tokens_files) + len(rows_files),
+        "files": len(files),
         "checked_bytes": total if checksums else 0,
         "seconds": round(time.perf_counter() - started, 3),
         "verify_on_read": not checksums,
     }
+
+
+def _manifest(folder: Path, kind: str) -> str:
+    return f"{len(read_manifest(folder, kind)['files'])} files"
 
 
 def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:

@@ -1,13 +1,15 @@
 """Batches: which rows of the dataset a rank sees at a step."""
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from model.loss import IGNORE_INDEX
 from tasks.preprocess.reader import TokenReader
-from tasks.train.worker.mixture import mixed_rows, parts_of
+from tasks.train.worker.mixture import Part, mixed_rows, parts_of
 from tasks.train.worker.order import sample_rows
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
@@ -35,6 +37,23 @@ def moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+@dataclass(frozen=True)
+class Stage:
+    """The samples of a run from number `first` on, each of them `rows_a_sample` rows that follow each other in the table's own order."""
+
+    reader: TokenReader
+    first: int
+    rows_a_sample: int
+    parts: tuple[Part, ...]  # of several sources with weights
+
+    def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
+        """Row numbers [count * rows_a_sample] of the samples numbered sample … sample+count-1 of the whole run."""
+        first, count = (sample - self.first) * self.rows_a_sample, count * self.rows_a_sample
+        if self.parts:
+            return mixed_rows(first, count, self.parts, seed)
+        return sample_rows(first, count, len(self.reader), seed)
+
+
 class TrainBatches:
     """The global batch of a step is a function of the samples consumed before it; rank r takes its r-th slice.
 
@@ -42,6 +61,8 @@ class TrainBatches:
 
     Args:
         weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
+        shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
+            Their length divides the reader's; a sample is as many of them as it has tokens.
     """
 
     def __init__(
@@ -54,27 +75,43 @@ class TrainBatches:
         world_size: int,
         isolate: bool = False,
         weights: dict[str, float] | None = None,
+        shorter: Sequence[tuple[TokenReader, int]] = (),
     ) -> None:
-        self.reader, self.seed, self.isolate = reader, seed, isolate
+        self.seed, self.isolate = seed, isolate
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.per_rank = global_batch // world_size
         self.rank = rank
-        self.parts = parts_of(reader.sources, weights) if weights else None
+        readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
+        self.stages = [
+            Stage(
+                table,
+                first,
+                reader.sequence_length // table.sequence_length,
+                parts_of(table.sources, weights) if weights else (),
+            )
+            for table, first in zip(readers, firsts, strict=True)
+        ]
+
+    def stage(self, samples_consumed: int) -> Stage:
+        """That of the step that follows `samples_consumed` samples."""
+        return self.stages[bisect_right(self.stages, samples_consumed, key=lambda stage: stage.first) - 1]
 
     def rows(self, samples_consumed: int) -> np.ndarray:
-        """Row numbers [global_batch] of the step that follows `samples_consumed` samples."""
-        if self.parts:
-            return mixed_rows(samples_consumed, self.global_batch, self.parts, self.seed)
-        return sample_rows(samples_consumed, self.global_batch, len(self.reader), self.seed)
+        """Row numbers [global_batch * rows a sample] of the step that follows `samples_consumed` samples."""
+        return self.stage(samples_consumed).rows(samples_consumed, self.global_batch, self.seed)
 
     def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:
         """This rank's micro-batches of that step, in order."""
-        mine = self.rows(samples_consumed)[self.rank * self.per_rank : (self.rank + 1) * self.per_rank]
-        for start in range(0, self.per_rank, self.micro_batch):
-            rows = mine[start : start + self.micro_batch]
-            documents = self.reader.documents(rows) if self.isolate else None
-            yield to_batch(self.reader.gather(rows), self.reader.targets(rows), device, documents)
+        stage = self.stage(samples_consumed)
+        reader, several = stage.reader, stage.rows_a_sample
+        mine = self.rows(samples_consumed)[
+            self.rank * self.per_rank * several : (self.rank + 1) * self.per_rank * several
+        ]
+        for start in range(0, len(mine), self.micro_batch * several):
+            rows = mine[start : start + self.micro_batch * several]
+            documents = reader.documents(rows) if self.isolate else None
+            yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
 
     def targets(self, samples_consumed: int) -> int:
         """Labels that count in that step, over all ranks: each rank knows the rows of all, so none needs to ask."""
-        return max(1, self.reader.count_targets(self.rows(samples_consumed)))
+        return max(1, self.stage(samples_consumed).reader.count_targets(self.rows(samples_consumed)))

@@ -88,8 +88,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     train, plan = order["config"]["train"], order["plan"]
     run_dir, dataset = Path(order["run_dir"]), Path(order["dataset"])
     hook = load_hook(train["metrics_hook"])
-    train_reader = TokenReader(dataset, order["chunks"], "train", verify_on_read=order["verify_on_read"])
-    validation_reader = TokenReader(dataset, order["chunks"], "validation", verify_on_read=order["verify_on_read"])
+    reader_of = partial(TokenReader, dataset, verify_on_read=order["verify_on_read"])
+    train_reader, validation_reader = (reader_of(order["chunks"], split) for split in ("train", "validation"))
     token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
 
     model = build_model(order, ranks.device)
@@ -107,6 +107,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         ranks.world_size,
         train["document_isolation"],
         order["weights"],
+        [(reader_of(stage["chunks"], "train"), stage["until"]) for stage in order["config"]["data"]["curriculum"]],
     )
 
     def first_batch() -> float:
@@ -129,7 +130,6 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     metrics = None
     if ranks.is_first:
         metrics = Metrics(run_dir, train["log_every"], reporters(train["report_to"], run_dir, at.step, order["config"]))
-    flops = flops_per_token(model.config, order["sequence_length"])
     ceiling = ranks.sum(matmul_ceiling(ranks.device, half if plan["precision"] != "fp32" else torch.float32))[0]
     held_out = train["eval_sequences"]
     if train["eval_tokens"] is not None:
@@ -192,6 +192,9 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 record |= {"gates": gates} if (gates := gate_means(model, ranks)) else {}
                 record |= {"custom": ask(hook, train["metrics_hook"], model, record)} if hook else {}
             if metrics:
+                length = batches.stage(first_sample).reader.sequence_length
+                record |= {"sequence_length": length} if len(batches.stages) > 1 else {}
+                flops = flops_per_token(model.config, length)
                 timing = {
                     "step_time": step_time,
                     "data_time": data_time,

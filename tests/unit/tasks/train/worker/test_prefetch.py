@@ -17,6 +17,8 @@ LEFT_OUT = [{"first": 16, "end": 32}]
 class Rows(TokenReader):
     """A reader of numbered rows, of which one cannot be read."""
 
+    sequence_length = 4
+
     def __init__(self, damaged: int = -1) -> None:
         self.damaged, self.built_by = damaged, set()
 

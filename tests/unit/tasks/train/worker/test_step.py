@@ -32,6 +32,8 @@ class OneRank:
 class Rows:
     """A reader of `size` rows that are recognised by their first token."""
 
+    sequence_length = 4
+
     def __init__(self, size: int) -> None:
         self.size = size
 
