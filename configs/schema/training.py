@@ -63,6 +63,12 @@ class TrainingConfig(ReportingConfig):
         description="Documents that share a row do not see one another: attention stays inside each, positions begin anew, and "
         "Infini-attention's memory is empty at its beginning. Off: the row is read as one text.",
     )
+    prefer_long_documents: Annotated[float, Field(ge=0, le=4)] = Field(
+        default=0.0,
+        title="Prefer long documents",
+        description="Rows of a document of about twice as many tokens are seen 2 to this power as often (1: twice as often); 0: every row "
+        "once an epoch.",
+    )
     dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,
         title="Data loader workers",

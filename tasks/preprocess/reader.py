@@ -110,6 +110,11 @@ class TokenReader:
                 target[filled:] = -1
         return numbers if labels else numbers[:, :-1]
 
+    def document_offsets(self) -> np.ndarray:
+        """First token of each document in the stream of the split, int64 [documents + 1], and the end of the last."""
+        shards = zip((map_list(path)[0] for path in self.paths), [0, *self.ends], strict=False)
+        return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
+
     def count_targets(self, rows: np.ndarray) -> int:
         """How many labels of the given rows count."""
         if self.pieces is None:

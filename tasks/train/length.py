@@ -39,12 +39,17 @@ def in_steps(train: dict, reference: dict, home: Path) -> dict:
 
 
 def refuse_repeats(train: dict, rows: int) -> None:
-    """Where `train.repeat_data` is off, refuses a run that is longer than one pass over the `rows` training rows.
+    """Where `train.repeat_data` is off, refuses a run that may see one of the `rows` training rows twice.
 
     Raises:
         ConfigError: it is.
     """
     steps, batch = train["max_steps"], train["global_batch_size"]
+    if not train["repeat_data"] and train["prefer_long_documents"]:
+        raise ConfigError(
+            f"train.prefer_long_documents={train['prefer_long_documents']:g} sees rows of long documents again before others have been "
+            "seen, while train.repeat_data is off; switch it on, or set prefer_long_documents=0."
+        )
     if not train["repeat_data"] and steps * batch > rows:
         raise ConfigError(
             f"train.max_steps={steps} of train.global_batch_size={batch} sequences are {steps * batch:,} rows, and the dataset has "

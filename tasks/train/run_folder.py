@@ -19,7 +19,7 @@ from tasks.train.initial import refuse_unlike
 
 log = logging.getLogger("infini_llama.train")
 # Another value of one of these is another run: the same folder is refused.
-FIXED = ("seed", "global_batch_size")
+FIXED = ("seed", "global_batch_size", "prefer_long_documents")
 # These change what is reported or kept, not what is computed.
 FREE = (
     "log_every",

@@ -11,6 +11,7 @@ from model.loss import IGNORE_INDEX
 from tasks.preprocess.reader import TokenReader
 from tasks.train.worker.mixture import Part, mixed_rows, parts_of
 from tasks.train.worker.order import sample_rows
+from tasks.train.worker.preference import preferring
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
@@ -44,13 +45,15 @@ class Stage:
     reader: TokenReader
     first: int
     rows_a_sample: int
-    parts: tuple[Part, ...]  # of several sources with weights
+    parts: tuple[Part, ...]  # of several sources with weights, or of rows by the length of their documents
+    order: np.ndarray | None = None  # int64 [rows]: the row at each place of the parts, where that is not its number
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
         """Row numbers [count * rows_a_sample] of the samples numbered sample … sample+count-1 of the whole run."""
         first, count = (sample - self.first) * self.rows_a_sample, count * self.rows_a_sample
         if self.parts:
-            return mixed_rows(first, count, self.parts, seed)
+            places = mixed_rows(first, count, self.parts, seed)
+            return places if self.order is None else self.order[places]
         return sample_rows(first, count, len(self.reader), seed)
 
 
@@ -63,6 +66,7 @@ class TrainBatches:
         weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
         shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
             Their length divides the reader's; a sample is as many of them as it has tokens.
+        prefer_long: how much more often rows of long documents are seen (train.prefer_long_documents).
     """
 
     def __init__(
@@ -76,21 +80,19 @@ class TrainBatches:
         isolate: bool = False,
         weights: dict[str, float] | None = None,
         shorter: Sequence[tuple[TokenReader, int]] = (),
+        prefer_long: float = 0.0,
     ) -> None:
         self.seed, self.isolate = seed, isolate
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.per_rank = global_batch // world_size
         self.rank = rank
         readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
-        self.stages = [
-            Stage(
-                table,
-                first,
-                reader.sequence_length // table.sequence_length,
-                parts_of(table.sources, weights) if weights else (),
-            )
-            for table, first in zip(readers, firsts, strict=True)
-        ]
+        self.stages = []
+        for table, first in zip(readers, firsts, strict=True):
+            order, parts = None, parts_of(table.sources, weights) if weights else ()
+            if prefer_long:
+                order, parts = preferring(table, prefer_long, weights)
+            self.stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts, order))
 
     def stage(self, samples_consumed: int) -> Stage:
         """That of the step that follows `samples_consumed` samples."""

@@ -108,6 +108,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         train["document_isolation"],
         order["weights"],
         [(reader_of(stage["chunks"], "train"), stage["until"]) for stage in order["config"]["data"]["curriculum"]],
+        train["prefer_long_documents"],
     )
 
     def first_batch() -> float:

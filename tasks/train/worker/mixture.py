@@ -20,6 +20,7 @@ class Part:
     first: int  # row
     rows: int
     weight: int  # its share is weight / sum of weights
+    parts: "tuple[Part, ...]" = ()  # between which its own samples are divided in turn, where there are any
 
 
 def parts_of(sources: list[dict], weights: dict[str, float]) -> tuple[Part, ...]:
@@ -64,7 +65,10 @@ def mixed_rows(first: int, count: int, parts: Sequence[Part], seed: int) -> np.n
 
 
 def _rows_of(part: Part, ordinals: np.ndarray, seed: int) -> np.ndarray:
-    """The rows within a source of its own samples with these numbers."""
+    """The rows within a source of its own samples with these numbers, which follow each other."""
+    if part.parts:
+        first = int(ordinals[0]) if len(ordinals) else 0
+        return mixed_rows(first, len(ordinals), part.parts, seed) - part.first
     epochs, positions = np.divmod(ordinals, part.rows)
     rows = np.empty(len(ordinals), dtype=np.int64)
     for epoch in np.unique(epochs).tolist():
