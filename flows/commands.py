@@ -361,11 +361,9 @@ def passkey(arguments: Namespace) -> Answer:
     run = _find(arguments.run, "runs")
     from flows.inspection import passkey_text
     from tasks.evaluate.stage import find_passkeys
-    from tasks.train.load import lineage_of
 
-    row = lineage_of(run)["dataset"]["sequence_length"]
-    lengths = arguments.lengths or [row, 2 * row, 4 * row, 8 * row]
-    record = find_passkeys(run, arguments.checkpoint, lengths, arguments.depths, arguments.samples, arguments.seed)
+    lengths, depths = arguments.lengths or [], arguments.depths
+    record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
     return record, passkey_text(record)
 
 
