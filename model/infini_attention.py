@@ -6,6 +6,7 @@ from torch import nn
 
 from model.attention import Attention, KeyValues
 from model.config import LlamaConfig, MemoryUpdate
+from model.context import shared_memories
 from model.layout import Rows, Segments
 from model.memory import Memory, memories, mix, retrieve
 from model.rope import Rotary
@@ -101,12 +102,17 @@ class InfiniAttention(Attention):
         """`local` [B, S, H, N, d] mixed with what its queries find, and the memories."""
         with torch.autocast(q.device.type, enabled=False):
             before = state.memory if state is not None and state.segments[0] else None
-            first = 0 if before is not None else 1  # the first segment that has something to read
             last = k.shape[1] if state is not None else k.shape[1] - 1  # of those that write
             after = None
-            if last:
+            if layout.context is not None:
+                keeps, writes = layout.keeps, layout.writes
+                after, before = shared_memories(
+                    k, v, self.update, layout.context, keeps, writes, self.gradient_segments
+                )
+            elif last:
                 keeps, writes = (None if x is None else x[:, :last] for x in (layout.keeps, layout.writes))
                 after = memories(k[:, :last], v[:, :last], self.update, before, keeps, writes, self.gradient_segments)
+            first = 0 if before is not None else 1  # the first segment that has something to read
             parts = [self._without_memory(local[:, :first])]
             if after is not None and first < k.shape[1]:
                 M, z = after.M[:, : k.shape[1] - 1], after.z[:, : k.shape[1] - 1]

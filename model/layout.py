@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from model.config import LlamaConfig
+from model.context import Context
 from model.rope import Rotary, rotary
 
 PADDING = -1
@@ -36,6 +37,7 @@ class Segments(NamedTuple):
         writes: [B, S, N], tokens that may be written to memory: those of the segment's last document.
         keeps: [B, S], whether a segment ends in the document that the one before ended in: its memory goes on, else it starts anew.
         reads: [B, S, N], tokens that may read: those of the document that the segment before ended in.
+        context: the ranks that share each row, of whose S segments all of this are; None: this rank alone has them.
     """
 
     rotary: Rotary
@@ -44,6 +46,7 @@ class Segments(NamedTuple):
     writes: torch.Tensor | None = None
     keeps: torch.Tensor | None = None
     reads: torch.Tensor | None = None
+    context: Context | None = None
 
 
 def rows(
@@ -85,8 +88,11 @@ def segments(
     documents: torch.Tensor | None,
     like: torch.Tensor,
     by_boundaries: bool = False,
+    context: Context | None = None,
 ) -> Segments:
     """For rows of `shape` [B, T], cut every segment_length tokens from the row's beginning, whatever the documents.
+
+    With a `context` `shape` is that of this rank's part of the rows, while `documents` are those of whole rows.
 
     A token's position is its place in the segment: rotary attention sees differences of positions alone, so that starting anew in
     a document would change nothing.
@@ -94,12 +100,18 @@ def segments(
     size = min(config.segment_length, shape[1])
     tables = rotary(torch.arange(size, device=like.device), config, like.dtype)
     if documents is None:
-        return Segments(tables)
-    count = -(-shape[1] // size)
-    documents = F.pad(documents, (0, count * size - shape[1]), value=PADDING)
-    ends = _last_document(documents).unflatten(1, (count, size))[:, :, -1]  # [B, S]
-    cut = documents.unflatten(1, (count, size))
+        return Segments(tables, reads=_all_but_the_first(shape, size, context, like.device), context=context)
+    length = documents.shape[1]
+    whole = min(config.segment_length, length)
+    count = -(-length // whole)
+    documents = F.pad(documents, (0, count * whole - length), value=PADDING)
+    ends = _last_document(documents).unflatten(1, (count, whole))[:, :, -1]  # [B, S]
+    cut = documents.unflatten(1, (count, whole))
     before = F.pad(ends[:, :-1], (1, 0), value=PADDING)
+    if context is not None:
+        share = context.segments(length, whole)
+        ends, before, cut = (x[:, context.place * share : (context.place + 1) * share] for x in (ends, before, cut))
+        cut = cut[..., :size]
     return Segments(
         tables,
         cut.flatten(0, 1),
@@ -107,7 +119,19 @@ def segments(
         writes=(cut == ends[:, :, None]) & (cut != PADDING),
         keeps=(ends == before) & (before != PADDING),
         reads=(cut == before[:, :, None]) & (cut != PADDING),
+        context=context,
     )
+
+
+def _all_but_the_first(
+    shape: torch.Size, size: int, context: Context | None, device: torch.device
+) -> torch.Tensor | None:
+    """`reads` [1, S, N] of the rank that has a row's first segment; the others, and a rank that is alone, need none."""
+    if context is None or context.place > 0:
+        return None
+    reads = torch.ones(1, -(-shape[1] // size), size, dtype=torch.bool, device=device)
+    reads[:, 0] = False
+    return reads
 
 
 def _last_document(documents: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from model.activations import Checkpointing, recomputed
 from model.attention import Attention, KeyValues
 from model.backends import BY_BOUNDARIES
 from model.config import LlamaConfig
+from model.context import Context
 from model.infini_attention import InfiniAttention
 from model.layout import Rows, Segments, rows, segments
 from model.loss import chunked_cross_entropy_sum, cross_entropy_sum
@@ -133,36 +134,55 @@ class Llama(nn.Module):
         for layer in self._layers():
             layer.checkpointing = kind
 
-    def hidden(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+    def hidden(
+        self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
+    ) -> torch.Tensor:
         """What the head reads: input_ids [B, T] int64 to [B, T, hidden_size].
 
-        documents [B, T] numbers each token's document in packed rows (`model.layout`): no token sees another document's.
+        documents [B, T] numbers each token's document in packed rows (`model.layout`): no token sees another document's. With a
+        `context`, input_ids are this rank's part of rows that several ranks share, and documents those of whole rows.
+
+        Raises:
+            ValueError: a context for a model whose attention is over whole rows.
         """
         x = self.model.embed_tokens(input_ids)
-        layout = (rows if self.config.attention == "softmax" else segments)(
-            self.config, input_ids.shape, documents, x, self.attention_backend in BY_BOUNDARIES
-        )
+        by_boundaries = self.attention_backend in BY_BOUNDARIES
+        if self.config.attention != "softmax":
+            layout = segments(self.config, input_ids.shape, documents, x, by_boundaries, context)
+        elif context is None:
+            layout = rows(self.config, input_ids.shape, documents, x, by_boundaries)
+        else:
+            raise ValueError(
+                "softmax attention over whole rows cannot be shared by ranks; use infini or local attention"
+            )
         for layer in self._layers():
             x = layer(x, layout)
         return self.model.norm(x)
 
-    def forward(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
+    ) -> torch.Tensor:
         """Logits [B, T, vocab_size] for input_ids [B, T] int64."""
-        return self.lm_head(self.hidden(input_ids, documents))
+        return self.lm_head(self.hidden(input_ids, documents, context))
 
     def loss(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        context: Context | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum of cross-entropies (nats, fp32) of input_ids [B, T] against labels [B, T], and the number of targets.
 
         Labels are already one token ahead of the inputs; -100 is no target. `loss_chunk` tokens' logits exist at a time, 0: all;
-        `z_loss` adds to the gradient in training (`model.loss`).
+        `z_loss` adds to the gradient in training (`model.loss`). With a `context` both are this rank's part, and the sum and number,
+        too.
         """
         z_loss = self.z_loss if self.training else 0.0
         if self.loss_chunk:
-            hidden = self.hidden(input_ids, documents)
+            hidden = self.hidden(input_ids, documents, context)
             return chunked_cross_entropy_sum(hidden, self.lm_head.weight, labels, self.loss_chunk, z_loss)
-        return cross_entropy_sum(self(input_ids, documents), labels, z_loss)
+        return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
 
     def new_states(self, batch: int, capacity: int) -> States:
         """What `batch` rows remember before their first token; a softmax model's have room for `capacity` tokens."""

@@ -65,26 +65,48 @@ def memories(
             parts.append(memories(k[:, part], v[:, part], update, before, kept, written))
             before = Memory(parts[-1].M[:, -1].detach(), parts[-1].z[:, -1].detach())
         return Memory(torch.cat([part.M for part in parts], dim=1), torch.cat([part.z for part in parts], dim=1))
-    features = sigma(k)
-    if writes is not None:
-        features = features * writes[:, :, None, :, None]
-    M, z = features.transpose(-1, -2) @ v.to(features.dtype), features.sum(dim=-2)
-    z_after = _summed(z, None if before is None else before.z, keeps)
+    features, M, z = of_segments(k, v, writes)
+    z_after = running_sums(z, None if before is None else before.z, keeps)
     if update == "linear":
-        return Memory(_summed(M, None if before is None else before.M, keeps), z_after)
-    anew = torch.zeros_like(z[:, :1]) if before is None else before.z[:, None]
-    z_read = z_after if update == "delta_bounded" else torch.cat((anew, z_after[:, :-1]), dim=1)
-    shares = features / (features @ z_read[..., None]).clamp_min(SMALLEST_DENOMINATOR)
-    A = torch.eye(k.shape[-1], dtype=M.dtype, device=M.device) - features.transpose(-1, -2) @ shares
-    if keeps is not None:
-        A = torch.where(keeps[:, :, None, None, None], A, 0.0)
+        return Memory(running_sums(M, None if before is None else before.M, keeps), z_after)
+    A = delta_factors(features, z_after, None if before is None else before.z, update, keeps)
     if before is not None:
         M = torch.cat((A[:, :1] @ before.M[:, None] + M[:, :1], M[:, 1:]), dim=1)
     A = torch.cat((torch.zeros_like(A[:, :1]), A[:, 1:]), dim=1)  # the first has no other before it
     return Memory(scan(A, M, torch.matmul), z_after)
 
 
-def _summed(added: torch.Tensor, before: torch.Tensor | None, keeps: torch.Tensor | None) -> torch.Tensor:
+def of_segments(
+    k: torch.Tensor, v: torch.Tensor, writes: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """sigma(K) [B, S, Hkv, N, d], zero where nothing is written, and each segment's sigma(K)^T V and sum of sigma(K)."""
+    features = sigma(k)
+    if writes is not None:
+        features = features * writes[:, :, None, :, None]
+    return features, features.transpose(-1, -2) @ v.to(features.dtype), features.sum(dim=-2)
+
+
+def delta_factors(
+    features: torch.Tensor,
+    z_after: torch.Tensor,
+    z_before: torch.Tensor | None,
+    update: MemoryUpdate,
+    keeps: torch.Tensor | None,
+) -> torch.Tensor:
+    """A [B, S, Hkv, d, d] of the delta updates, zero where a segment starts anew.
+
+    Args:
+        features: of `of_segments`.
+        z_after: after each segment [B, S, Hkv, d]; z_before: what the first of them finds [B, Hkv, d].
+    """
+    anew = torch.zeros_like(z_after[:, :1]) if z_before is None else z_before[:, None]
+    z_read = z_after if update == "delta_bounded" else torch.cat((anew, z_after[:, :-1]), dim=1)
+    shares = features / (features @ z_read[..., None]).clamp_min(SMALLEST_DENOMINATOR)
+    A = torch.eye(features.shape[-1], dtype=z_after.dtype, device=z_after.device) - features.transpose(-1, -2) @ shares
+    return A if keeps is None else torch.where(keeps[:, :, None, None, None], A, 0.0)
+
+
+def running_sums(added: torch.Tensor, before: torch.Tensor | None, keeps: torch.Tensor | None) -> torch.Tensor:
     """Running sums [B, S, …] over segments, on top of `before` [B, …], anew where a segment does not keep."""
     if keeps is None:
         total = added.cumsum(dim=1)

@@ -9,12 +9,41 @@ from pydantic import ConfigDict, Field, model_validator
 from configs.schema.data import DataConfig, VerifyConfig
 from configs.schema.deployment import DeploymentConfig
 from configs.schema.environment import EnvironmentConfig
-from configs.schema.evaluation import EvaluationConfig
 from configs.schema.model import ModelConfig
 from configs.schema.runtime import RuntimeConfig
 from configs.schema.section import Section
 from configs.schema.storage import StorageConfig
 from configs.schema.training import TrainingConfig
+
+
+def context_problems(config: PipelineConfig) -> list[str]:
+    """Why the processes cannot share sequences as `train.context_parallel` asks, a sentence each."""
+    size, processes, model = config.train.context_parallel, config.environment.nproc_per_node, config.model
+    said, back, problems = f"train.context_parallel={size}", model.memory_gradient_segments, []
+    if size == 1:
+        return []
+    if model.attention == "softmax":
+        return [
+            f"{said} splits sequences between segments, and model.attention=softmax has none; use infini or local, or "
+            "train.context_parallel=1 with train.activation_checkpointing=full"
+        ]
+    if isinstance(processes, int) and processes % size:
+        problems.append(f"{said} does not divide environment.nproc_per_node={processes}; change one of them")
+    for rows in (config.data, *config.data.curriculum):
+        key = "data." if rows is config.data else "a stage of data.curriculum with "
+        key += f"sequence_length={rows.sequence_length}"
+        segments, rest = divmod(rows.sequence_length, size * model.segment_length)
+        if rest:
+            problems.append(
+                f"{said}: {key} is no multiple of that x model.segment_length={model.segment_length}, so that the processes would "
+                "not have the same whole number of segments; change one of them"
+            )
+        elif model.attention == "infini" and back is not None and back < segments * size and segments % back:
+            problems.append(
+                f"{said}: model.memory_gradient_segments={back} does not divide the {segments} segments that a process has of {key}, "
+                "where the gradient has to end; choose a divisor, or null"
+            )
+    return problems
 
 
 def _of_a_run(schema: dict[str, Any]) -> None:
@@ -36,9 +65,6 @@ class PipelineConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig, title="Model", description="The architecture.")
     train: TrainingConfig = Field(
         default_factory=TrainingConfig, title="Training", description="How the model is trained."
-    )
-    evaluate: EvaluationConfig = Field(
-        default_factory=EvaluationConfig, title="Evaluation", description="What is measured of the trained model."
     )
     environment: EnvironmentConfig = Field(
         default_factory=EnvironmentConfig, title="Environment", description="What the workers run on."
@@ -72,15 +98,18 @@ class PipelineConfig(Section):
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
         processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
-        nodes = self.environment.nnodes
-        batch = (micro if isinstance(micro, int) else 1) * (processes if isinstance(processes, int) else 1) * nodes
+        nodes, together = self.environment.nnodes, self.train.context_parallel
+        workers = (processes if isinstance(processes, int) and processes % together == 0 else together) * nodes
+        batch = (micro if isinstance(micro, int) else 1) * workers // together
         if self.train.global_batch_size % batch:
             problems.append(
                 f"train.global_batch_size={self.train.global_batch_size} is not a multiple of train.micro_batch_size="
                 f"{self.train.micro_batch_size} x environment.nproc_per_node={processes}"
                 + (f" x environment.nnodes={nodes}" if nodes > 1 else "")
+                + ("" if together == 1 else f" / {together} that share each sequence")
                 + "; change one of them"
             )
+        problems += context_problems(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -201,6 +201,12 @@ class TrainingConfig(ReportingConfig):
         description="Under fsdp and hsdp, a layer's parameters are freed between forward and backward (ZeRO-3); false keeps them "
         "(ZeRO-2: more memory, less communication).",
     )
+    context_parallel: Annotated[int, Field(ge=1)] = Field(
+        default=1,
+        title="Context parallel",
+        description="Processes that share each sequence, every one with a run of its segments; they pass on what Infini-attention's "
+        "memory holds. For sequences whose activations do not fit one process; not with model.attention=softmax.",
+    )
     compile: Literal["auto", "off", "block", "whole"] = Field(
         default="auto",
         title="Compile",

@@ -7,6 +7,7 @@ from typing import Any
 from configs.architecture import architecture, of_vocabulary
 from configs.durations import planned_steps
 from configs.errors import ConfigError
+from configs.ranks import groups_of, ranks_a_row
 from model.config import LlamaConfig
 from model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
 from tasks.estimate.memory import Layout, step_memory
@@ -36,15 +37,17 @@ def estimate(config: dict) -> dict[str, Any]:
     plan = plan_of(of_vocabulary(config, model.vocab_size))
     train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
     workers, length = plan["nproc_per_node"] * plan["nnodes"], data["sequence_length"]
-    micro_batches, rest = divmod(train["global_batch_size"], train["micro_batch_size"] * workers)
+    groups = groups_of(train, workers)
+    micro_batches, rest = divmod(train["global_batch_size"], train["micro_batch_size"] * groups)
     if rest:
+        shared = "" if groups == workers else f" / {workers // groups} that share each sequence"
         raise ConfigError(
             f"train.global_batch_size={train['global_batch_size']} is not a multiple of train.micro_batch_size="
-            f"{train['micro_batch_size']} x {workers} worker(s); change one of them."
+            f"{train['micro_batch_size']} x {workers} worker(s){shared}; change one of them."
         )
     layout = Layout(
         train["micro_batch_size"],
-        length,
+        length // train["context_parallel"],
         micro_batches,
         workers,
         shards_of(train, workers if train["parallel"] == "fsdp" else plan["nproc_per_node"]),
@@ -84,7 +87,9 @@ def plan_of(config: dict) -> dict[str, Any]:
     except ConfigError:
         wishes = config["environment"]
         device = "cuda" if wishes["device"] == "cuda" else "cpu"
-        workers = wishes["nproc_per_node"] if isinstance(wishes["nproc_per_node"], int) else 1
+        workers = (
+            wishes["nproc_per_node"] if isinstance(wishes["nproc_per_node"], int) else ranks_a_row(config["train"])
+        )
         precision = wishes["precision"] if wishes["precision"] != "auto" else "bf16" if device == "cuda" else "fp32"
         micro = config["train"]["micro_batch_size"]
         micro = micro if isinstance(micro, int) else 1
@@ -97,7 +102,7 @@ def plan_of(config: dict) -> dict[str, Any]:
             "loss_chunk": loss_chunk(
                 config["train"]["loss_chunk"],
                 device,
-                micro * config["data"]["sequence_length"],
+                micro * config["data"]["sequence_length"] // config["train"]["context_parallel"],
                 config["data"]["tokenizer"]["vocab_size"],
             ),
             "threads": 1,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from configs.errors import ConfigError
+from configs.ranks import ranks_a_row
 from tasks.patch_environment.findings_gpu import is_busy
 
 
@@ -21,13 +22,15 @@ def choose_devices(config: dict, facts: dict, micro: int, problems: list[str], r
     Args:
         micro: sequences of one forward pass of one worker.
     """
-    wishes, sequences = config["environment"], config["train"]["global_batch_size"]
-    nodes = wishes["nnodes"]
+    wishes, train = config["environment"], config["train"]
+    nodes, sequences, together = wishes["nnodes"], train["global_batch_size"], ranks_a_row(train)
     kind = _kind(wishes["device"], facts, problems, reasons)
     usable = _usable(wishes, kind, facts, problems, reasons)
     wish = wishes["nproc_per_node"]
     if wish == "auto" and kind == "cuda" and usable:
-        count = next((n for n in range(len(usable), 0, -1) if sequences % (micro * n * nodes) == 0), 1)
+        most = len(usable) // together * together
+        fitting = (n for n in range(most, 0, -together) if sequences % (micro * n * nodes // together) == 0)
+        count = next(fitting, together)
         reasons["nproc_per_node"] = "one worker a GPU"
         if count < len(usable):
             reasons["nproc_per_node"] = (
@@ -49,10 +52,15 @@ def choose_devices(config: dict, facts: dict, micro: int, problems: list[str], r
                 f"environment.nproc_per_node={count}, but {there} and each takes one worker; "
                 f"use auto or at most {len(usable)}."
             )
-    if sequences % (micro * count * nodes):
+    if count % together:
+        problems.append(
+            f"train.context_parallel={together}, but {count} worker(s) are no whole groups of {together}; change one of them."
+        )
+    elif sequences % (micro * count * nodes // together):
+        shared = "" if together == 1 else f" / {together} that share each sequence"
         problems.append(
             f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size={micro} "
-            f"x {count} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}; change one of them."
+            f"x {count} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; change one of them."
         )
     return Devices(kind, sorted(usable[:count]) if kind == "cuda" else [], count)
 
@@ -94,6 +102,8 @@ def _usable(wishes: dict, kind: str, facts: dict, problems: list[str], reasons: 
 def _on_cpu(config: dict, facts: dict, micro: int) -> tuple[int, str]:
     """One worker with all threads; under environment.tune and where others want the cores too, one worker a core."""
     cores, sequences = facts["cores"], config["train"]["global_batch_size"]
+    if (together := ranks_a_row(config["train"])) > 1:
+        return together, "as many workers as share each sequence"
     if config["environment"]["tune"] == "off" or facts["load"] < cores or config["environment"]["threads"] != "auto":
         return 1, "one worker with all the threads"
     by_memory = max(1, int(facts["memory"]["available"] // (2 * 1024**3)))

@@ -3,6 +3,7 @@
 from typing import Any
 
 from configs.architecture import architecture
+from configs.ranks import groups_of
 from model.config import LlamaConfig
 from model.flops import parameters
 from tasks.patch_environment.speed import loss_chunk
@@ -33,7 +34,7 @@ def bytes_needed(config: dict, micro: int, precision: str, kind: str, workers: i
     model, train = model_of(config), config["train"]
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     half = 4 if precision == "fp32" else 2
-    tokens = micro * config["data"]["sequence_length"]
+    tokens = micro * config["data"]["sequence_length"] // train["context_parallel"]
     kept = 4 * 4 * width + half * (8 * width + 4 * inner)
     if train["activation_checkpointing"] != "none":
         kept = 4 * width + kept // layers
@@ -60,13 +61,14 @@ def fits(need: dict[str, int], have: int) -> bool:
 def micro_batch(config: dict, facts: dict, precision: str, kind: str, gpus: list[int], workers: int) -> int:
     """The most sequences of one forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
     nodes = config["environment"]["nnodes"]
-    share = max(1, config["train"]["global_batch_size"] // (workers * nodes))
+    share = max(1, config["train"]["global_batch_size"] // groups_of(config["train"], workers * nodes))
+    length = config["data"]["sequence_length"] // config["train"]["context_parallel"]
     have = memory_of_each(facts, gpus, workers)
     fitting = [
         size
         for size in range(1, share + 1)
         if share % size == 0
-        and (size == 1 or size * config["data"]["sequence_length"] <= ENOUGH_TOKENS[kind])
+        and (size == 1 or size * length <= ENOUGH_TOKENS[kind])
         and fits(bytes_needed(config, size, precision, kind, workers * nodes), have)
     ]
     return max(fitting, default=1)

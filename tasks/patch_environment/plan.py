@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from configs.ranks import groups_of
 from tasks.patch_environment import estimate, speed
 from tasks.patch_environment.devices import choose_devices, refuse
 from tasks.patch_environment.finding import finding
@@ -54,7 +55,8 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
     if threads == "auto":
         threads = max(1, facts["cores"] // devices.processes)
         reasons["threads"] = f"{facts['cores']} usable core(s) over {devices.processes} worker(s)"
-    tokens, vocab_size = micro * config["data"]["sequence_length"], config["data"]["tokenizer"]["vocab_size"]
+    tokens = micro * config["data"]["sequence_length"] // train["context_parallel"]
+    vocab_size = config["data"]["tokenizer"]["vocab_size"]
     reasons["attention_backend"] = "torch's scaled_dot_product_attention chooses the kernel"
     plan = {
         "device": devices.kind,
@@ -72,7 +74,8 @@ def resolve(config: dict, facts: dict) -> dict[str, Any]:
         ),
         "port": speed.port(facts["port_wished"], problems),
         "micro_batch_size": micro,
-        "accumulation_steps": train["global_batch_size"] // (micro * devices.processes * wishes["nnodes"]),
+        "accumulation_steps": train["global_batch_size"]
+        // (micro * groups_of(train, devices.processes * wishes["nnodes"])),
     }
     problems += [
         f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it."

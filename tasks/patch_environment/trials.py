@@ -49,7 +49,7 @@ def steps(config: dict, plan: dict, seconds: float, limit: float) -> dict[str, f
     Raises:
         TrialFailed: with the reason.
     """
-    micro, length = plan["micro_batch_size"], config["data"]["sequence_length"]
+    micro, length = plan["micro_batch_size"], config["data"]["sequence_length"] // config["train"]["context_parallel"]
     settings = ("precision", "attention_backend", "threads", "device", "compile", "loss_chunk")
     case = {
         "model": architecture(config["model"], config["data"]["tokenizer"]["vocab_size"], length),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.durations import planned_steps
+from configs.ranks import groups_of, ranks_a_row
 from model.flops import flops_per_token
 from tasks.artifacts import write_atomic
 from tasks.patch_environment import trials
@@ -126,7 +127,8 @@ class _Search:
         cores, train = self.facts["cores"], self.config["train"]
         both = wish(self.config, "nproc_per_node") == wish(self.config, "threads") == "auto"
         for workers, threads in ((cores, 1), (1, cores)):
-            shares = train["global_batch_size"] % (plan["micro_batch_size"] * workers) == 0
+            shares = workers % ranks_a_row(train) == 0
+            shares = shares and train["global_batch_size"] % (plan["micro_batch_size"] * groups_of(train, workers)) == 0
             if both and cores > 1 and shares and workers != plan["nproc_per_node"]:
                 found.append((f"{workers} worker(s)", {"nproc_per_node": workers, "threads": threads}))
         if wish(self.config, "precision") == "auto" and self.facts["cpu"]["bf16"]:
@@ -198,7 +200,14 @@ def _key(config: dict, facts: dict, plan: dict) -> str:
         "data": [config["data"]["sequence_length"], config["data"]["tokenizer"]["vocab_size"]],
         "train": {
             name: train[name]
-            for name in ("global_batch_size", "compile", "parallel", "loss_chunk", "activation_checkpointing")
+            for name in (
+                "global_batch_size",
+                "compile",
+                "parallel",
+                "context_parallel",
+                "loss_chunk",
+                "activation_checkpointing",
+            )
         },
         "steps": len(str(planned_steps(train, config["data"]["sequence_length"]))),  # compiling pays in long runs only
         "environment": {name: value for name, value in environment.items() if name not in ("env", "port")},

@@ -3,6 +3,7 @@
 import json
 import logging
 
+from configs.ranks import groups_of
 from tasks.artifacts import write_atomic
 from tasks.train import checkpoints
 from tasks.train.run_folder import RunFolder
@@ -17,7 +18,7 @@ def halve_micro_batch(run: RunFolder, train: dict, processes: int) -> bool:
     """
     lineage = run.read(run.lineage)
     now = min(train["micro_batch_size"], lineage.get("micro_batch_size", train["micro_batch_size"]))
-    share = train["global_batch_size"] // processes
+    share = train["global_batch_size"] // groups_of(train, processes)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
     if smaller is None:
         log.warning("the micro-batch is one sequence already; a smaller model, shorter rows or more memory are needed")

@@ -1,5 +1,7 @@
 """Interrupted and resumed in fresh processes is bitwise the uninterrupted run, over a pairwise cover of what a run can be."""
 
+import json
+
 import pytest
 from exactness.bench import Bench, interrupted_equals_uninterrupted
 from exactness.cover import FACTORS, name_of, pairs_of, pairwise_cover, possible
@@ -48,18 +50,79 @@ def test_the_comparison_sees_a_difference(bench):
     assert all(other[key] != one[key] for key in one)
 
 
+SHARED = {"attention": "infini", "save": "async", "epoch": "within", "optimizer": "adamw", "resumed": 1}
+SHARED_ROWS = [
+    {
+        "world": 2,
+        "parallel": "ddp",
+        "context": 2,
+        "precision": "fp32",
+        "dropout": 0.1,
+        "accumulation": 4,
+        "compile": "off",
+    },
+    {
+        "world": 4,
+        "parallel": "fsdp",
+        "context": 2,
+        "precision": "bf16",
+        "dropout": 0.0,
+        "accumulation": 1,
+        "compile": "off",
+    }
+    | {"update": "delta", "isolation": True},
+    {
+        "world": 4,
+        "parallel": "ddp",
+        "context": 4,
+        "precision": "fp32",
+        "dropout": 0.1,
+        "accumulation": 1,
+        "compile": "block",
+    }
+    | {"update": "delta_bounded", "isolation": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ranks_that_share_rows(bench):
+    cells = [(name_of(cell), SHARED | cell) for cell in SHARED_ROWS]
+    assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
+    believed = json.loads((bench.run(f"{cells[-1][0]}-calm").path / "compile.json").read_text())
+    assert believed["believed"], believed["reason"]
+
+
 ELASTIC = {"parallel": "ddp", "precision": "fp32", "attention": "infini", "accumulation": 1, "compile": "off"}
 ELASTIC |= {"dropout": 0.0, "save": "async", "epoch": "across", "batch": 12, "micro": 1}
 
 
+def assert_nearly_equal(bench: Bench, one: str, other: str) -> None:
+    """The same rows in every global batch, and losses, those of validation too, within 1e-5."""
+    rows = bench.rows(other)
+    assert rows == bench.rows(one) and len(rows) == 10 and all(len(batch) == 12 for batch in rows.values())
+    calm, found = bench.result(one)["metrics"], bench.result(other)["metrics"]
+    assert [line["step"] for line in calm] == [line["step"] for line in found]
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(calm, found, strict=True)) < 1e-5
+
+
 def test_another_number_of_workers_sees_the_same_batches_and_nearly_the_same_losses(bench):
     bench.attempt("four", ELASTIC | {"world": 4})
+    bench.attempt("shared", ELASTIC | {"world": 4, "context": 2})
     bench.execute()
+    assert_nearly_equal(bench, "four", "shared")
     for world, parallel, stop in ((4, "ddp", 3), (2, "fsdp", 2), (3, "fsdp", 2), (1, "ddp", None)):
         bench.attempt("elastic", ELASTIC | {"world": world, "parallel": parallel}, stop_after=stop)
         bench.execute()
-    rows = bench.rows("elastic")
-    assert rows == bench.rows("four") and len(rows) == 10 and all(len(batch) == 12 for batch in rows.values())
-    calm, elastic = bench.result("four")["metrics"], bench.result("elastic")["metrics"]
-    assert [line["step"] for line in calm] == [line["step"] for line in elastic]
-    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(calm, elastic, strict=True)) < 1e-5
+    assert_nearly_equal(bench, "four", "elastic")
+
+
+@pytest.mark.slow
+def test_ranks_that_share_rows_of_several_documents_compute_what_one_alone_does(bench):
+    cell = ELASTIC | {"isolation": True, "update": "delta"}
+    bench.attempt("alone", cell | {"world": 1})
+    for context, parallel in ((2, "fsdp"), (4, "ddp")):
+        bench.attempt(f"context-{context}", cell | {"world": 4, "context": context, "parallel": parallel})
+    bench.execute()
+    for context in (2, 4):
+        assert_nearly_equal(bench, "alone", f"context-{context}")

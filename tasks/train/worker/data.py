@@ -63,6 +63,7 @@ class TrainBatches:
     Hence another number of ranks sees the same global batches, and resuming costs nothing.
 
     Args:
+        rank, world_size: of the groups of ranks that have rows of their own.
         weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
         shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
             Their length divides the reader's; a sample is as many of them as it has tokens.

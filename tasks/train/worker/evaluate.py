@@ -43,14 +43,14 @@ def evaluate(
     autocast: torch.autocast,
     isolate: bool = False,
 ) -> Validation:
-    """Mean over the targets of the first `sequences` validation rows; rank r takes rows r, r + world_size, …
+    """Mean over the targets of the first `sequences` validation rows; group r of ranks takes rows r, r + groups, …
 
     All ranks make the same number of forward passes, as sharded parameters need all of them; one that has run out of rows computes
     one that does not count. `isolate` keeps the documents of a row apart, as training does.
     """
     sequences = min(sequences, len(reader))
-    rows = np.arange(ranks.rank, sequences, ranks.world_size, dtype=np.int64)
-    most = -(-sequences // ranks.world_size)
+    rows = np.arange(ranks.group, sequences, ranks.groups, dtype=np.int64)
+    most = -(-sequences // ranks.groups)
     bytes_of = torch.from_numpy(token_bytes)
     loss_sum, target_bytes, targets = 0.0, 0, 0
     module.eval()
@@ -65,6 +65,7 @@ def evaluate(
                 loss = module(*batch).item()
             if counts:
                 loss_sum += loss
+            if counts and ranks.counts_rows:
                 counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]
                 target_bytes += int(bytes_of[torch.from_numpy(counted)].sum())
                 targets += counted.size

@@ -93,7 +93,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
 
     model = build_model(order, ranks.device)
-    module = LossModule(model)
+    ranks.share_rows(train["context_parallel"])
+    module = LossModule(model, ranks.context)
     wrapped = distribute(module, train, ranks)
     optimizer = build_optimizer(model, train)
     half = torch.float16 if plan["precision"] == "fp16" else torch.bfloat16
@@ -103,8 +104,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         train["seed"],
         train["global_batch_size"],
         train["micro_batch_size"],
-        ranks.rank,
-        ranks.world_size,
+        ranks.group,
+        ranks.groups,
         train["document_isolation"],
         order["weights"],
         [(reader_of(stage["chunks"], "train"), stage["until"]) for stage in order["config"]["data"]["curriculum"]],

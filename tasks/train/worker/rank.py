@@ -57,13 +57,7 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
     torch.set_num_threads(order["plan"]["threads"])
     try:
         stop = StopRequest()
-        waits = order["config"]["environment"]
-        ranks = Ranks(
-            order["plan"]["device"],
-            order["plan"]["distributed_backend"],
-            waits["communication_timeout"],
-            waits["preflight_timeout"],
-        )
+        ranks = Ranks(order["plan"]["device"], order["plan"]["distributed_backend"])
         state, step = run(order, ranks, stop, heart)
         write_status(attempt_dir, rank, state, EXIT_CODES[state], step)
         ranks.leave()

@@ -11,25 +11,33 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.errors import ConfigError
+from model.context import Context
 from model.llama import Llama
 from tasks.train.worker.parallel import Ranks
 
 
 class LossModule(nn.Module):
-    """Llama with its loss inside forward, where DistributedDataParallel and FSDP see it."""
+    """Llama with its loss inside forward, where DistributedDataParallel and FSDP see it.
 
-    def __init__(self, model: Llama) -> None:
+    With a `context` the loss is that of this rank's part of the rows; gradients of all ranks' losses together are right once they
+    are summed over the ranks, whatever part each of them had.
+    """
+
+    def __init__(self, model: Llama, context: Context | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.context = model, context
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum of the token cross-entropies of input_ids [b, T] against labels [b, T], a scalar in fp32.
+        """Sum of the token cross-entropies of whole rows input_ids [b, T] against labels [b, T], a scalar in fp32.
 
         documents [b, T], where given, keeps the documents of a row apart (`model.layout`).
         """
-        return self.model.loss(input_ids, labels, documents)[0]
+        if self.context is not None:
+            size = self.model.config.segment_length
+            input_ids, labels = self.context.part(input_ids, size), self.context.part(labels, size)
+        return self.model.loss(input_ids, labels, documents, self.context)[0]
 
 
 def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:

@@ -31,7 +31,7 @@ DOCUMENTS = {
 
 def configuration(home: Path, name: str, cell: Cell) -> dict:
     """Of one run of a cell. `batch` and `micro` of a cell replace what its other settings imply."""
-    batch = cell.get("batch", BATCH)
+    batch, context = cell.get("batch", BATCH), cell.get("context", 1)
     return {
         "data": {
             "source": "files",
@@ -48,13 +48,14 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "num_key_value_heads": 2,
             "segment_length": 8,
             "attention": cell["attention"],
+            "memory_update": cell.get("update", "linear"),
             "hidden_dropout": cell.get("dropout", 0.0),
             "attention_dropout": cell.get("dropout", 0.0),
         },
         "train": {
             "max_steps": STEPS,
             "global_batch_size": batch,
-            "micro_batch_size": cell.get("micro") or batch // (cell["world"] * cell["accumulation"]),
+            "micro_batch_size": cell.get("micro") or batch * context // (cell["world"] * cell["accumulation"]),
             "learning_rate": 1e-2,
             "warmup_steps": 2,
             "eval_every": 4,
@@ -62,6 +63,8 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "save_every": SAVE_EVERY,
             "sample_tokens": 4,
             "parallel": cell["parallel"],
+            "context_parallel": context,
+            "document_isolation": cell.get("isolation", False),
             "optimizer": cell.get("optimizer", "adamw"),
             "compile": cell["compile"],
             "async_save": cell["save"] == "async",

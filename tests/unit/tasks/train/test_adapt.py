@@ -30,12 +30,13 @@ def run(tmp_path):
 
 
 def test_the_micro_batch_halves_to_what_divides_a_ranks_share_and_stays_so(run):
-    train = {"micro_batch_size": 6, "global_batch_size": 24}
+    train = {"micro_batch_size": 6, "global_batch_size": 24, "context_parallel": 1}
     sizes = []
     while halve_micro_batch(run, train, processes=2):
         sizes.append(run.read(run.lineage)["micro_batch_size"])
     assert sizes == [3, 1]
-    assert halve_micro_batch(run, {"micro_batch_size": 10, "global_batch_size": 20}, 2) is False, "it is one already"
+    shared = train | {"micro_batch_size": 10, "global_batch_size": 20}
+    assert halve_micro_batch(run, shared, 2) is False, "it is one already"
 
 
 def test_a_rollback_abandons_what_came_after_and_leaves_the_samples_out(run):

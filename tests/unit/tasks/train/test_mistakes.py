@@ -13,6 +13,7 @@ from tasks.train.checkpoints import STATE_FILE
 from tasks.train.length import in_steps
 from tasks.train.worker.reporters import reporters
 
+INFINI = {"attention": "infini", "segment_length": 32}
 CPU = {"cores": 2, "gpus": [], "gpu_problem": None}
 
 
@@ -32,6 +33,34 @@ def settings(**sections: dict) -> dict:
             {"train": {"max_steps": 10, "warmup_steps": 10}},
             "train.warmup_steps=10 must be fewer than train.max_steps=10",
         ),
+        (
+            {"train": {"context_parallel": 2}},
+            "train.context_parallel=2 splits sequences between segments, and model.attention=softmax has none; use infini or local",
+        ),
+        (
+            {
+                "train": {"context_parallel": 4},
+                "model": {"attention": "infini", "segment_length": 64},
+                "data": {"source": "python-stdlib", "sequence_length": 384},
+            },
+            "train.context_parallel=4: data.sequence_length=384 is no multiple of that x model.segment_length=64",
+        ),
+        (
+            {"train": {"context_parallel": 2}, "model": INFINI, "environment": {"nproc_per_node": 3}},
+            "train.context_parallel=2 does not divide environment.nproc_per_node=3",
+        ),
+        (
+            {"train": {"context_parallel": 2}, "model": INFINI | {"memory_gradient_segments": 3}},
+            "model.memory_gradient_segments=3 does not divide the 4 segments that a process has of data.sequence_length=256",
+        ),
+        (
+            {
+                "train": {"context_parallel": 2},
+                "model": INFINI,
+                "data": {"source": "python-stdlib", "curriculum": [{"sequence_length": 32, "until_step": 5}]},
+            },
+            "train.context_parallel=2: a stage of data.curriculum with sequence_length=32 is no multiple of that x model.segment_length=32",
+        ),
         ({"train": {"profile_steps": [5, 2]}}, "is not a first and a last step"),
         ({"train": {"report_to": ["mlflow"]}}, "train.report_to"),
         ({"train": {"metrics_hook": "no function"}}, "train.metrics_hook"),
@@ -50,6 +79,19 @@ def test_a_batch_that_cannot_be_shared():
     assert (
         len(problems) == 1 and "train.global_batch_size=10 is not a multiple of train.micro_batch_size=4" in problems[0]
     )
+
+
+def test_workers_that_share_sequences_come_in_whole_groups():
+    config, problems = settings(train={"context_parallel": 2}, model=INFINI, environment={"device": "cpu"}), []
+    assert choose_devices(config, CPU, 8, problems, {}).processes == 2 and not problems
+    config["environment"]["nproc_per_node"] = 3
+    choose_devices(config, CPU, 8, problems, {})
+    assert problems == [
+        "train.context_parallel=2, but 3 worker(s) are no whole groups of 2; change one of them.",
+    ]
+    config["environment"]["nproc_per_node"] = 4
+    choose_devices(config, CPU, 16, problems, {})
+    assert len(problems) == 1, "32 sequences are two of 16 for two groups of two"
 
 
 def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):
