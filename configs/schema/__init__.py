@@ -1,6 +1,6 @@
 """Every section and key of a run. Titles, descriptions and limits here are what the documentation and Prefect's form show."""
 
-from configs.schema.data import DataConfig, PasskeyConfig, TokenizerConfig, VerifyConfig
+from configs.schema.data import DataConfig, PasskeyConfig, VerifyConfig
 from configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from configs.schema.environment import EnvironmentConfig
 from configs.schema.model import ModelConfig, RopeScaling
@@ -8,6 +8,7 @@ from configs.schema.pipeline import PipelineConfig
 from configs.schema.runtime import RUN_NAME, RuntimeConfig
 from configs.schema.section import Section
 from configs.schema.storage import StorageConfig
+from configs.schema.tokenizer import TokenizerConfig
 from configs.schema.training import TrainingConfig
 
 __all__ = [

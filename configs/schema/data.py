@@ -8,62 +8,9 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, model_validator
 
 from configs.schema.section import Section
+from configs.schema.tokenizer import TokenizerConfig
 
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-
-
-class TokenizerConfig(Section):
-    """The tokenizer: trained on the training documents, or given by its file and then never changed by new text."""
-
-    kind: Literal["bpe", "wordpiece", "unigram"] = Field(
-        default="bpe", title="Kind", description="What is trained; each works on bytes, so that any text has tokens."
-    )
-    path: str | None = Field(
-        default=None,
-        title="Path",
-        description="A tokenizer to use as it is: a tokenizer.json (also that of an earlier dataset, so that more text keeps its "
-        "tokens), a Hugging Face folder, or a .tiktoken rank file. Size, frequency and kind are then those of the file.",
-        min_length=1,
-    )
-    eos: str | None = Field(
-        default=None,
-        title="End of text",
-        description="The token of a given tokenizer that ends a document; default: what its folder or usual names say.",
-        min_length=1,
-    )
-    pattern: str = Field(
-        default=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        title="Pattern",
-        description="How a .tiktoken rank file cuts text into words; default: the pattern of cl100k_base.",
-        min_length=1,
-    )
-    special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list,
-        title="Special tokens",
-        description="Further tokens of a trained tokenizer that no text yields, with the ids after the end-of-text token's.",
-    )
-    vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = Field(
-        default=4096,
-        title="Vocabulary size",
-        description="Tokens to learn, the 256 bytes and the end-of-text token included.",
-    )
-    min_frequency: Annotated[int, Field(ge=1)] = Field(
-        default=2, title="Minimum frequency", description="A pair of tokens must occur this often to be merged."
-    )
-
-    @model_validator(mode="after")
-    def _tokens_fit(self) -> TokenizerConfig:
-        special = self.special_tokens
-        if len(set(special)) != len(special) or "<|endoftext|>" in special:
-            raise ValueError(
-                "special_tokens names a token twice, or <|endoftext|>, which is always there; leave it out"
-            )
-        if self.vocab_size < 257 + len(special):
-            raise ValueError(
-                f"vocab_size={self.vocab_size} has no room for 256 bytes, the end-of-text token and {len(special)} special_tokens; "
-                "raise it"
-            )
-        return self
 
 
 class PasskeyConfig(Section):
@@ -119,6 +66,12 @@ class TextConfig(Section):
         default=None,
         title="Validation split",
         description="The split of data.dataset that is held out; default: data.validation_fraction of data.dataset_split.",
+    )
+    streaming: bool = Field(
+        default=False,
+        title="Streaming",
+        description="Whether data.dataset is read from where it is, without the copy that `datasets` keeps on this machine: no disk, but "
+        "its files are fetched twice, to be counted and to be tokenized. The bytes are the same.",
     )
     passkey: PasskeyConfig = Field(
         default_factory=PasskeyConfig, title="Passkey", description="Which texts are made (source: passkey)."

@@ -114,7 +114,7 @@ def fields_of(config: dict) -> dict[str, Any]:
     """The model's fields, with the vocabulary of a given tokenizer or of the weights to start from, or the whole one to be learned."""
     data = config["data"]
     vocabulary = data["tokenizer"]["vocab_size"]
-    if data["tokenizer"]["path"]:
+    if tokenizers.is_given(data["tokenizer"]):
         vocabulary = tokenizers.load(data["tokenizer"]).get_vocab_size()
     if initial := initial_of(config, {}):
         vocabulary = initial["vocab_size"]

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,7 +67,7 @@ def read(path: Path, text_column: str, form: str = "auto", wanted: Iterator[int]
     try:
         with _opened(path) as stream:
             for record in reader(stream, text_column):
-                yield from (record,) if isinstance(record, Fault) else _pieces(record)
+                yield from (record,) if isinstance(record, Fault) else pieces(record)
     except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error) as error:
         raise Unreadable(f"is damaged ({error})") from None
     except OSError as error:
@@ -100,7 +99,7 @@ def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
             return
 
 
-def _pieces(text: str) -> Iterator[str]:
+def pieces(text: str) -> Iterator[str]:
     if len(text) * 4 <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
         yield text
         return
@@ -145,7 +144,7 @@ def _lines(stream: IO[bytes], text_column: str, wanted: Iterator[int] | None = N
             record += 1
             continue
         text = _line(line, text_column, number)
-        for piece in (text,) if isinstance(text, Fault) else _pieces(text):
+        for piece in (text,) if isinstance(text, Fault) else pieces(text):
             yield piece
             if wanted is not None and record == following:
                 following = next(wanted, None)
@@ -203,7 +202,7 @@ def _csv(stream: IO[bytes], text_column: str) -> Records:
     try:
         rows = csv.reader(text, strict=True)
         header = next(rows, [])
-        column = _column(header, text_column)
+        column = named_column(header, text_column)
         for row in rows:
             if len(row) == len(header):
                 yield row[column]
@@ -216,7 +215,7 @@ def _csv(stream: IO[bytes], text_column: str) -> Records:
 def _parquet(stream: IO[bytes], text_column: str) -> Records:
     with _seekable(stream) as file:
         table = pyarrow.parquet.ParquetFile(file)
-        _column(table.schema_arrow.names, text_column)
+        named_column(table.schema_arrow.names, text_column)
         yield from _batches(table.iter_batches(batch_size=256, columns=[text_column]), text_column)
 
 
@@ -225,7 +224,7 @@ def _arrow(stream: IO[bytes], text_column: str) -> Records:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         opened: Any = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-        _column(opened.schema.names, text_column)
+        named_column(opened.schema.names, text_column)
         batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
         yield from _batches(batches, text_column)
 
@@ -241,7 +240,7 @@ def _batches(batches: Iterable[pa.RecordBatch], text_column: str) -> Records:
                 raise Unreadable(f"is not UTF-8 in the rows from {number + 1} ({error.reason})") from None
             for value in values:
                 number += 1
-                yield _string("" if value is None else value, f"row {number}")
+                yield as_text("" if value is None else value, f"row {number}")
 
 
 def _seekable(stream: IO[bytes]) -> IO[bytes]:
@@ -254,7 +253,7 @@ def _seekable(stream: IO[bytes]) -> IO[bytes]:
     return unpacked
 
 
-def _column(names: list[str], text_column: str) -> int:
+def named_column(names: list[str], text_column: str) -> int:
     if text_column not in names:
         known = ", ".join(names) or "none"
         raise Unreadable(
@@ -269,10 +268,10 @@ def _text(value: Any, text_column: str, place: str) -> str | Fault:
         if text_column not in value:
             return Fault(f"has no field '{text_column}' in {place}")
         value = value[text_column]
-    return _string("" if value is None else value, place)
+    return as_text("" if value is None else value, place)
 
 
-def _string(value: Any, place: str) -> str | Fault:
+def as_text(value: Any, place: str) -> str | Fault:
     if not isinstance(value, str):
         return Fault(f"has {type(value).__name__} instead of text in {place}")
     try:
@@ -280,17 +279,6 @@ def _string(value: Any, place: str) -> str | Fault:
     except UnicodeEncodeError:
         return Fault(f"has half a character (a lone surrogate) in {place}")
     return value
-
-
-def datasets_texts(dataset: Any, text_column: str) -> Records:
-    """The texts of a `datasets.Dataset`."""
-    if text_column not in dataset.column_names:
-        _column(dataset.column_names, text_column)
-    rows = dataset.select_columns([text_column]).with_format("python").iter(batch_size=256)
-    values = chain.from_iterable(batch[text_column] for batch in rows)
-    for number, value in enumerate(values, start=1):
-        record = _string("" if value is None else value, f"row {number}")
-        yield from (record,) if isinstance(record, Fault) else _pieces(record)
 
 
 READERS: dict[str, Callable[[IO[bytes], str], Records]] = {

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import DataError
-from tasks.preprocess.formats import RECORDS, Records, Unreadable, datasets_texts, format_of, read
+from tasks.preprocess.formats import RECORDS, Records, format_of, read
+from tasks.preprocess.hub import texts_of
 from tasks.preprocess.passkey import PasskeyTexts
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
@@ -28,6 +29,7 @@ class Source:
     key: str = "data.files"
     dataset: tuple[str, str | None, str] | None = None  # path or name, configuration, split
     format: str = "auto"
+    streaming: bool = False  # of a dataset: read from where it is, not from a copy
     origin: str = ""  # of several sources in data.sources, the one it belongs to
     made: PasskeyTexts | None = None
 
@@ -41,7 +43,7 @@ class Source:
         if self.made:
             return iter(self.made)
         if self.dataset:
-            return datasets_texts(_dataset(*self.dataset), self.text_column)
+            return texts_of(*self.dataset, self.text_column, self.streaming)
         return read(self.path, self.text_column, self.format, wanted)
 
 
@@ -68,6 +70,7 @@ def sources(data: dict, origin: str = "") -> tuple[list[Source], list[Source]]:
                 column,
                 f"{section}.dataset",
                 (data["dataset"], data["dataset_config"], split),
+                streaming=data["streaming"],
                 origin=origin,
             )
             for split in splits
@@ -79,7 +82,7 @@ def sources(data: dict, origin: str = "") -> tuple[list[Source], list[Source]]:
     stdlib, form = data["source"] == "python-stdlib", data["format"]
 
     def placed(found: Iterable[tuple[Path, str]], key: str) -> list[Source]:
-        return [Source(path, _portable(name), column, key, None, form, origin) for path, name in found]
+        return [Source(path, _portable(name), column, key, format=form, origin=origin) for path, name in found]
 
     training = placed(_stdlib() if stdlib else _matching(data["files"], f"{section}.files", form), f"{section}.files")
     key = f"{section}.validation_files"
@@ -110,23 +113,6 @@ def describe(data: dict) -> dict[str, Any]:
 
 def _portable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", errors="backslashreplace")  # a file's name need not be text
-
-
-def _dataset(path: str, configuration: str | None, split: str) -> Any:
-    import datasets  # heavy, and needed for this source alone
-
-    folder = Path(path).expanduser()
-    try:
-        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
-            loaded: Any = datasets.load_from_disk(str(folder))
-            return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-        return datasets.load_dataset(str(folder) if folder.is_dir() else path, configuration, split=split)
-    except (OSError, ValueError, KeyError) as error:
-        words = " ".join(str(error).split())
-        raise Unreadable(f"cannot be opened as a dataset with split '{split}' ({words})") from None
-    except Exception as error:  # `datasets` has no common class for what is wrong with a file
-        words = " ".join(str(error.__cause__ or error).split())
-        raise Unreadable(f"cannot be opened as a dataset with split '{split}' ({words})") from None
 
 
 def _stdlib() -> Iterator[tuple[Path, str]]:

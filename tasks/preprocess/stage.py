@@ -25,7 +25,7 @@ from tasks.preprocess.repair import salvage
 from tasks.preprocess.reuse import reuse, unit_keys
 from tasks.preprocess.sources import describe
 from tasks.preprocess.tables import table_facts, tables_of, with_curriculum, write_table
-from tasks.preprocess.tokenizers import end_of_text, is_lossless, load, token_bytes, train
+from tasks.preprocess.tokenizers import end_of_text, is_given, is_lossless, load, token_bytes, train
 from tasks.preprocess.tokens import batches, describe_split, dtype_for
 from tasks.preprocess.units import Plan, Unit, plan_units
 from tasks.preprocess.work import do_units
@@ -154,7 +154,7 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         work.mkdir()
         done = {}
         settings = data["tokenizer"]
-        tokenizer = load(settings) if settings["path"] else train(_read(plan), settings)
+        tokenizer = load(settings) if is_given(settings) else train(_read(plan), settings)
         (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         journal.record("tokenizer.json")
     missing = [unit for unit in plan.units if unit.file not in done]

@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from configs.errors import ConfigError
+from tasks.preprocess.tiktoken_encodings import ENCODINGS, rank_file
 from tasks.preprocess.tiktoken_ranks import from_rank_file
 
 EOS = "<|endoftext|>"
@@ -93,30 +94,41 @@ def _alphabet() -> list[str]:
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
+def is_given(settings: dict) -> bool:
+    """Whether the section `data.tokenizer` names a tokenizer, and nothing is to be learned."""
+    return bool(settings["path"] or settings["encoding"])
+
+
 def load(settings: dict) -> Tokenizer:
-    """The tokenizer at `data.tokenizer.path`: a tokenizer.json, a folder with one, or a tiktoken rank file. It is used as it is.
+    """The tokenizer at `data.tokenizer.path`: a tokenizer.json, a folder with one, or a tiktoken rank file; or an encoding by name.
+
+    It is used as it is.
 
     Raises:
         ConfigError: it is not there or not readable, or its ids have gaps.
     """
-    path = Path(settings["path"]).expanduser()
+    encoding = ENCODINGS[settings["encoding"]] if settings["encoding"] else None
+    path = rank_file(settings["encoding"], settings["path"]) if encoding else Path(settings["path"]).expanduser()
+    named = "encoding" if encoding else "path"
+    said = f"data.tokenizer.{named}={settings[named]}"
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        if file.suffix == ".tiktoken":
+        if encoding:
+            tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
+        elif file.suffix == ".tiktoken":
             tokenizer = from_rank_file(file, settings["pattern"], [EOS, *settings["special_tokens"]])
         else:
             tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"data.tokenizer.path={settings['path']}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder "
-            "with one, or a .tiktoken rank file."
+            f"{said}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
         ) from None
     except Exception as error:  # `tokenizers` raises nothing narrower
-        raise ConfigError(f"data.tokenizer.path={settings['path']}: {file} is no tokenizer ({error}).") from None
+        raise ConfigError(f"{said}: {file} is no tokenizer ({error}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if max(tokenizer.get_vocab().values()) + 1 != tokenizer.get_vocab_size():
-        raise ConfigError(f"data.tokenizer.path={settings['path']}: the ids of {file} have gaps; use one without.")
+        raise ConfigError(f"{said}: the ids of {file} have gaps; use one without.")
     end_of_text(tokenizer, settings)
     return tokenizer
 
@@ -127,11 +139,11 @@ def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
     Raises:
         ConfigError: nothing says it.
     """
-    if not settings["path"]:
+    if not is_given(settings):
         return EOS_ID
-    stated = Path(settings["path"]).expanduser() / "tokenizer_config.json"
+    stated = Path(settings["path"] or "").expanduser() / "tokenizer_config.json"
     names = [settings["eos"]] if settings["eos"] else []
-    if not names and stated.is_file():
+    if not names and not settings["encoding"] and stated.is_file():
         said = json.loads(stated.read_text(encoding="utf-8")).get("eos_token")
         names = [said["content"] if isinstance(said, dict) else said] if said else []
     for name in names or USUAL_ENDS:
@@ -147,6 +159,9 @@ def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
 def identity(settings: dict) -> dict[str, Any]:
     """What decides the tokens, for the key: the settings of one to train, the content of a given one."""
     policy = {"eos": EOS, "text_yields_special_tokens": False}
+    if settings["encoding"]:  # a key must not cost the reading of 200,000 ranks
+        encoding = ENCODINGS[settings["encoding"]]
+        return policy | {"encoding": settings["encoding"], "sha256": encoding.sha256, "ends": settings["eos"] or EOS}
     if settings["path"]:
         tokenizer = load(settings)
         return policy | {"given": tokenizer.to_str(), "eos_id": end_of_text(tokenizer, settings)}
