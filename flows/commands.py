@@ -5,8 +5,13 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError, DataError, PipelineError
+
+if TYPE_CHECKING:
+    from configs.schema import PipelineConfig
+    from tasks.train.node import Wishes
 
 Answer = tuple[dict, str]
 log = logging.getLogger("infini_llama.export")
@@ -17,6 +22,8 @@ def run(arguments: Namespace) -> Answer:
     from flows.console import summary_text
 
     config = load_config(arguments.config, arguments.overrides)
+    if joined := _joins(config):
+        return joined
     if arguments.direct:
         from flows.direct import pretrain_directly
 
@@ -147,7 +154,10 @@ def train(arguments: Namespace) -> Answer:
     from flows.direct import resolved, verify_and_train
     from tasks.preprocess.stage import lookup
 
-    settings = resolved(load_config(arguments.config, arguments.overrides))
+    config = load_config(arguments.config, arguments.overrides)
+    if joined := _joins(config):
+        return joined
+    settings = resolved(config)
     if arguments.dataset is not None:
         reference = reference_for(
             settings["data"], _find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"])
@@ -161,6 +171,38 @@ def train(arguments: Namespace) -> Answer:
         )
     summary = verify_and_train(settings, reference)
     return summary, summary_text(summary)
+
+
+def join(arguments: Namespace) -> Answer:
+    from tasks.train.node import Wishes
+
+    path = Path(arguments.run)
+    return _join(
+        path.resolve() if path.exists() or len(path.parts) > 1 else _home() / "runs" / path,
+        Wishes.of_variables(arguments.node_rank),
+    )
+
+
+def _join(run: Path, wishes: "Wishes") -> Answer:
+    from tasks.train.node import serve
+
+    record = {"run": str(run), "exit_code": serve(run, wishes)}
+    return record, f"joined      {run}: it has ended" + (f" with {record['exit_code']}" if record["exit_code"] else "")
+
+
+def _joins(config: "PipelineConfig") -> Answer | None:
+    """What a command that is to lead a run does where its configuration says that this machine is another node than the first."""
+    environment = config.environment
+    if environment.node_rank in ("auto", 0):
+        return None
+    from flows.direct import resolved
+    from tasks.train.node import Wishes
+
+    runtime = resolved(config)["runtime"]
+    address = None if environment.master_addr == "auto" else environment.master_addr
+    port = None if environment.port == "auto" else environment.port
+    wishes = Wishes(environment.nnodes, environment.node_rank, address, port)
+    return _join(Path(runtime["home"], "runs", runtime["name"]), wishes)
 
 
 def estimate(arguments: Namespace) -> Answer:
@@ -319,11 +361,9 @@ def passkey(arguments: Namespace) -> Answer:
     run = _find(arguments.run, "runs")
     from flows.inspection import passkey_text
     from tasks.evaluate.stage import find_passkeys
-    from tasks.train.load import lineage_of
 
-    row = lineage_of(run)["dataset"]["sequence_length"]
-    lengths = arguments.lengths or [row, 2 * row, 4 * row, 8 * row]
-    record = find_passkeys(run, arguments.checkpoint, lengths, arguments.depths, arguments.samples, arguments.seed)
+    lengths, depths = arguments.lengths or [], arguments.depths
+    record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
     return record, passkey_text(record)
 
 

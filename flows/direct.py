@@ -48,19 +48,26 @@ def verify_and_train(settings: dict, reference: dict) -> dict:
     restore_run(settings)
     environment = patch_environment(settings, home, settings["runtime"]["name"], reference["vocab_size"])
     retries = retries_for(settings)
-    while True:
-        try:
-            with mirrored(settings, reference):
-                return with_pages(train(settings, reference, environment))
-        except Exception as error:
-            delay = retries.delay_after(error)
-            if delay is None:
-                raise
-            time.sleep(delay)
+    with mirrored(settings, reference):
+        while True:
+            try:
+                summary = train(settings, reference, environment)
+                break
+            except Exception as error:
+                delay = retries.delay_after(error)
+                if delay is None:
+                    raise
+                time.sleep(delay)
+        if settings["evaluate"]["after_training"]:
+            from tasks.evaluate.after_training import evaluate_trained  # with torch, which nothing else needs here
+
+            summary["evaluations"] = evaluate_trained(Path(summary["paths"]["run"]), settings["evaluate"])
+        return with_pages(summary)
 
 
 def with_pages(summary: dict) -> dict:
     """The summary of a finished run, once its page and loss curve are written beside it."""
-    if not (summary.get("already_finished") and Path(summary["paths"]["report"]).exists()):
+    news = not summary.get("already_finished") or "evaluations" in summary
+    if news or not Path(summary["paths"]["report"]).exists():
         write_report(Path(summary["paths"]["run"]))
     return summary

@@ -61,8 +61,13 @@ def pretrain(config: PipelineConfig) -> dict:
 
         restore_run(settings)
         environment = patch_environment(settings, home, run, reference["vocab_size"])
-        with mirrored(settings, reference), closing_card(Path(home) / "runs" / run) as tell:
-            summary = with_pages(with_retries(retries_for(settings))(settings, reference, environment))
-            done = "had finished already" if summary.get("already_finished") else "finished"
-            tell(f"Training {done}: {summary['steps']:,} steps.")
-            return summary
+        with mirrored(settings, reference):
+            with closing_card(Path(home) / "runs" / run) as tell:
+                summary = with_retries(retries_for(settings))(settings, reference, environment)
+                done = "had finished already" if summary.get("already_finished") else "finished"
+                tell(f"Training {done}: {summary['steps']:,} steps.")
+            if settings["evaluate"]["after_training"]:
+                from tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
+
+                summary["evaluations"] = evaluate(summary["paths"]["run"], settings["evaluate"])
+            return with_pages(summary)

@@ -3,6 +3,7 @@
 from configs.schema.data import DataConfig, PasskeyConfig, VerifyConfig
 from configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from configs.schema.environment import EnvironmentConfig
+from configs.schema.evaluation import EvaluationConfig
 from configs.schema.model import ModelConfig, RopeScaling
 from configs.schema.pipeline import PipelineConfig
 from configs.schema.runtime import RUN_NAME, RuntimeConfig
@@ -16,6 +17,7 @@ __all__ = [
     "DataConfig",
     "DeploymentConfig",
     "EnvironmentConfig",
+    "EvaluationConfig",
     "ModelConfig",
     "PasskeyConfig",
     "PipelineConfig",

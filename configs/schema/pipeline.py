@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from configs.schema.data import DataConfig, VerifyConfig
 from configs.schema.deployment import DeploymentConfig
 from configs.schema.environment import EnvironmentConfig
+from configs.schema.evaluation import EvaluationConfig
 from configs.schema.model import ModelConfig
 from configs.schema.runtime import RuntimeConfig
 from configs.schema.section import Section
@@ -65,6 +66,9 @@ class PipelineConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig, title="Model", description="The architecture.")
     train: TrainingConfig = Field(
         default_factory=TrainingConfig, title="Training", description="How the model is trained."
+    )
+    evaluate: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, title="Evaluation", description="What is measured of the trained model."
     )
     environment: EnvironmentConfig = Field(
         default_factory=EnvironmentConfig, title="Environment", description="What the workers run on."

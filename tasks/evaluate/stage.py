@@ -29,6 +29,7 @@ def evaluate(
     split: str = "validation",
     sequences: int | None = None,
     stream: bool = False,
+    asked: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Perplexity and bits a byte of a run's model, for Infini-attention with its memory and without.
 
@@ -37,6 +38,7 @@ def evaluate(
         split: train or validation, of the run's dataset.
         sequences: of that the first so many rows; None: all.
         stream: read each text as one, in constant state, not in rows of the length that was trained.
+        asked: kept with the result, by which the last stage of a run knows its own again.
 
     Raises:
         ConfigError: no such run or checkpoint, or a model that cannot stream.
@@ -57,17 +59,30 @@ def evaluate(
         about |= {"text": f"{split} rows of {dataset.name}", "stream": False}
     part = None if stream else part_of(model, length)
     measured = with_and_without_memory(model, read)
-    return _kept(run_dir, "evaluate", about | {name: one.results(part) for name, one in measured.items()})
+    return _kept(run_dir, "evaluate", about | {name: one.results(part) for name, one in measured.items()}, asked)
 
 
 def find_passkeys(
-    run_dir: Path, checkpoint: str, lengths: list[int], depths: list[float], samples: int, seed: int
+    run_dir: Path,
+    checkpoint: str,
+    lengths: list[int],
+    depths: list[float],
+    samples: int,
+    seed: int,
+    asked: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Passkey retrieval of a run's model, for Infini-attention with its memory and without: {…, "memory": [a record a text]}."""
+    """Passkey retrieval of a run's model, for Infini-attention with its memory and without: {…, "memory": [a record a text]}.
+
+    Args:
+        lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 rows as trained.
+        asked: as `evaluate` takes it.
+    """
     model, tokenizer, about = _open(run_dir, checkpoint)
-    about |= {"samples": samples, "seed": seed, "trained_length": lineage_of(run_dir)["dataset"]["sequence_length"]}
+    row = lineage_of(run_dir)["dataset"]["sequence_length"]
+    lengths = lengths or [row, 2 * row, 4 * row, 8 * row]
+    about |= {"samples": samples, "seed": seed, "trained_length": row}
     measured = with_and_without_memory(model, lambda: passkey(model, tokenizer, lengths, depths, samples, seed))
-    return _kept(run_dir, "passkey", about | measured)
+    return _kept(run_dir, "passkey", about | measured, asked)
 
 
 def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict[str, Result]:
@@ -90,9 +105,10 @@ def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, A
     return model.to(device), tokenizer, about
 
 
-def _kept(run_dir: Path, kind: str, record: dict[str, Any]) -> dict[str, Any]:
+def _kept(run_dir: Path, kind: str, record: dict[str, Any], asked: dict[str, Any] | None) -> dict[str, Any]:
     """Adds the record to the run's evaluations, for its page."""
     line = {"kind": kind, "measured": datetime.now(UTC).isoformat(timespec="seconds")} | record
+    line |= {} if asked is None else {"asked": asked}
     with (run_dir / RESULTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     return record

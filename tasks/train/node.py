@@ -56,6 +56,12 @@ class Wishes:
     master_addr: str | None = None
     port: int | None = None
 
+    @classmethod
+    def of_variables(cls, node_rank: int | None = None) -> "Wishes":
+        """NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as schedulers set them."""
+        rank = _number("NODE_RANK") if node_rank is None else node_rank
+        return cls(_number("NNODES"), rank, os.environ.get("MASTER_ADDR"), _number("MASTER_PORT"))
+
     def over(self, plan: dict) -> dict:
         """With the order's word for what is open.
 
@@ -128,7 +134,7 @@ def take_part(order_path: Path, wishes: Wishes, leader: Leader | None) -> int:
 
     Raises:
         PipelineError: the nodes do not start together.
-        Stopped: this node was asked to stop; its workers have saved.
+        Preempted: this node was asked to stop while it trained.
     """
     attempt_dir = order_path.parent
     order = json.loads(order_path.read_text(encoding="utf-8"))
@@ -179,10 +185,12 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
     except Over:
         _end_with_the_others(ranks)
         code = process.wait()
-    except BaseException:
+    except BaseException as asked:
         log.warning("asked to stop; waiting up to %.0f s for a checkpoint", grace)
         ranks.ask_to_stop(grace)
-        raise
+        raise Preempted(
+            f"node {place.node} was asked to stop and its workers have ended; the same command joins again."
+        ) from asked
     finally:
         ranks.end()
     return classify(code, list(ranks.statuses()) or [None], str(attempt_dir)).code
@@ -219,10 +227,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[Path, Wishes]:
         prog="python -m tasks.train.node", description="One machine's part in a run on several."
     )
     parser.add_argument("where", metavar="RUN_OR_ATTEMPT", type=Path)
-    parser.add_argument("--nnodes", type=int, default=_number("NNODES"))
-    parser.add_argument("--node-rank", type=int, default=_number("NODE_RANK"))
-    parser.add_argument("--master-addr", default=os.environ.get("MASTER_ADDR"))
-    parser.add_argument("--master-port", type=int, default=_number("MASTER_PORT"))
+    default = Wishes.of_variables()
+    parser.add_argument("--nnodes", type=int, default=default.nnodes)
+    parser.add_argument("--node-rank", type=int, default=default.node_rank)
+    parser.add_argument("--master-addr", default=default.master_addr)
+    parser.add_argument("--master-port", type=int, default=default.port)
     given = parser.parse_args(arguments)
     return given.where.resolve(), Wishes(given.nnodes, given.node_rank, given.master_addr, given.master_port)
 

@@ -3,12 +3,13 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.train.worker.heartbeat import PHASES, heartbeat_path, read_heartbeat
-from tasks.train.worker.status import read_status
+from tasks.train.worker.status import is_here, read_status
 
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 
@@ -21,6 +22,9 @@ class Hung(Exception):
 class Watch:
     """Learns how long each phase takes from the ranks' signs of life, and says when one takes too long.
 
+    How long a rank has been silent is counted from when its last sign was seen here: ranks may be on other machines, whose clocks
+    have nothing to do with this one's. Only two signs of one rank are compared by the times in them.
+
     Args:
         attempt_dir: where the ranks write.
         processes: how many there are.
@@ -32,6 +36,8 @@ class Watch:
     patience: float
     longest: dict[str, float] = field(default_factory=dict)
     seen: dict[int, tuple[int, str, float]] = field(default_factory=dict)
+    since: dict[int, float] = field(default_factory=dict)  # when that was, by the clock of this process
+    clock: Callable[[], float] = time.monotonic
 
     def limit(self, phase: str) -> float:
         """Seconds after which a rank in `phase` is taken for hung."""
@@ -45,7 +51,7 @@ class Watch:
 
     def hung(self) -> str | None:
         """A sentence naming the rank that holds up the others, None while all of them move."""
-        now, overdue = time.monotonic(), False
+        now, overdue = self.clock(), False
         beats = {}
         for rank in range(self.processes):
             beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
@@ -56,32 +62,46 @@ class Watch:
             before = self.seen.get(rank)
             if before is not None and before != beat:
                 self.longest[before[1]] = max(self.longest.get(before[1], 0.0), beat[2] - before[2])
-            self.seen[rank] = beat
-            overdue |= now - beat[2] > self.limit(beat[1])
+            if before != beat:
+                self.seen[rank], self.since[rank] = beat, now
+            overdue |= now - self.since[rank] > self.limit(beat[1])
         if not overdue:
             return None
         if silent := [rank for rank in range(self.processes) if rank not in self.seen]:
             return f"rank {', '.join(map(str, silent))} has not given a sign of life while the others wait"
         behind = self._behind(beats)
-        step, phase, moment = beats[behind]
+        step, phase, _ = beats[behind]
         stopped = " (the process is stopped)" if _state(self._pid(behind)) == "T" else ""
-        return f"rank {behind}{stopped} has not moved for {now - moment:.0f} s in phase '{phase}' after step {step}"
+        where = self._where(behind)
+        silent_for = now - self.since[behind]
+        return (
+            f"rank {behind}{where}{stopped} has not moved for {silent_for:.0f} s in phase '{phase}' after step {step}"
+        )
 
     def _behind(self, beats: dict[int, tuple[int, str, float]]) -> int:
         """The rank in the earliest step and phase; of several, one whose process is stopped, else the longest silent one."""
 
         def place(rank: int) -> tuple[int, int, bool, float]:
-            step, phase, moment = beats[rank]
-            return step, PHASES.index(phase), _state(self._pid(rank)) != "T", moment
+            step, phase, _ = beats[rank]
+            return step, PHASES.index(phase), _state(self._pid(rank)) != "T", self.since[rank]
 
         return min(beats, key=place)
 
     def _pid(self, rank: int) -> int:
+        """0 where it has none on this machine."""
         status = read_status(self.attempt_dir, rank)
-        return status["pid"] if status else 0
+        return status["pid"] if status and is_here(status) else 0
+
+    def _where(self, rank: int) -> str:
+        """Which host a rank is on, where that is not this one."""
+        status = read_status(self.attempt_dir, rank)
+        return f" on {status['host']} (node {status['node']})" if status and not is_here(status) else ""
 
     def dump_stacks(self) -> None:
-        """Makes every rank that can still run Python's signal machinery write all its stacks into its log."""
+        """Makes every rank of this machine that can still run Python's signal machinery write all its stacks into its log.
+
+        Those of other machines are told by their nodes, when these learn that the attempt is over.
+        """
         for rank in range(self.processes):
             with suppress(ProcessLookupError, PermissionError):
                 if pid := self._pid(rank):

@@ -9,12 +9,20 @@ import torch.distributed as dist
 
 from configs.errors import ConfigError
 from model.context import Context
+from tasks.train.worker.preflight import preflight
 
 
 class Ranks:
-    """This process's place among the workers that torchrun started, and what they decide together."""
+    """This process's place among the workers that torchrun started, and what they decide together.
 
-    def __init__(self, device: str, backend: str, timeout_seconds: float = 600.0) -> None:
+    Args:
+        timeout_seconds: that one waits for another in any exchange.
+        preflight_seconds: that they get to find each other (`preflight`); None: that is not tried.
+    """
+
+    def __init__(
+        self, device: str, backend: str, timeout_seconds: float = 600.0, preflight_seconds: float | None = None
+    ) -> None:
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
@@ -22,7 +30,11 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
-        dist.init_process_group(backend, timeout=timeout)
+        if preflight_seconds is not None and self.world_size > 1:
+            store = preflight(self.rank, self.world_size, preflight_seconds)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout)
         # Checkpoints are written beside the training steps, so their agreements must not get between the gradients'.
         self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
         self.timeout, self.context = timeout, cast(Context | None, None)

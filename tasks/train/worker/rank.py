@@ -57,7 +57,13 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
     torch.set_num_threads(order["plan"]["threads"])
     try:
         stop = StopRequest()
-        ranks = Ranks(order["plan"]["device"], order["plan"]["distributed_backend"])
+        waits = order["config"]["environment"]
+        ranks = Ranks(
+            order["plan"]["device"],
+            order["plan"]["distributed_backend"],
+            waits["communication_timeout"],
+            waits["preflight_timeout"],
+        )
         state, step = run(order, ranks, stop, heart)
         write_status(attempt_dir, rank, state, EXIT_CODES[state], step)
         ranks.leave()

@@ -1,26 +1,43 @@
 """Who is taken for hung, when, and which rank is named."""
 
+import json
 import time
 
 import pytest
 
 from tasks.train.supervisor import Hung, Watch
 from tasks.train.worker.heartbeat import LINE, Heartbeat, heartbeat_path, read_heartbeat
-from tasks.train.worker.status import write_status
+from tasks.train.worker.status import status_path, write_status
 
 
-def place(folder, rank: int, step: int, phase: str, ago: float) -> None:
-    """Rank `rank` entered `phase` of the step after `step` some seconds ago."""
-    heartbeat_path(folder, rank).write_text(LINE.format(step=step, phase=phase, time=time.monotonic() - ago))
+class Clock:
+    """This process's clock, which the test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def place(folder, rank: int, step: int, phase: str, moment: float = 0.0) -> None:
+    """Rank `rank` entered `phase` of the step after `step` at `moment` of its own host's clock."""
+    heartbeat_path(folder, rank).write_text(LINE.format(step=step, phase=phase, time=moment))
 
 
 @pytest.fixture
-def watch(tmp_path):
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(tmp_path, clock):
+    """Three ranks, just seen in the step after 7."""
     for rank in range(3):
         write_status(tmp_path, rank, "running", 70)
-        place(tmp_path, rank, 7, "compute", 0.0)
-    watch = Watch(tmp_path, 3, patience=5.0)
+        place(tmp_path, rank, 7, "compute")
+    watch = Watch(tmp_path, 3, patience=5.0, clock=clock)
     watch.longest = {"compute": 1.0, "data": 0.1}
+    assert watch.hung() is None
     return watch
 
 
@@ -34,42 +51,82 @@ def test_a_sign_of_life_is_read_as_it_was_written(tmp_path):
     assert read_heartbeat(tmp_path / "nothing") is None
 
 
-def test_nobody_is_hung_while_all_move(watch):
-    assert watch.hung() is None
+def test_nobody_is_hung_while_all_move(watch, clock, tmp_path):
+    for step in range(8, 20):
+        clock.now += 6.5
+        for rank in range(3):
+            place(tmp_path, rank, step, "compute", step)
+        assert watch.hung() is None
 
 
-def test_a_known_phase_has_twice_its_longest_time_and_the_patience(watch, tmp_path):
+def test_a_known_phase_has_twice_its_longest_time_and_the_patience(watch, clock):
     assert watch.limit("compute") == 7.0 and watch.limit("save") == 150.0
-    place(tmp_path, 1, 7, "compute", 6.5)
+    clock.now += 6.5
     assert watch.hung() is None
-    place(tmp_path, 1, 7, "compute", 7.5)
-    with pytest.raises(Hung, match=r"rank 1 has not moved for [78] s in phase 'compute' after step 7"):
+    clock.now += 1.0
+    with pytest.raises(Hung, match=r"rank 0 has not moved for [78] s in phase 'compute' after step 7"):
         watch.poll()
 
 
-def test_the_rank_in_the_earlier_step_or_phase_is_named_although_others_wait_longer(watch, tmp_path):
-    place(tmp_path, 0, 7, "compute", 9.0)
-    place(tmp_path, 1, 7, "data", 8.0)
-    place(tmp_path, 2, 7, "compute", 9.5)
+@pytest.mark.parametrize("moment", [-1e9, 1e9])
+def test_the_clock_of_another_host_is_not_believed(watch, clock, tmp_path, moment):
+    """Neither does one far behind make a moving rank hung, nor one far ahead hide that it hangs."""
+    place(tmp_path, 1, 8, "compute", moment)
+    assert watch.hung() is None
+    clock.now += 6.5
+    place(tmp_path, 0, 8, "compute", 1.0)
+    place(tmp_path, 2, 8, "compute", 1.0)
+    assert watch.hung() is None
+    watch.longest["compute"] = 1.0
+    clock.now += 1.0
     assert watch.hung().startswith("rank 1 ")
-    place(tmp_path, 2, 6, "save", 8.0)
+
+
+def test_the_rank_in_the_earlier_step_or_phase_is_named_although_others_wait_longer(watch, clock, tmp_path):
+    clock.now += 1.0
+    place(tmp_path, 1, 7, "data")
+    watch.hung()
+    clock.now += 9.0
+    assert watch.hung().startswith("rank 1 ")
+    place(tmp_path, 2, 6, "save")
     assert watch.hung().startswith("rank 2 ")
 
 
 def test_times_are_learned_from_what_is_seen(watch, tmp_path):
-    watch.hung()
-    place(tmp_path, 0, 7, "save", -30.0)  # it entered save 30 s after it entered compute
+    place(tmp_path, 0, 7, "save", 30.0)  # it entered save 30 s after it entered compute
     watch.hung()
     assert watch.longest["compute"] == pytest.approx(30.0, abs=0.5)
 
 
-def test_a_rank_that_never_spoke_is_named_when_the_others_wait(watch, tmp_path):
-    heartbeat_path(tmp_path, 2).unlink()
-    place(tmp_path, 0, 0, "compute", 100.0)
-    assert "rank 2 has not given a sign of life" in watch.hung()
+def test_a_rank_that_never_spoke_is_named_when_the_others_wait(tmp_path, clock):
+    for rank in range(3):
+        write_status(tmp_path, rank, "running", 70)
+    place(tmp_path, 0, 0, "compute")
+    watch = Watch(tmp_path, 3, patience=5.0, longest={"compute": 1.0}, clock=clock)
+    watch.hung()
+    clock.now += 100.0
+    assert "rank 1, 2 has not given a sign of life" in watch.hung()
 
 
-def test_ranks_that_ended_are_not_waited_for(watch, tmp_path):
-    place(tmp_path, 1, 7, "compute", 100.0)
+def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
+    clock.now += 100.0
+    for rank in (0, 2):
+        place(tmp_path, rank, 8, "compute", 1.0)
     write_status(tmp_path, 1, "done", 0)
+    watch.longest["compute"] = 1.0
     assert watch.hung() is None
+
+
+def test_a_rank_of_another_host_is_named_with_it_and_gets_no_signal(watch, clock, tmp_path, monkeypatch):
+    elsewhere = json.loads(status_path(tmp_path, 1).read_text()) | {"host": "far", "machine": "another", "node": 3}
+    status_path(tmp_path, 1).write_text(json.dumps(elsewhere))
+    clock.now += 1.0
+    place(tmp_path, 1, 7, "data")
+    watch.hung()
+    clock.now += 9.0
+    assert watch.hung().startswith("rank 1 on far (node 3) has not moved")
+    signalled = []
+    monkeypatch.setattr("tasks.train.supervisor.os.kill", lambda pid, number: signalled.append(pid))
+    monkeypatch.setattr("tasks.train.supervisor.STACKS_SECONDS", 0.0)
+    watch.dump_stacks()
+    assert len(signalled) == 2  # ranks 0 and 2

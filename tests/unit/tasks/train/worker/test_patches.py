@@ -12,7 +12,17 @@ import pytest
 def test_a_worker_started_by_hand_needs_the_rendezvous_patch_and_says_what_it_mended(tmp_path, patches):
     order = tmp_path / "order.json"
     plan = {"patches": patches, "threads": 1, "device": "none"}
-    order.write_text(json.dumps({"plan": plan, "began": {"wall": 0.0, "monotonic": 0.0, "machine": "?"}, "spent": {}}))
+    waits = {"communication_timeout": 60.0, "preflight_timeout": 60.0}
+    order.write_text(
+        json.dumps(
+            {
+                "plan": plan,
+                "config": {"environment": waits},
+                "began": {"wall": 0.0, "monotonic": 0.0, "machine": "?"},
+                "spent": {},
+            }
+        )
+    )
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     command = [sys.executable, "-m", "tasks.train.worker", str(order)]

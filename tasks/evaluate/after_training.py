@@ -1,0 +1,52 @@
+"""The optional last stage of a run: what `evaluate.after_training` asks for, measured once for the same checkpoint."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
+from tasks.train.load import find_checkpoint
+
+log = logging.getLogger("infini_llama.evaluate")
+DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def evaluate_trained(run_dir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """{"perplexity": …, "passkey": …} as `evaluate` and `find_passkeys` give them, as far as `wanted["after_training"]` names them.
+
+    Args:
+        wanted: the section `evaluate` of the configuration.
+
+    Raises:
+        ConfigError, DataError: as those functions do.
+    """
+    found = {}
+    for kind in wanted["after_training"]:
+        asked = {name: value for name, value in wanted.items() if name != "after_training"}
+        asked |= {"checkpoint": find_checkpoint(run_dir, wanted["checkpoint"]).name}
+        if (before := _known(run_dir, kind, asked)) is not None:
+            log.info("%s of %s is known already", kind, asked["checkpoint"])
+            found[kind] = before
+            continue
+        log.info("measuring %s of %s", kind, asked["checkpoint"])
+        if kind == "perplexity":
+            found[kind] = evaluate(run_dir, asked["checkpoint"], sequences=wanted["sequences"], asked=asked)
+        else:
+            lengths, samples = wanted["passkey_lengths"], wanted["passkey_samples"]
+            found[kind] = find_passkeys(run_dir, asked["checkpoint"], lengths, DEPTHS, samples, seed=0, asked=asked)
+    return found
+
+
+def _known(run_dir: Path, kind: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """What an earlier command has measured by the same settings on the same checkpoint."""
+    name = {"perplexity": "evaluate", "passkey": "passkey"}[kind]
+    try:
+        lines = (run_dir / RESULTS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        record = json.loads(line)
+        if record["kind"] == name and record.get("asked") == asked:
+            return {key: value for key, value in record.items() if key not in ("kind", "measured")}
+    return None

@@ -1,0 +1,131 @@
+"""Training on two hosts: network namespaces with process numbers and host names of their own, and a cable between them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from laboratory import COMMAND, Laboratory, exact_metrics, own_environment, processes_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
+        reason="needs root, iproute2 and util-linux, for network namespaces",
+    ),
+]
+SETTINGS = ["train.max_steps=80", "environment.communication_timeout=6", "environment.preflight_timeout=20"]
+ADDRESSES = {"a": "10.77.13.1", "b": "10.77.13.2"}
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, timeout=30)
+
+
+@dataclass
+class Hosts:
+    """Two machines, a and b, which share the filesystem and a cable."""
+
+    folder: Path
+
+    def start(self, host: str, name: str, *command: str, **variables: str) -> subprocess.Popen:
+        """A command on a host; its output is in `name`.log."""
+        program = f'hostname host-{host}; exec "$@"'
+        inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", program, "sh"]
+        with self.log(name).open("wb") as output:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", f"infini-{host}", *inside, *command],
+                env=own_environment(self.folder) | {"INFINI_LLAMA_HOME": str(self.folder)} | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def cable(self, state: str) -> None:
+        """up or down; it is pulled out at host b."""
+        ip("-n", "infini-b", "link", "set", "cable", state)
+
+
+@pytest.fixture
+def hosts(tmp_path_factory, lab):
+    for host in ADDRESSES:
+        ip("netns", "add", f"infini-{host}")
+    try:
+        ip("link", "add", "cable", "netns", "infini-a", "type", "veth", "peer", "name", "cable", "netns", "infini-b")
+        for host, address in ADDRESSES.items():
+            ip("-n", f"infini-{host}", "address", "add", f"{address}/24", "dev", "cable")
+            for interface in ("lo", "cable"):
+                ip("-n", f"infini-{host}", "link", "set", interface, "up")
+        yield Hosts(lab.home)
+    finally:
+        for host in ADDRESSES:
+            ip("netns", "delete", f"infini-{host}")
+
+
+def lead(hosts: Hosts, lab: Laboratory, name: str, *overrides: str) -> subprocess.Popen:
+    command = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--direct"]
+    return hosts.start("a", f"{name}-a", *command, "environment.nnodes=2", *SETTINGS, *overrides, NODES_TEST=name)
+
+
+def wait_for(condition, started: list[subprocess.Popen], what: str, logs: list[Path], seconds: float = 240):
+    until = time.monotonic() + seconds
+    while not condition():
+        ended = [process for process in started if process.poll() is not None]
+        if ended or time.monotonic() > until:
+            texts = "\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs)
+            raise AssertionError(f"{what} did not come to pass:\n{texts}")
+        time.sleep(0.05)
+
+
+def attempts_of(run: Path) -> list[dict]:
+    path = run / "attempts.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def word_of(run: Path, attempt: int) -> dict:
+    path = run / "logs" / f"attempt-{attempt:02d}" / "word.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+@pytest.fixture(scope="session")
+def on_one_host(lab):
+    """The run of two workers on one machine that nobody disturbs."""
+    summary = lab.finish("one-host", "environment.nproc_per_node=2", *SETTINGS)
+    return summary["weights_sha256"], exact_metrics(lab.run_dir("one-host"))
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, lab, on_one_host, rendezvous):
+    name = f"cut-{rendezvous}"
+    run, logs = lab.run_dir(name), [hosts.log(f"{name}-{host}") for host in ADDRESSES]
+    static = ["environment.rendezvous=static", "environment.port=29511", f"environment.master_addr={ADDRESSES['a']}"]
+    leader = lead(hosts, lab, name, *(static if rendezvous == "static" else []))
+    other = hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name)
+    both = [leader, other]
+    try:
+        wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
+        hosts.cable("down")
+        wait_for(lambda: attempts_of(run), both, "the end of the first attempt", logs)
+        wait_for(lambda: word_of(run, 2).get("told"), both, "a word about the cable", logs)
+        hosts.cable("up")
+        assert leader.wait(240) == 0, hosts.log(f"{name}-a").read_text()
+        assert other.wait(60) == 0, hosts.log(f"{name}-b").read_text()
+    finally:
+        for process in both:
+            process.kill()
+    assert [record["code"] for record in attempts_of(run)] == [70, 0]
+    told = hosts.log(f"{name}-a").read_text()
+    assert f"Node 1 (host-b) does not reach node 0 (host-a) at {ADDRESSES['a']}:" in told
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
+    assert not processes_of(f"NODES_TEST={name}")

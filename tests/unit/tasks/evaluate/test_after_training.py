@@ -1,0 +1,31 @@
+"""The last stage of a run measures what is asked for, once."""
+
+import json
+
+from configs.schema import EvaluationConfig
+from tasks.evaluate.after_training import evaluate_trained
+from tasks.evaluate.stage import RESULTS, evaluate
+
+INFINI = {"attention": "infini", "segment_length": 8}
+
+
+def settings(**keys) -> dict:
+    return EvaluationConfig.model_validate(keys).model_dump(mode="json")
+
+
+def test_each_measurement_is_taken_once_for_its_settings(run_of):
+    folder, _ = run_of("measured", **INFINI)
+    assert evaluate_trained(folder, settings()) == {}
+    wanted = settings(
+        after_training=["perplexity", "passkey"], sequences=3, passkey_lengths=[300, 400], passkey_samples=2
+    )
+    first = evaluate_trained(folder, wanted)
+    assert first["perplexity"]["memory"] == evaluate(folder, sequences=3)["memory"]
+    assert {record["tokens"] for record in first["passkey"]["memory"]} <= set(range(167, 401))
+    before = (folder / RESULTS).read_text()
+    again = evaluate_trained(folder, wanted)
+    assert (folder / RESULTS).read_text() == before, "measured again"
+    assert {name: again["perplexity"][name] for name in first["perplexity"]} == first["perplexity"]
+    evaluate_trained(folder, wanted | {"sequences": 4})
+    assert (folder / RESULTS).read_text() != before
+    assert [json.loads(line)["kind"] for line in before.splitlines()] == ["evaluate", "passkey", "evaluate"]
