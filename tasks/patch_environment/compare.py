@@ -20,6 +20,8 @@ def differences(plan_then: dict, facts_then: dict, plan: dict | None, facts: dic
     """
     found = []
     for name, loss in EXACT.items():
+        if plan is not None and name in ("nproc_per_node", "nnodes") and _workers(plan_then) == _workers(plan):
+            continue  # the ranks lie otherwise on machines, and are the same
         before = plan_then.get(name, BEFORE.get(name))
         if plan is not None and before is not None and plan[name] != before:
             found.append(
@@ -33,6 +35,11 @@ def differences(plan_then: dict, facts_then: dict, plan: dict | None, facts: dic
             found.append(_difference(name, then, now, KEPT, "this does not touch the result"))
     order = (LOST, DOUBTFUL, KEPT)
     return sorted(found, key=lambda one: order.index(one["exactness"]))
+
+
+def _workers(plan: dict) -> int | None:
+    """Of all nodes together; None where it is not known."""
+    return plan["nproc_per_node"] * plan.get("nnodes", BEFORE["nnodes"]) if "nproc_per_node" in plan else None
 
 
 def _difference(name: str, then: Any, now: Any, exactness: str, sentence: str) -> dict[str, Any]:

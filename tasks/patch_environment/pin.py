@@ -11,6 +11,7 @@ log = logging.getLogger("infini_llama.environment")
 EXACT = {
     "device": "another device computes with other kernels",
     "nproc_per_node": "the same samples come in the same order, but gradients are summed in another order",
+    "nnodes": "the same samples come in the same order, but gradients are summed in another order",
     "precision": "numbers are rounded differently",
     "attention_backend": "attention is computed by another function",
     "compile": "compiled code rounds differently",
@@ -25,7 +26,7 @@ SECTION = {
     "loss_chunk": "train",
 }  # of the configuration, where it is not environment
 # What runs of older versions did, whose records do not say it.
-BEFORE = {"compile": "off", "allocator": "system"}
+BEFORE = {"compile": "off", "allocator": "system", "nnodes": 1}
 
 
 def wish(config: dict, name: str) -> Any:

@@ -29,6 +29,7 @@ from tasks.train.launchers import local
 from tasks.train.nodes import meeting, records
 from tasks.train.nodes.address import interface_towards
 from tasks.train.nodes.leader import Leader
+from tasks.train.nodes.relay import Relay
 from tasks.train.outcome import classify
 from tasks.train.run_folder import RunFolder, attempts
 from tasks.train.worker.status import NODE
@@ -178,9 +179,11 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
     process = local.spawn(command, log_file, environment(order, place), grace, fds, new_session=own_session)
     ranks = local.Torchrun(process, attempt_dir, plan["nproc_per_node"] * place.nnodes, place.node)
     records.tell(attempt_dir, place.node, state="training")
+    relay = Relay(attempt_dir, place.node)
     try:
         while (code := process.poll()) is None:
             poll()
+            relay.tell([status["rank"] for status in ranks.statuses()])
             time.sleep(POLL_SECONDS)
     except Over:
         _end_with_the_others(ranks)

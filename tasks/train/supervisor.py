@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.train.worker.heartbeat import PHASES, heartbeat_path, read_heartbeat
+from tasks.train.nodes.relay import relayed
+from tasks.train.worker.heartbeat import PHASES, Beat, heartbeat_path, read_heartbeat
 from tasks.train.worker.status import is_here, read_status
 
+FAR_SECONDS = 1.0
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 
 
@@ -35,9 +37,11 @@ class Watch:
     processes: int
     patience: float
     longest: dict[str, float] = field(default_factory=dict)
-    seen: dict[int, tuple[int, str, float]] = field(default_factory=dict)
+    seen: dict[int, Beat] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)  # when that was, by the clock of this process
     clock: Callable[[], float] = time.monotonic
+    looked: float = float("-inf")
+    far: bool = False  # whether ranks are on other machines
 
     def limit(self, phase: str) -> float:
         """Seconds after which a rank in `phase` is taken for hung."""
@@ -45,18 +49,28 @@ class Watch:
         return 30 * self.patience if known is None else self.patience + 2 * known
 
     def poll(self) -> None:
-        """Raises Hung where `hung` has a sentence."""
+        """Raises Hung where `hung` has a sentence; once a second where ranks are on other machines."""
+        if self.far and self.clock() - self.looked < FAR_SECONDS:
+            return
         if sentence := self.hung():
             raise Hung(sentence)
 
     def hung(self) -> str | None:
         """A sentence naming the rank that holds up the others, None while all of them move."""
         now, overdue = self.clock(), False
-        beats = {}
+        self.looked = now
+        beats, relays = {}, {}
         for rank in range(self.processes):
-            beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
             status = read_status(self.attempt_dir, rank)
-            if beat is None or status is None or status["state"] != "running":
+            if status is None or status["state"] != "running":
+                continue
+            if is_here(status):
+                beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
+            else:
+                self.far, node = True, status["node"]
+                relays[node] = relays[node] if node in relays else relayed(self.attempt_dir, node)
+                beat = relays[node].get(rank)
+            if beat is None:
                 continue
             beats[rank] = beat
             before = self.seen.get(rank)
@@ -78,7 +92,7 @@ class Watch:
             f"rank {behind}{where}{stopped} has not moved for {silent_for:.0f} s in phase '{phase}' after step {step}"
         )
 
-    def _behind(self, beats: dict[int, tuple[int, str, float]]) -> int:
+    def _behind(self, beats: dict[int, Beat]) -> int:
         """The rank in the earliest step and phase; of several, one whose process is stopped, else the longest silent one."""
 
         def place(rank: int) -> tuple[int, int, bool, float]:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from laboratory import COMMAND, Laboratory, exact_metrics, own_environment, processes_of
+from laboratory import COMMAND, Laboratory, exact_metrics, kill, own_environment, processes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,9 +73,9 @@ def hosts(tmp_path_factory, lab):
             ip("netns", "delete", f"infini-{host}")
 
 
-def lead(hosts: Hosts, lab: Laboratory, name: str, *overrides: str) -> subprocess.Popen:
+def lead(hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a") -> subprocess.Popen:
     command = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--direct"]
-    return hosts.start("a", f"{name}-a", *command, "environment.nnodes=2", *SETTINGS, *overrides, NODES_TEST=name)
+    return hosts.start("a", f"{name}-{log}", *command, "environment.nnodes=2", *SETTINGS, *overrides, NODES_TEST=name)
 
 
 def wait_for(condition, started: list[subprocess.Popen], what: str, logs: list[Path], seconds: float = 240):
@@ -126,6 +127,42 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
     assert [record["code"] for record in attempts_of(run)] == [70, 0]
     told = hosts.log(f"{name}-a").read_text()
     assert f"Node 1 (host-b) does not reach node 0 (host-a) at {ADDRESSES['a']}:" in told
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
+    assert not processes_of(f"NODES_TEST={name}")
+
+
+def pid_of(name: str, command: str) -> int:
+    """The process of a host that runs this of our commands."""
+    ours = processes_of(f"NODES_TEST={name}").items()
+    return next(pid for pid, line in ours if f"infini-llama {command}" in line and "unshare" not in line)
+
+
+def test_a_node_that_is_stopped_and_a_leader_that_is_killed_come_back_and_lose_nothing(hosts, lab, on_one_host):
+    name = "struck"
+    run, logs = lab.run_dir(name), [hosts.log(f"{name}-{who}") for who in ("a", "b", "b2", "a2")]
+    for log in logs:
+        log.touch()
+    started = [lead(hosts, lab, name), hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name)]
+    try:
+        wait_for(lambda: lab.step(name) >= 15, started, "step 15", logs)
+        os.kill(pid_of(name, "join"), signal.SIGTERM)
+        assert started[1].wait(120) == 75, logs[1].read_text()
+        assert not [line for line in processes_of(f"NODES_TEST={name}").values() if "node-rank=1" in line]
+        other = hosts.start("b", f"{name}-b2", COMMAND, "join", name, "--node-rank=1", NODES_TEST=name)
+        started = [started[0], other]
+        wait_for(lambda: [record["code"] for record in attempts_of(run)] == [75], started, "attempt 1's end", logs)
+        wait_for(lambda: lab.step(name) >= 40, started, "step 40", logs)
+        kill(pid_of(name, "run"))
+        assert started[0].wait(60) != 0
+        started = [lead(hosts, lab, name, log="a2"), other]
+        assert started[0].wait(300) == 0, logs[3].read_text()
+        assert other.wait(60) == 0, logs[2].read_text()
+    finally:
+        for process in started:
+            process.kill()
+    codes = [record["code"] for record in attempts_of(run)]
+    assert codes[0] == 75 and codes[-1] == 0 and 70 in codes
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
     assert not processes_of(f"NODES_TEST={name}")

@@ -23,7 +23,7 @@ VERSIONS = (
     "flash-attn",
     "flash-attn-4",
 )
-ROWS = 64  # of the first batch, whose tokens are read
+ROWS = 64  # whose tokens are read
 
 
 def code_digest(root: Path = ROOT) -> str:
@@ -43,18 +43,19 @@ def facts(order: dict) -> dict[str, str]:
         DataError: the dataset of `order` is not here, or damaged.
     """
     dataset = Path(order["dataset"])
+    tables = [order["chunks"], *(stage["chunks"] for stage in order["config"]["data"]["curriculum"])]
     return {
         "code of infini-llama": code_digest(),
         "python": platform.python_version(),
         **{name: _version(name) for name in VERSIONS},
         "dataset": read_manifest(dataset, "dataset")["digest"],
-        "rows of the dataset": read_manifest(dataset / "chunks" / order["chunks"], "chunks")["digest"],
-        "first batch": first_batch_digest(order),
+        "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks")["digest"] for table in tables),
+        "order and tokens of the first rows": first_rows_digest(order),
     }
 
 
-def first_batch_digest(order: dict) -> str:
-    """Of the first global batch: its row numbers, and the tokens of some of them as they are read here."""
+def first_rows_digest(order: dict) -> str:
+    """Of a global batch at the beginning of the row table: its row numbers, and the tokens of some of them as they are read here."""
     reader = TokenReader(Path(order["dataset"]), order["chunks"], "train")
     train = order["config"]["train"]
     if order["weights"]:

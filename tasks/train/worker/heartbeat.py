@@ -9,6 +9,7 @@ from tasks.train.goodput import Ledger
 
 # In the order in which a step passes them; a rank in an earlier one holds up those in a later one.
 PHASES = ("start", "compile", "data", "compute", "evaluate", "save", "finish")
+Beat = tuple[int, str, float]  # step, phase and the time by the clock of the rank's own machine
 LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
 
 
@@ -40,7 +41,7 @@ class Heartbeat:
         os.pwrite(self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0)
 
 
-def read_heartbeat(path: Path) -> tuple[int, str, float] | None:
+def read_heartbeat(path: Path) -> Beat | None:
     """(step, phase, time) of a rank's last sign of life, None before the first."""
     try:
         step, phase, moment = path.read_text(encoding="utf-8").split()

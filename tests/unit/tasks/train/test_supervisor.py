@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tasks.train.nodes.relay import relay_path
 from tasks.train.supervisor import Hung, Watch
 from tasks.train.worker.heartbeat import LINE, Heartbeat, heartbeat_path, read_heartbeat
 from tasks.train.worker.status import status_path, write_status
@@ -121,9 +122,12 @@ def test_a_rank_of_another_host_is_named_with_it_and_gets_no_signal(watch, clock
     elsewhere = json.loads(status_path(tmp_path, 1).read_text()) | {"host": "far", "machine": "another", "node": 3}
     status_path(tmp_path, 1).write_text(json.dumps(elsewhere))
     clock.now += 1.0
-    place(tmp_path, 1, 7, "data")
-    watch.hung()
+    place(tmp_path, 1, 9, "save")  # in place, which another machine may see late; its node passes on what is true
+    relay_path(tmp_path, 3).write_text(json.dumps({"1": [7, "data", 123.0]}))
+    watch.poll()
     clock.now += 9.0
+    for rank in (0, 2):
+        place(tmp_path, rank, 7, "compute", 9.0)
     assert watch.hung().startswith("rank 1 on far (node 3) has not moved")
     signalled = []
     monkeypatch.setattr("tasks.train.supervisor.os.kill", lambda pid, number: signalled.append(pid))

@@ -1,0 +1,46 @@
+"""The signs of life of a machine's ranks in one file, which other machines read instead of a file for each rank.
+
+A rank overwrites its sign in place, several times a step: on its own machine that is seen at once, on another one of a network
+filesystem only when its cache is written back. This file is replaced as a whole, which is seen everywhere, and once a second.
+"""
+
+import json
+import time
+from pathlib import Path
+
+from tasks.artifacts import write_atomic
+from tasks.train.worker.heartbeat import Beat, heartbeat_path, read_heartbeat
+
+SECONDS = 1.0
+
+
+def relay_path(attempt_dir: Path, node: int) -> Path:
+    return attempt_dir / f"beats-{node}.json"
+
+
+class Relay:
+    """Written by a node's agent."""
+
+    def __init__(self, attempt_dir: Path, node: int) -> None:
+        self.attempt_dir, self.path = attempt_dir, relay_path(attempt_dir, node)
+        self.told, self.at = "", float("-inf")
+
+    def tell(self, ranks: list[int]) -> None:
+        """Passes on the signs of these ranks, at most once a second and where they have changed."""
+        if time.monotonic() - self.at < SECONDS:
+            return
+        self.at = time.monotonic()
+        beats = {rank: read_heartbeat(heartbeat_path(self.attempt_dir, rank)) for rank in ranks}
+        text = json.dumps({str(rank): beat for rank, beat in beats.items() if beat is not None})
+        if text != self.told:
+            write_atomic(self.path, text)
+            self.told = text
+
+
+def relayed(attempt_dir: Path, node: int) -> dict[int, Beat]:
+    """The last signs of a node's ranks, by rank, as its agent has passed them on."""
+    try:
+        found = json.loads(relay_path(attempt_dir, node).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not yet, or the filesystem does not answer just now
+        return {}
+    return {int(rank): (step, phase, moment) for rank, (step, phase, moment) in found.items()}

@@ -1,0 +1,87 @@
+"""What several nodes change in a plan."""
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.loading import parse_config
+from configs.schema import PipelineConfig
+from tasks.patch_environment.compare import differences
+from tasks.patch_environment.plan import resolve
+from tasks.patch_environment.probe import probe
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    return probe(tmp_path_factory.mktemp("home")) | {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo"}
+
+
+def config(**environment) -> dict:
+    sections = {"data": {"source": "python-stdlib"}, "environment": environment}
+    return PipelineConfig.model_validate(sections).model_dump(mode="json")
+
+
+def test_the_global_batch_is_shared_by_the_workers_of_all_nodes(facts):
+    plan = resolve(config(nnodes=2, nproc_per_node=2), facts)
+    assert (plan["nnodes"], plan["nproc_per_node"], plan["accumulation_steps"]) == (2, 2, 1)
+    assert resolve(config(nproc_per_node=2), facts)["accumulation_steps"] == 2
+    with pytest.raises(ConfigError, match=r"train.global_batch_size=32 is not a multiple .* x 1 worker\(s\) x 3 nodes"):
+        resolve(config() | {"environment": config()["environment"] | {"nnodes": 3}}, facts)
+
+
+def test_gloo_is_kept_to_the_loopback_on_one_machine_alone(facts):
+    assert resolve(config(nproc_per_node=2), facts)["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in resolve(config(nnodes=2, nproc_per_node=2), facts)["env"]
+
+
+def test_the_same_ranks_on_other_machines_lose_nothing(facts):
+    def lost(then: dict, now: dict) -> list[str]:
+        plans = [resolve(config(**wishes), facts) for wishes in (then, now)]
+        return [one["name"] for one in differences(plans[0], facts, plans[1], facts) if one["exactness"] == "lost"]
+
+    assert lost({"nproc_per_node": 4, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == []
+    assert lost({"nproc_per_node": 2, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == ["nnodes"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "lines"),
+    [
+        (
+            {"nnodes": 2, "rendezvous": "static", "node_rank": 2},
+            [
+                "environment.node_rank=2, but environment.nnodes=2 and they count from 0; use auto or at most 1",
+                "environment.rendezvous=static with environment.master_addr=auto and environment.nnodes=2: every node has to know it "
+                "beforehand; give master_addr, or use environment.rendezvous=c10d",
+                "environment.rendezvous=static with environment.port=auto and environment.nnodes=2: every node has to know it "
+                "beforehand; give port, or use environment.rendezvous=c10d",
+            ],
+        ),
+        (
+            {"master_addr": "10.0.0.1"},
+            ["environment.master_addr=10.0.0.1, but environment.nnodes=1 meets nobody; use auto, or set nnodes"],
+        ),
+        (
+            {"master_addr": "a b", "nnodes": 2},
+            ["environment.master_addr: 'a b' is not a name or an IPv4 address of a machine, or auto"],
+        ),
+        (
+            {"nnodes": 3, "nproc_per_node": 2},
+            [
+                "train.global_batch_size=32 is not a multiple of train.micro_batch_size=8 x environment.nproc_per_node=2 x "
+                "environment.nnodes=3; change one of them"
+            ],
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_all_at_once(environment, lines):
+    with pytest.raises(ConfigError) as raised:
+        parse_config({"data": {"source": "python-stdlib"}, "environment": environment})
+    assert all(line in str(raised.value) for line in lines)
+    assert str(raised.value).count("environment.") >= len(lines)
+
+
+def test_what_can_be_is_taken():
+    for wishes in (
+        {"nnodes": 2},
+        {"nnodes": 2, "rendezvous": "static", "master_addr": "node-0.cluster", "port": 29500},
+    ):
+        parse_config({"data": {"source": "python-stdlib"}, "environment": wishes})
