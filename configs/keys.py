@@ -13,6 +13,7 @@ from configs.schema import RUN_NAME, PipelineConfig
 from configs.schema.data import SOURCE_NAME
 from configs.schema.deployment import FIVE_FIELDS, SLUG
 from configs.schema.environment import HOST
+from configs.schema.launchers import LABEL, LABEL_KEY, NAME, QUANTITY, SBATCH_OPTION, SLURM_TIME
 
 # Patterns of the schema in words.
 PATTERNS = {
@@ -25,6 +26,14 @@ PATTERNS = {
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "a function, written module:function",
     DURATION: "a number of steps, or text such as '10M tokens' or '15 minutes'",
     HOST: "a name or an IPv4 address of a machine, or auto",
+    NAME: "a name of letters, digits, '.', '_', '-', ',' and '@'",
+    SLURM_TIME: "a time as sbatch takes it, such as 90, 12:00:00 or 2-0",
+    SBATCH_OPTION: "an option of sbatch, written --name or --name=value",
+    LABEL: "a name of small letters, digits and '-'",
+    LABEL_KEY: "a name as Kubernetes takes it, such as nvidia.com/gpu",
+    QUANTITY: "an amount such as 8, 500m or 64Gi",
+    r"^[a-z0-9][A-Za-z0-9._/:@-]*$": "a name of an image, such as registry.example/infini-llama:1",
+    r"^/[^\n\r:]*$": "a path from the root",
     COUNT: "a number, also with k, M, G or T after it",
 }
 # Names that other training programs use for these keys.

@@ -4,6 +4,7 @@ from configs.schema.data import DataConfig, PasskeyConfig, VerifyConfig
 from configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from configs.schema.environment import EnvironmentConfig
 from configs.schema.evaluation import EvaluationConfig
+from configs.schema.launchers import KubernetesConfig, SlurmConfig
 from configs.schema.model import ModelConfig, RopeScaling
 from configs.schema.pipeline import PipelineConfig
 from configs.schema.runtime import RUN_NAME, RuntimeConfig
@@ -18,6 +19,7 @@ __all__ = [
     "DeploymentConfig",
     "EnvironmentConfig",
     "EvaluationConfig",
+    "KubernetesConfig",
     "ModelConfig",
     "PasskeyConfig",
     "PipelineConfig",
@@ -25,6 +27,7 @@ __all__ = [
     "RuntimeConfig",
     "ScheduleConfig",
     "Section",
+    "SlurmConfig",
     "StorageConfig",
     "TokenizerConfig",
     "TrainingConfig",

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from configs.schema.launchers import KubernetesConfig, SlurmConfig
 from configs.schema.section import Section
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -105,6 +106,20 @@ class EnvironmentConfig(Section):
         default_factory=dict,
         title="Environment variables",
         description="Set for the workers only, over those of the plan.",
+    )
+    launcher: Literal["local", "slurm", "kubernetes"] = Field(
+        default="local",
+        title="Launcher",
+        description="What starts the workers: local: torchrun on this machine; slurm: a job submitted by sbatch; kubernetes: a JobSet or "
+        "TrainJob. A job outlives this command, and the next one of the same run name watches it.",
+    )
+    slurm: SlurmConfig = Field(
+        default_factory=SlurmConfig, title="Slurm", description="The job of environment.launcher=slurm."
+    )
+    kubernetes: KubernetesConfig = Field(
+        default_factory=KubernetesConfig,
+        title="Kubernetes",
+        description="The job of environment.launcher=kubernetes.",
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from tasks.secrets import masked, without_secrets
 from tasks.train import checkpoints
 from tasks.train.goodput import goodput
 from tasks.train.grace import grace_period, tell_orchestrator
-from tasks.train.launchers import Launched, local
+from tasks.train.launchers import HUNG, Launched, attach, launch
 from tasks.train.nodes.meeting import end_nodes, refusal, told_of
 from tasks.train.outcome import Outcome, classify
 from tasks.train.progress import Progress
@@ -47,7 +47,50 @@ def attempt(
     Raises:
         Preempted: this process was asked to stop, and the workers with it.
     """
-    grace = grace_period(run, config["runtime"])
+    living = living_job(run, config)
+    if living:
+        attempt_dir, launched = living
+        log.info("the workers of %s outlived the command that started them; watching them", attempt_dir.name)
+    else:
+        grace = grace_period(run, config["runtime"])
+        attempt_dir = prepare(run, config, model, reference, plan, grace)
+        launched = launch(attempt_dir, config, plan, grace, [lock.fd for lock in locks])
+    ordered = run.read(attempt_dir / "order.json")["plan"]
+    processes = ordered["nproc_per_node"] * ordered["nnodes"]
+    code, interrupted, hang = supervise(launched, run, attempt_dir, config, processes, each_poll)
+    order = run.read(attempt_dir / "order.json")  # as it is now: a job that started again has renewed it
+    statuses = read_statuses(attempt_dir, processes)
+    outcome = Outcome("failed", 76, hang) if hang else classify(code, statuses, str(attempt_dir))
+    if refused := refusal(attempt_dir):
+        outcome = Outcome("failed", refused.exit_code, str(refused))
+    step = checkpoints.latest_step(run.checkpoints)
+    record = {"attempt": number_of(attempt_dir), "invocation": INVOCATION, "from_step": order["from_step"]}
+    record |= {"checkpoint_step": step, "seconds": time.time() - order["began"]["wall"]}
+    ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message, "step": outcome.step}
+    known = ("type", "phase", "sample_rows", "memory")
+    error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
+    append_attempt(run, record | ending | error)
+    why = f"run {run.path.name} was stopped" if interrupted is not None else launched.cancelled()
+    if why and outcome.kind != "done":
+        raise Preempted(
+            f"{why}; the newest checkpoint is at step {step}. Run the same command to carry on."
+        ) from interrupted
+    if outcome.kind == "done" and order["config"]["train"]["max_steps"] != config["train"]["max_steps"]:
+        return Outcome("preempted", 75, "finished as the command before this one had told them", outcome.step)
+    return outcome
+
+
+def living_job(run: RunFolder, config: dict) -> tuple[Path, Launched] | None:
+    """The newest attempt and its workers, where an earlier command left it to a job of a cluster and nobody saw its end."""
+    folders = sorted((run.path / "logs").glob("attempt-*"))
+    if not folders or number_of(folders[-1]) in {record["attempt"] for record in attempts(run)}:
+        return None
+    launched = attach(folders[-1], config)
+    return (folders[-1], launched) if launched else None
+
+
+def prepare(run: RunFolder, config: dict, model: dict, reference: dict, plan: dict, grace: float) -> Path:
+    """The folder of a new attempt, with its order."""
     remove_staging(run)
     chosen = choose_checkpoint(run, config["runtime"]["resume"])
     first_step = refuse_other_model(chosen, model, plan) if chosen else 0
@@ -57,30 +100,15 @@ def attempt(
     attempt_dir.mkdir(parents=True)
     began = {"wall": time.time(), "monotonic": time.monotonic(), "machine": this_machine()}
     spent = goodput(run, first_step, began["wall"])
-    timing = {"began": began, "spent": spent, "from_step": first_step}
+    timing = {"began": began, "spent": spent, "from_step": first_step, "grace_period": grace}
     write_order(attempt_dir, run, config, model, reference, plan, chosen, timing)
     source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"] * plan["nnodes"]
     log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
+    return attempt_dir
 
-    launched = local.start(attempt_dir / "order.json", plan, grace, [lock.fd for lock in locks])
-    code, interrupted, hang = supervise(launched, run, attempt_dir, config, processes, each_poll)
-    statuses = read_statuses(attempt_dir, processes)
-    outcome = Outcome("failed", 76, hang) if hang else classify(code, statuses, str(attempt_dir))
-    if refused := refusal(attempt_dir):
-        outcome = Outcome("failed", refused.exit_code, str(refused))
-    step = checkpoints.latest_step(run.checkpoints)
-    record = {"attempt": number, "invocation": INVOCATION, "from_step": first_step, "checkpoint_step": step}
-    ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message}
-    known = ("type", "phase", "sample_rows", "memory")
-    error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
-    append_attempt(
-        run, record | {"seconds": time.monotonic() - began["monotonic"]} | ending | {"step": outcome.step} | error
-    )
-    if interrupted is not None and outcome.kind != "done":
-        raise Preempted(
-            f"run {run.path.name} was stopped; the newest checkpoint is at step {step}. Run the same command to carry on."
-        ) from interrupted
-    return outcome
+
+def number_of(attempt_dir: Path) -> int:
+    return int(attempt_dir.name.removeprefix("attempt-"))
 
 
 def supervise(
@@ -92,19 +120,24 @@ def supervise(
         the exit code; what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation), if anything did; which rank hung,
         if one did.
     """
-    interrupted, hang = None, None
+    interrupted, hang, let_go = None, None, False
     try:
         watch(launched, run, attempt_dir, config, processes, each_poll)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
-    except Busy:  # somebody else has the run, and may be writing what the workers would still write
+    except Busy:  # somebody else has the run: watches its job, or writes what workers of this machine would still write
+        let_go = launched.outlives
         raise
     except BaseException as raised:
         stop(launched, run, config["runtime"])
         interrupted = raised
     finally:
-        launched.end()
-        end_nodes(attempt_dir)
+        if not let_go:
+            launched.end()
+        if not launched.outlives:
+            end_nodes(attempt_dir)
+    if (path := attempt_dir / HUNG).exists():
+        hang = f"{path.read_text(encoding='utf-8')}; the stacks of all ranks are in {attempt_dir}"
     code = launched.poll()
     assert code is not None  # it has ended
     return code, interrupted, hang
@@ -126,7 +159,8 @@ def watch(
             for line in told:
                 log.warning(line)
         try:
-            ranks.poll()
+            if not launched.outlives:  # else its own supervisor does that, beside the ranks
+                ranks.poll()
         except Hung:
             ranks.dump_stacks()
             raise

@@ -67,7 +67,8 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         if summary := finished(run, config["train"]):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
             return summary | {"already_finished": True}
-        with held(gpus_of(run, plan), poll) as gpus:
+        here = config["environment"]["launcher"] == "local"
+        with held(gpus_of(run, plan) if here else [], poll) as gpus:
             while True:
                 outcome = attempt(run, [lock, *gpus], told, model, reference, plan, poll)
                 if outcome.kind == "done":

@@ -34,7 +34,8 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
     """
     try:
-        with _gpu_slots(plan), _progress(config["runtime"]["name"]):
+        here = config["environment"]["launcher"] == "local"
+        with _gpu_slots(plan) if here else contextlib.nullcontext(), _progress(config["runtime"]["name"]):
             return stage.train(config, reference, plan, _raise_if_suspended)
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):

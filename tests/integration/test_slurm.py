@@ -1,112 +1,16 @@
 """deploy/slurm/train.sbatch on a real Slurm of one machine, started for the test: submit, warning, requeue, scancel."""
 
-import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from laboratory import exact_metrics
+from slurm_cluster import MISSING, slurm, state, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
-NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        os.geteuid() != 0
-        or not all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in NEEDED),
-        reason="needs root and Debian's slurmctld, slurmd and munge",
-    ),
-]
-# A requeued job waits until the credential of its last start has expired: 10 s here, two minutes by default.
-CONFIGURATION = """
-ClusterName=one
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=10
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-SlurmdSpoolDir={folder}/spool
-StateSaveLocation={folder}/state
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SchedulerParameters=batch_sched_delay=0,sched_interval=1
-ReturnToService=2
-KillWait=60
-MinJobAge=600
-RebootProgram=/bin/true
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for(condition, seconds: float = 120):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.1)
-    return value
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """Runs one of Slurm's commands on a cluster of this machine alone; returns what it prints."""
-    folder = tmp_path_factory.mktemp("slurm")
-    for name in ("spool", "state"):
-        (folder / name).mkdir()
-    (folder / "munge.key").write_bytes(os.urandom(128))
-    (folder / "munge.key").chmod(0o600)
-    host = socket.gethostname().split(".")[0]
-    ports = (free_port(), free_port())
-    text = CONFIGURATION.format(folder=folder, host=host, ports=ports, cpus=os.cpu_count())
-    (folder / "slurm.conf").write_text(text)
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-    munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket"]
-    munged += [
-        f"--pid-file={folder}/munged.pid",
-        f"--log-file={folder}/munged.log",
-        f"--seed-file={folder}/munged.seed",
-    ]
-    running = []
-    try:
-        for command in (munged, ["slurmctld", "-D", "-c"], ["slurmd", "-D", "-N", host]):
-            with (folder / f"{command[0]}.out").open("wb") as log:
-                running.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-                )
-            time.sleep(1)
-
-        def run(*command: str) -> str:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-            return done.stdout + done.stderr
-
-        wait_for(lambda: "idle" in run("sinfo", "--noheader"))
-        run.environment = environment
-        yield run
-    finally:
-        for process in reversed(running):
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), MISSING]
+__all__ = ["slurm"]  # a fixture
 
 
 @pytest.fixture
@@ -123,11 +27,6 @@ def submit(slurm, lab):
         return done.stdout.strip()
 
     return start
-
-
-def state(slurm, job: str) -> str:
-    shown = slurm("scontrol", "show", "job", job)
-    return shown.split("JobState=")[1].split()[0]
 
 
 def wait_for_step(lab, slurm, name: str, job: str, step: int) -> None:

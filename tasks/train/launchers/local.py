@@ -81,6 +81,7 @@ class Torchrun:
     attempt_dir: Path
     processes: int
     node: int = 0
+    outlives: bool = False
 
     def poll(self) -> int | None:
         return self.process.poll()
@@ -111,6 +112,9 @@ class Torchrun:
         """The last words of this node's own ranks."""
         found = read_statuses(self.attempt_dir, self.processes)
         return [status for status in found if status and status["node"] == self.node and is_here(status)]
+
+    def cancelled(self) -> None:
+        """A signal from elsewhere to workers of this machine is no decision about the run."""
 
 
 def _is_rank(pid: int, attempt_dir: Path) -> bool:

@@ -1,0 +1,86 @@
+"""environment.launcher=kubernetes: real training through a server that answers as the API does and starts each pod as a process."""
+
+import json
+import os
+import signal
+
+import pytest
+from kubernetes_server import Cluster
+from laboratory import exact_metrics, kill
+from slurm_cluster import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS = "train.max_steps=100"
+
+
+@pytest.fixture(scope="module")
+def calm(lab):
+    return lab.finish("calm-pods", STEPS)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path, runs=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(cluster, lab):
+    def run(name: str, *overrides: str):
+        section = "environment.kubernetes"
+        settings = ["environment.launcher=kubernetes", f"{section}.image=infini-llama", f"{section}.claim=state"]
+        settings += [f"{section}.mount_path={lab.home}"]
+        return lab.start(name, STEPS, *settings, *overrides, env={"KUBECONFIG": str(cluster.kubeconfig())})
+
+    return run
+
+
+def same_run(lab, name: str, calm: dict) -> dict:
+    summary = json.loads((lab.run_dir(name) / "summary.json").read_text())
+    assert summary["weights_sha256"] == calm["weights_sha256"]
+    assert exact_metrics(lab.run_dir(name)) == exact_metrics(lab.run_dir("calm-pods"))
+    return summary
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_a_run_trains_in_pods_and_a_killed_command_is_followed_by_one_that_watches(lab, calm, cluster, start, kind):
+    first = start(kind, f"environment.kubernetes.kind={kind}")
+    lab.wait_for_step(kind, 15, first)
+    kill(first.process.pid)
+    first.wait()
+    step = lab.step(kind)
+    wait_for(lambda: lab.step(kind) > step + 5, 60)  # it goes on, unwatched
+    second = start(kind, f"environment.kubernetes.kind={kind}")
+    assert second.wait() == 0, second.log.read_text()
+    assert "outlived the command" in second.log.read_text()
+    assert same_run(lab, kind, calm)["attempts"] == 1
+    assert len(cluster.pods) == 1 and sum(method == "POST" for method, *_ in cluster.requests) == 1
+
+
+def test_asked_to_stop_it_deletes_the_job_with_a_checkpoint_committed(lab, calm, cluster, start):
+    command = start("halted")
+    lab.wait_for_step("halted", 15, command)
+    command.process.send_signal(signal.SIGTERM)
+    assert command.wait() == 75, command.log.read_text()
+    assert not cluster.objects
+    record = json.loads((lab.run_dir("halted") / "attempts.jsonl").read_text())
+    assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
+    again = start("halted")
+    assert again.wait() == 0, again.log.read_text()
+    assert same_run(lab, "halted", calm)["attempts"] == 2
+
+
+def test_a_job_that_somebody_deletes_ends_the_run_and_a_pod_that_dies_does_not(lab, calm, cluster, start):
+    command = start("pods")
+    lab.wait_for_step("pods", 15, command)
+    (job,) = cluster.objects
+    cluster.delete(*job)
+    assert command.wait() == 75, command.log.read_text()
+    assert "was deleted; the newest checkpoint" in command.log.read_text()
+    command = start("pods")
+    lab.wait_for_step("pods", 40, command)
+    (job,) = cluster.objects
+    os.killpg(cluster.pods[job[2]][0].pid, signal.SIGKILL)
+    assert command.wait() == 0, command.log.read_text()
+    assert same_run(lab, "pods", calm)["attempts"] == 3
