@@ -94,7 +94,7 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
             if order is not None and order.parent not in taken and leader.lives:
                 taken.add(order.parent)
                 code = take_part(order, wishes, leader)
-                log.info("attempt %s ended with %d here", order.parent.name, code)
+                log.info("%s ended with %d here", order.parent.name, code)
                 since = time.monotonic()
             elif (ended := end_of(run, leader)) is not None:
                 return ended

@@ -166,3 +166,37 @@ def test_a_node_that_is_stopped_and_a_leader_that_is_killed_come_back_and_lose_n
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
     assert not processes_of(f"NODES_TEST={name}")
+
+
+def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab, on_one_host):
+    name = "hung"
+    run, logs = lab.run_dir(name), [hosts.log(f"{name}-{host}") for host in ADDRESSES]
+    patient = ["runtime.hang_after=5", "environment.communication_timeout=600"]
+    both = [
+        lead(hosts, lab, name, *patient),
+        hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name),
+    ]
+    try:
+        wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
+        lines = processes_of(f"NODES_TEST={name}").items()
+        ranks = {pid for pid, line in lines if "tasks.train.worker" in line and "torch.distributed.run" not in line}
+        far = [pid for pid in ranks if host_of(pid) == "b"]
+        assert len(ranks) == 2 and len(far) == 1
+        os.kill(far[0], signal.SIGSTOP)
+        assert both[0].wait(300) == 0, logs[0].read_text()
+        assert both[1].wait(60) == 0, logs[1].read_text()
+    finally:
+        for process in both:
+            process.kill()
+    hang, done = attempts_of(run)
+    assert (hang["code"], done["code"]) == (76, 0)
+    assert "rank 1 on host-b (node 1) has not moved for" in hang["message"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
+    assert not processes_of(f"NODES_TEST={name}")
+
+
+def host_of(pid: int) -> str:
+    """Which of the two hosts a process is on, by its network."""
+    network = Path(f"/proc/{pid}/ns/net").stat().st_ino
+    return next(host for host in ADDRESSES if Path(f"/run/netns/infini-{host}").stat().st_ino == network)
