@@ -13,7 +13,7 @@ from configs.schema import RUN_NAME, PipelineConfig
 from configs.schema.data import SOURCE_NAME
 from configs.schema.deployment import FIVE_FIELDS, SLUG
 from configs.schema.environment import HOST
-from configs.schema.launchers import LABEL, LABEL_KEY, NAME, QUANTITY, SBATCH_OPTION, SLURM_TIME
+from configs.schema.launchers import CAPABILITY, LABEL, LABEL_KEY, NAME, QUANTITY, SBATCH_OPTION, SLURM_TIME
 
 # Patterns of the schema in words.
 PATTERNS = {
@@ -31,6 +31,7 @@ PATTERNS = {
     SBATCH_OPTION: "an option of sbatch, written --name or --name=value",
     LABEL: "a name of small letters, digits and '-'",
     LABEL_KEY: "a name as Kubernetes takes it, such as nvidia.com/gpu",
+    CAPABILITY: "a number such as 8.0 or 9.0, in quotes",
     QUANTITY: "an amount such as 8, 500m or 64Gi",
     r"^[a-z0-9][A-Za-z0-9._/:@-]*$": "a name of an image, such as registry.example/infini-llama:1",
     r"^/[^\n\r:]*$": "a path from the root",

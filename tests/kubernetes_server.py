@@ -127,6 +127,7 @@ class Cluster:
         else:
             count, container = body["spec"]["trainer"]["numNodes"], body["spec"]["trainer"]
         own = {entry["name"]: entry["value"] for entry in container["env"]}
+        own["MASTER_ADDR"] = "127.0.0.1"  # where the cluster's names would lead, all pods being on this machine
         command = [sys.executable, *container["command"][1:]]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.pods[name] = [

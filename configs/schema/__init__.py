@@ -4,7 +4,7 @@ from configs.schema.data import DataConfig, PasskeyConfig, VerifyConfig
 from configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from configs.schema.environment import EnvironmentConfig
 from configs.schema.evaluation import EvaluationConfig
-from configs.schema.launchers import KubernetesConfig, SlurmConfig
+from configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
 from configs.schema.model import ModelConfig, RopeScaling
 from configs.schema.pipeline import PipelineConfig
 from configs.schema.runtime import RUN_NAME, RuntimeConfig
@@ -21,6 +21,7 @@ __all__ = [
     "EvaluationConfig",
     "KubernetesConfig",
     "ModelConfig",
+    "NodeConfig",
     "PasskeyConfig",
     "PipelineConfig",
     "RopeScaling",

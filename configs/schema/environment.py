@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.launchers import KubernetesConfig, SlurmConfig
+from configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
 from configs.schema.section import Section
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -112,6 +112,11 @@ class EnvironmentConfig(Section):
         title="Launcher",
         description="What starts the workers: local: torchrun on this machine; slurm: a job submitted by sbatch; kubernetes: a JobSet or "
         "TrainJob. A job outlives this command, and the next one of the same run name watches it.",
+    )
+    node: NodeConfig = Field(
+        default_factory=NodeConfig,
+        title="Node",
+        description="What each machine of the cluster has, where a launcher other than local trains on it.",
     )
     slurm: SlurmConfig = Field(
         default_factory=SlurmConfig, title="Slurm", description="The job of environment.launcher=slurm."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ByteSize, Field, field_validator
 
 from configs.schema.section import Section
 
@@ -15,6 +15,7 @@ SBATCH_OPTION = r"^--[a-z][a-z0-9-]*(=[^\n\r]*)?$"
 # An object's name (RFC 1123 label), and an amount (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity).
 LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+CAPABILITY = r"^\d{1,2}\.\d$"
 LABEL_KEY = r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 # Decided by the launcher, because it relies on them.
 OF_THE_LAUNCHER = {
@@ -37,6 +38,28 @@ OF_THE_LAUNCHER = {
     "wait",
     "wrap",
 }
+
+
+class NodeConfig(Section):
+    """What a node of the cluster has, where it is another kind of machine than the one that starts the run. null: as that one."""
+
+    cores: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, title="Cores", description="CPU cores that the workers of a node may use; null: as many as here."
+    )
+    memory: ByteSize | None = Field(
+        default=None, title="Memory", description="Memory of a node, such as 512GiB; null: what is free here."
+    )
+    gpus: Annotated[int, Field(ge=0, le=1024)] | None = Field(
+        default=None, title="GPUs", description="GPUs of a node, all of one kind; null: those that are found here."
+    )
+    gpu_memory: ByteSize = Field(
+        default=ByteSize(80 * 1024**3), title="GPU memory", description="Memory of each of environment.node.gpus."
+    )
+    gpu_capability: Annotated[str, Field(pattern=CAPABILITY)] = Field(
+        default="9.0",
+        title="GPU capability",
+        description="CUDA's compute capability of environment.node.gpus: 8.0 for A100, 9.0 for H100; bf16 from 8.0 on.",
+    )
 
 
 class SlurmConfig(Section):

@@ -14,6 +14,7 @@ from tasks.artifacts import write_atomic
 from tasks.patch_environment.compare import KEPT, LOST, differences
 from tasks.patch_environment.findings import judge
 from tasks.patch_environment.machine import Machine
+from tasks.patch_environment.node import of_node
 from tasks.patch_environment.patches.registry import needed
 from tasks.patch_environment.pin import BEFORE, EXACT, asking, complete, follow, to_pin
 from tasks.patch_environment.plan import resolve
@@ -52,6 +53,8 @@ def patch_environment(
     if vocab_size is not None:
         config = of_vocabulary(config, vocab_size)
     facts = probe(Path(home), config, machine)
+    if config["environment"]["launcher"] != "local":
+        facts = of_node(facts, config["environment"]["node"])
     path = Path(home) / "runs" / run / "environment.json"
     _refuse_bad_disk(facts["disk"], home)
     before = read_record(path)

@@ -84,3 +84,12 @@ def test_a_job_that_somebody_deletes_ends_the_run_and_a_pod_that_dies_does_not(l
     os.killpg(cluster.pods[job[2]][0].pid, signal.SIGKILL)
     assert command.wait() == 0, command.log.read_text()
     assert same_run(lab, "pods", calm)["attempts"] == 3
+
+
+def test_two_pods_meet_and_end_together(lab, cluster, start):
+    one_machine = lab.finish("pods-apart", STEPS, "environment.nproc_per_node=2")
+    command = start("pods-together", "environment.nnodes=2", "environment.nproc_per_node=1")
+    assert command.wait() == 0, command.log.read_text()
+    assert [pod.returncode for pod in next(iter(cluster.pods.values()))] == [0, 0]
+    summary = json.loads((lab.run_dir("pods-together") / "summary.json").read_text())
+    assert summary["weights_sha256"] == one_machine["weights_sha256"]
