@@ -69,14 +69,20 @@ def read(path: Path, text_column: str, form: str = "auto", wanted: Iterator[int]
             for record in reader(stream, text_column):
                 yield from (record,) if isinstance(record, Fault) else pieces(record)
     except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error) as error:
-        raise Unreadable(f"is damaged ({error})") from None
+        raise _damaged(error) from None
     except OSError as error:
         if error.errno is None:  # how pyarrow and zlib tell of a bad stream; the disk's own errors have a number
-            raise Unreadable(f"is damaged ({error})") from None
+            raise _damaged(error) from None
         raise
 
 
+def _damaged(error: Exception) -> Unreadable:
+    return Unreadable(f"is damaged ({' '.join(str(error).split())})")  # thrift's words have several lines
+
+
 def _opened(path: Path) -> IO[bytes]:
+    if path.suffix.lower().lstrip(".") in COMPRESSED and not path.stat().st_size:
+        raise EOFError("it has no bytes, and even nothing takes some when it is compressed")
     match path.suffix.lower():
         case ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]

@@ -132,7 +132,7 @@ def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path, 
         literal = Path(expanded).is_file()  # also one whose name has brackets
         folder = Path(expanded).is_dir()
         root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
-        below = _known_below(root, form) if folder else sorted(glob.glob(expanded, recursive=True))
+        below = _known_below(root, form, key) if folder else sorted(_expanded(expanded, key))
         paths = [expanded] if literal else below
         files = [Path(path) for path in paths if Path(path).is_file()]
         if not files:
@@ -144,11 +144,40 @@ def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path, 
                 yield path, path.relative_to(root).as_posix()
 
 
-def _known_below(folder: Path, form: str) -> list[str]:
+def _known_below(folder: Path, form: str, key: str) -> list[str]:
     """Every file below it whose ending is known (all where their format is given), but hidden ones and what `datasets` adds."""
-    found = [Path(path) for path in sorted(glob.glob(f"{glob.escape(str(folder))}/**/*", recursive=True))]
+    found = [Path(path) for path in sorted(_expanded(f"{glob.escape(str(folder))}/**/*", key))]
     kept = [path for path in found if path.name not in SKIPPED_RECORDS and not path.match("cache-*.arrow")]
     return [str(path) for path in kept if form != "auto" or format_of(path)]
+
+
+def _expanded(pattern: str, key: str) -> set[str]:
+    """What the pattern matches. As `glob.glob`, but that this follows links that lead in circles again and again, and says nothing of
+    folders that it cannot read."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return set(glob.glob(pattern))
+    at = parts.index("**")
+    bases = sorted(glob.glob(str(Path(*parts[:at]))))
+    below = Path(*parts[at + 1 :]) if parts[at + 1 :] else Path("*")
+    folders = [folder for base in bases for folder in _folders(Path(base), key, set())]
+    return {path for folder in folders for path in _expanded(str(Path(glob.escape(str(folder)), below)), key)}
+
+
+def _folders(folder: Path, key: str, seen: set[Path]) -> Iterator[Path]:
+    """The folder and those below it that are not hidden, in order and each once, whatever links lead to it."""
+    if not folder.is_dir() or (real := folder.resolve()) in seen:
+        return
+    seen.add(real)
+    try:
+        with os.scandir(folder) as entries:  # it knows what is a folder without a look at each file
+            shown = (entry for entry in entries if not entry.name.startswith("."))
+            inner = sorted(Path(entry) for entry in shown if (Path(entry) if entry.is_symlink() else entry).is_dir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror}); mend it, or leave it out of {key}.") from None
+    yield folder
+    for path in inner:
+        yield from _folders(path, key, seen)
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -20,7 +20,7 @@ ROWS = [{"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本�
 def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
     return folder
 
 
