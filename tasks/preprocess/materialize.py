@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.artifacts import commit, is_complete, move_aside, read_manifest, staging
+from tasks.preprocess.load_from_disk import describe_for_datasets
 from tasks.preprocess.reader import TokenReader
 
 ROWS_VERSION = 1
@@ -70,7 +71,7 @@ def _write(reader: TokenReader, folder: Path, shard_size: int) -> int:
             file.flush()
             os.fsync(file.fileno())
         log.info("writing rows", extra={"progress": {"done": last, "total": len(reader), "unit": "rows"}})
-    _describe(folder, files, schema)
+    describe_for_datasets(folder, files, _features(schema), folder.name)
     return len(reader)
 
 
@@ -102,8 +103,8 @@ def _batches(reader: TokenReader, schema: pa.Schema, first: int, last: int) -> I
         yield pa.record_batch(arrays, schema=schema)
 
 
-def _describe(folder: Path, files: list[str], schema: pa.Schema) -> None:
-    features = {
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    return {
         field.name: {
             "feature": {"dtype": str(field.type.value_type), "_type": "Value"},
             "length": field.type.list_size,
@@ -111,15 +112,3 @@ def _describe(folder: Path, files: list[str], schema: pa.Schema) -> None:
         }
         for field in schema
     }
-    state = {
-        "_data_files": [{"filename": file} for file in files],
-        "_fingerprint": folder.name,
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": folder.name,
-    }
-    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-    (folder / "dataset_info.json").write_text(json.dumps(info, indent=1), encoding="utf-8")

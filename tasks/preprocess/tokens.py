@@ -1,6 +1,5 @@
 """The token level: Arrow shards of documents, whose values buffers joined are one contiguous stream of tokens."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
+from tasks.preprocess.load_from_disk import describe_for_datasets
 from tasks.preprocess.reader import map_list
 
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
@@ -88,7 +88,9 @@ def describe_split(folder: Path, vocab_size: int, size: int, shards: list[dict[s
         stream.update(values.data.cast("B"))
         table.append(shard | {"first_document": documents, "first_token": tokens})
         documents, tokens = documents + len(lengths), tokens + len(values)
-    _describe_for_datasets(folder, [Path(shard["file"]).name for shard in shards], dtype_for(vocab_size), stream)
+    feature = {"feature": {"dtype": dtype_for(vocab_size).name, "_type": "Value"}, "_type": "LargeList"}
+    files = [Path(shard["file"]).name for shard in shards]
+    describe_for_datasets(folder, files, {"input_ids": feature}, stream.hexdigest()[:16])
     return {
         "documents": documents,
         "tokens": tokens,
@@ -104,19 +106,3 @@ def entropy_bits(counts: np.ndarray) -> float:
     """-sum p log2 p of the distribution with these counts: the loss of the best model that knows frequencies alone."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum())
-
-
-def _describe_for_datasets(folder: Path, files: list[str], dtype: np.dtype, stream: blake3) -> None:
-    feature = {"feature": {"dtype": dtype.name, "_type": "Value"}, "_type": "LargeList"}
-    state = {
-        "_data_files": [{"filename": file} for file in files],
-        "_fingerprint": stream.hexdigest()[:16],
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": folder.name,
-    }
-    info = {"citation": "", "description": "", "features": {"input_ids": feature}, "homepage": "", "license": ""}
-    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-    (folder / "dataset_info.json").write_text(json.dumps(info, indent=1), encoding="utf-8")
