@@ -24,18 +24,21 @@ from types import FrameType
 from typing import NoReturn
 
 from configs.errors import ConfigError, PipelineError, Preempted
+from tasks.artifacts import write_atomic
 from tasks.locks import Lock
-from tasks.train.launchers import local
+from tasks.train.launchers import HUNG, local
 from tasks.train.nodes import meeting, records
 from tasks.train.nodes.address import interface_towards
 from tasks.train.nodes.leader import Leader
 from tasks.train.nodes.relay import Relay
 from tasks.train.outcome import classify
 from tasks.train.run_folder import RunFolder, attempts
+from tasks.train.supervisor import Hung, Watch
 from tasks.train.worker.status import NODE
 
 log = logging.getLogger("infini_llama.nodes")
 POLL_SECONDS = 0.2
+HUNG_CODE = 76
 ENDING = 10.0  # seconds for torchrun to end by itself after its ranks and the first node have
 ORDERLY = (0, 64, 65)  # ends of a leader after which it does not come back by itself
 
@@ -180,13 +183,25 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
     ranks = local.Torchrun(process, attempt_dir, plan["nproc_per_node"] * place.nnodes, place.node)
     records.tell(attempt_dir, place.node, state="training")
     relay = Relay(attempt_dir, place.node)
+    alone = (
+        order["config"]["environment"]["launcher"] != "local"
+    )  # the leader is not beside the ranks, and does not watch them
+    watch = Watch(attempt_dir, ranks.processes, order["config"]["runtime"]["hang_after"]) if alone else None
     try:
         while (code := process.poll()) is None:
             poll()
             relay.tell([status["rank"] for status in ranks.statuses()])
+            if watch is not None and place.node == 0:
+                watch.poll()
             time.sleep(POLL_SECONDS)
+    except Hung as hung:
+        log.error("%s", hung)
+        write_atomic(attempt_dir / HUNG, str(hung))
+        _end_with_the_others(ranks)
+        return HUNG_CODE
     except Over:
         _end_with_the_others(ranks)
+        ranks.end()
         code = process.wait()
     except BaseException as asked:
         log.warning("asked to stop; waiting up to %.0f s for a checkpoint", grace)

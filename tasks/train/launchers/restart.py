@@ -54,7 +54,7 @@ def renew(attempt_dir: Path) -> None:
     cut_metrics(run, step)
     aside = attempt_dir / f"start-{sum(1 for _ in attempt_dir.glob('start-*')) + 1}"
     aside.mkdir()
-    for pattern in ("status-*.json", "heartbeat-*", "node-*.json", "word.json"):
+    for pattern in ("status-*.json", "heartbeat-*", "beats-*.json", "node-*.json", "word.json"):
         for file in attempt_dir.glob(pattern):
             file.rename(aside / file.name)
     order |= {"resume_from": str(chosen) if chosen else order["resume_from"], "from_step": step}
