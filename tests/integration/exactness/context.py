@@ -26,6 +26,7 @@ ROWS: dict[str, dict] = {
     "cut": {"memory_gradient_segments": SEGMENTS_BACK},
     "literal": {"first_segment": "literal"},
     "recomputed": {"checkpointing": "full"},
+    "selective": {"checkpointing": "selective"},
     "chunks": {"loss_chunk": 5},
 }
 

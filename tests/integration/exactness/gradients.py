@@ -22,6 +22,7 @@ STRATEGIES = {
     "zero2": {"parallel": "fsdp", "reshard_after_forward": False},
     "hsdp": {"parallel": "hsdp", "shard_size": 2, "reshard_after_forward": True},
 }
+CONTEXT = 2  # ranks that share rows, in the cells that have any
 CLIP = 0.05
 
 
@@ -39,7 +40,7 @@ def ragged_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return rows[:, :-1], labels
 
 
-def differences(attention: str, strategy: str, micro: int, ranks: Ranks) -> dict[str, float]:
+def differences(attention: str, strategy: str, micro: int, context: int, ranks: Ranks) -> dict[str, float]:
     inputs, labels = ragged_batch()
     count = int((labels != -100).sum())
     alone = small_model(attention)
@@ -50,9 +51,11 @@ def differences(attention: str, strategy: str, micro: int, ranks: Ranks) -> dict
 
     model = small_model(attention)
     untouched = state_hash(tensors(model, None), "model.")
-    module = distribute(LossModule(model), STRATEGIES[strategy] | {"shard_size": 2}, ranks)
+    ranks.share_rows(context)
+    module = distribute(LossModule(model, ranks.context), STRATEGIES[strategy] | {"shard_size": 2}, ranks)
     assert state_hash(tensors(model, None), "model.") == untouched
-    mine = slice(ranks.rank * 3, ranks.rank * 3 + 3)
+    share = len(inputs) // ranks.groups
+    mine = slice(ranks.group * share, (ranks.group + 1) * share)
     batches = list(zip(inputs[mine].split(micro), labels[mine].split(micro), strict=True))
     found = {}
     for _ in range(2):  # DDP lays out its buckets anew after the first
@@ -80,7 +83,10 @@ def differences(attention: str, strategy: str, micro: int, ranks: Ranks) -> dict
 def main() -> None:
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
-    cells = product(("softmax", "infini"), STRATEGIES, (1, 3))
+    cells = [
+        *product(("softmax", "infini"), STRATEGIES, (1, 3), (1,)),
+        *product(("infini",), STRATEGIES, (3,), (CONTEXT,)),
+    ]
     found = {"-".join(map(str, cell)): differences(*cell, ranks) for cell in cells}
     if ranks.is_first:
         Path(sys.argv[1]).write_text(json.dumps(found))
