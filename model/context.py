@@ -120,7 +120,7 @@ def _passed_on(A: torch.Tensor, B: torch.Tensor, product: Product, context: Cont
 
 def _nothing_on_the_first(x: torch.Tensor, context: Context) -> torch.Tensor:
     """x, or on the first rank zeros that still depend on it: its backward pass has to meet the other ranks' too."""
-    return x.masked_fill(torch.tensor(context.place == 0, device=x.device), 0.0)
+    return x if context.place > 0 else x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)
 
 
 def _joined(M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
