@@ -8,6 +8,7 @@ from model.flops import parameters
 from tasks.patch_environment.estimate import model_of
 from tasks.patch_environment.finding import GIB, finding
 
+ROOM = "room for checkpoints"
 BYTES = 12  # a parameter: the weight and both moments of Adam, in fp32
 
 
@@ -19,7 +20,7 @@ def bytes_held(home: Path, config: dict) -> int:
 
 def room_for_checkpoints(config: dict, disk: dict[str, Any]) -> dict[str, Any] | None:
     """A finding where the checkpoints that are kept at a time do not fit: the newest, the best, those kept for ever, and one more
-    while it is written. None where they do, or where the disk does not tell."""
+    while it is written; an error where not even one does. None where they do, or where the disk does not tell."""
     train = config["train"]
     each = BYTES * parameters(model_of(config))
     steps = planned_steps(train, config["data"]["sequence_length"])
@@ -28,6 +29,10 @@ def room_for_checkpoints(config: dict, disk: dict[str, Any]) -> dict[str, Any] |
     have = None if disk["free"] is None else disk["free"] + disk.get("held", 0)
     if have is None or count * each <= have:
         return None
+    moments = {"adamw": 2, "adam": 2, "muon": 1, "sgd": 1 if train["momentum"] else 0}[train["optimizer"]]
+    if have < each // 3 * (1 + moments):
+        sentence = f"Not one checkpoint fits at {disk['path']}; free space, or set runtime.home to a larger disk."
+        return finding(ROOM, f"{have / GIB:.2f} GiB, and one takes {each / GIB:.2f} GiB", "error", sentence)
     value = f"{have / GIB:.1f} GiB for {count} checkpoints of {each / GIB:.1f} GiB"
     cure = "Saving will fail when the disk is full; free space, lower train.save_total_limit or set runtime.home to a larger disk."
-    return finding("room for checkpoints", value, "warning", cure)
+    return finding(ROOM, value, "warning", cure)

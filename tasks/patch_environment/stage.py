@@ -19,6 +19,7 @@ from tasks.patch_environment.patches.registry import needed
 from tasks.patch_environment.pin import BEFORE, EXACT, asking, complete, follow, to_pin
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
+from tasks.patch_environment.room import ROOM
 from tasks.patch_environment.tune import tune
 from tasks.secrets import masked
 
@@ -48,7 +49,7 @@ def patch_environment(
 
     Raises:
         ConfigError: the configuration asks for what this machine has not, or `home` cannot be written.
-        PipelineError: the disk is full.
+        PipelineError: the disk is full, or has no room for a single checkpoint.
     """
     if vocab_size is not None:
         config = of_vocabulary(config, vocab_size)
@@ -74,6 +75,9 @@ def patch_environment(
         say = log.info if one["exactness"] == KEPT else log.warning
         since = "in this run so far" if one["exactness"] == LOST else "at the last attempt"
         say("%s was %s %s and is %s now: %s.", one["name"], one["then"], since, one["now"], one["sentence"])
+    for found in plan["findings"]:
+        if found["name"] == ROOM and found["severity"] == "error":
+            raise PipelineError(f"{found['value']}. {found['sentence']} Then run the same command again.")
     for found in [*judge(facts), *plan["findings"]]:
         if found["severity"] in ("warning", "error"):
             log.warning("%s: %s. %s", found["name"], found["value"], found["sentence"])

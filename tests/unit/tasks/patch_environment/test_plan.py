@@ -3,9 +3,10 @@
 import pytest
 
 from configs.architecture import of_vocabulary
-from configs.errors import ConfigError
+from configs.errors import ConfigError, PipelineError
 from configs.schema import PipelineConfig
 from model.flops import parameters
+from tasks.patch_environment import stage
 from tasks.patch_environment.estimate import model_of
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
@@ -79,6 +80,26 @@ def test_room_for_the_checkpoints_that_are_kept(laptop):
         assert bool(found) != fits
         if found:
             assert "for 9 checkpoints of" in found[0]["value"] and "save_total_limit" in found[0]["sentence"]
+            assert found[0]["severity"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "parts"), [({}, 3), ({"optimizer": "muon"}, 2), ({"optimizer": "sgd", "momentum": 0.0}, 1)]
+)
+def test_a_disk_with_room_for_no_checkpoint_is_refused(laptop, tmp_path, monkeypatch, optimizer, parts):
+    wish = config(train=optimizer)
+    least = parts * 4 * parameters(model_of(wish))
+    for free, severity in ((least, "warning"), (least - 12, "error")):
+        facts = laptop | {"disk": laptop["disk"] | {"free": free, "held": 0, "works": True}}
+        (found,) = [one for one in resolve(wish, facts)["findings"] if one["name"] == "room for checkpoints"]
+        assert found["severity"] == severity
+        monkeypatch.setattr(stage, "probe", lambda *_, facts=facts: facts)
+        if severity == "error":
+            with pytest.raises(PipelineError, match="Not one checkpoint fits"):
+                stage.patch_environment(wish, str(tmp_path / severity), "run")
+            assert not list((tmp_path / severity).rglob("environment.json"))
+        else:
+            stage.patch_environment(wish, str(tmp_path / severity), "run")
 
 
 def test_the_users_variables_win_over_the_plans(laptop):
