@@ -82,7 +82,7 @@ def attempt(
 
 def living_job(run: RunFolder, config: dict) -> tuple[Path, Launched] | None:
     """The newest attempt and its workers, where an earlier command left it to a job of a cluster and nobody saw its end."""
-    folders = sorted((run.path / "logs").glob("attempt-*"))
+    folders = sorted((run.path / "logs").glob("attempt-*"), key=number_of)
     if not folders or number_of(folders[-1]) in {record["attempt"] for record in attempts(run)}:
         return None
     launched = attach(folders[-1], config)

@@ -17,6 +17,7 @@ from pathlib import Path
 from tasks.artifacts import write_atomic
 from tasks.train import node
 from tasks.train.launchers import HUNG, local
+from tasks.train.launchers.restart import superseded
 from tasks.train.outcome import classify
 from tasks.train.supervisor import Hung, Watch
 from tasks.train.worker.status import read_statuses
@@ -59,10 +60,13 @@ def supervise(attempt_dir: Path) -> int:
 
 def main() -> int:
     attempt_dir = Path(sys.argv[1])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    if refused := superseded(attempt_dir):
+        log.error("%s", refused)
+        return 70
     number = os.environ.get("SLURM_NODEID", os.environ.get("JOB_COMPLETION_INDEX", "0"))
     if int(os.environ.get("NNODES", "1")) > 1:
         return node.main([str(attempt_dir), f"--node-rank={number}"])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
 
     def raise_asked(number: int, frame: object) -> None:
         raise Asked

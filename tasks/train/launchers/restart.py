@@ -28,9 +28,8 @@ def prepare(attempt_dir: Path, job: str) -> str | None:
     Returns:
         why the job must not start, None where it may.
     """
-    newest = max(attempt_dir.parent.glob("attempt-*"))
-    if newest != attempt_dir:
-        return f"the run is at {newest.name} already; this job of {attempt_dir.name} has come too late."
+    if refused := superseded(attempt_dir):
+        return refused
     path = attempt_dir / STARTED
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644), "w", encoding="utf-8") as file:
@@ -42,6 +41,14 @@ def prepare(attempt_dir: Path, job: str) -> str | None:
         return f"{attempt_dir.name} is job {holder}'s; this is job {job}."
     renew(attempt_dir)
     return None
+
+
+def superseded(attempt_dir: Path) -> str | None:
+    """Why the attempt must not run, where the run has given it up for a later one."""
+    newest = max(attempt_dir.parent.glob("attempt-*"), key=lambda folder: int(folder.name.removeprefix("attempt-")))
+    if newest == attempt_dir:
+        return None
+    return f"the run is at {newest.name} already; this job of {attempt_dir.name} has come too late."
 
 
 def renew(attempt_dir: Path) -> None:

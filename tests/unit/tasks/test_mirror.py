@@ -16,10 +16,31 @@ from tasks.preprocess.stage import lookup
 from tasks.train import checkpoints
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.slow)])
 def url(request, tmp_path):
+    if request.param == "s3":
+        yield f"s3://{request.getfixturevalue('bucket')}/{tmp_path.name}"
+        return
     yield f"memory://{tmp_path.name}" if request.param == "memory" else str(tmp_path / "mirror")
     fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """A bucket of a server on this machine that answers as S3 does."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
+        changed.setenv("AWS_ACCESS_KEY_ID", "test")
+        changed.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        changed.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.filesystem("s3").mkdir("mirror")
+        yield "mirror"
+        server.stop()
 
 
 def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
