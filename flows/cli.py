@@ -69,6 +69,9 @@ def build_parser() -> Parser:
     verify = command("verify", "check a dataset")
     verify.add_argument("dataset", metavar="DATASET", help="path of a dataset, or its name")
     verify.add_argument("--deep", action="store_true", help="every checksum, token and row, and decoded samples")
+    verify.add_argument(
+        "--html", metavar="FILE", help="also write what was found, and what the dataset holds, as a page"
+    )
     doctor = command("doctor", "what this machine can do, and what a run would use")
     doctor.add_argument("config", metavar="CONFIG", nargs="?", help="check what this configuration asks for")
     doctor.add_argument("overrides", metavar="key=value", nargs="*", default=[])

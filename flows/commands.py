@@ -124,7 +124,19 @@ def verify(arguments: Namespace) -> Answer:
         "seconds": sum(report["seconds"] for report in reports.values()),
         "checks": [{"chunks": name} | check for name, report in reports.items() for check in report["checks"]],
     }
-    return record, as_text(record)
+    statistics = next((report["statistics"] for report in reports.values() if "statistics" in report), None)
+    shown = record
+    if statistics:
+        record |= {"statistics": statistics}
+        beside = {name: {split: statistics[split][name] for split in statistics} for name in statistics["train"]}
+        shown = record | {"statistics": beside}
+    text = as_text(shown)
+    if arguments.html is not None:
+        from tasks.report.dataset import dataset_page
+
+        record |= {"page": _write_page(arguments.html, dataset_page(path, record))}
+        text += f"\n\n{record['page']}"
+    return record, text
 
 
 def doctor(arguments: Namespace) -> Answer:

@@ -17,8 +17,11 @@ MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would
 BINS, COMMON = 40, 24
 
 
-def dataset_page(path: Path) -> str:
+def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
     """The page of the dataset in folder `path`, which is read as far as MOST_TOKENS.
+
+    Args:
+        verified: what `infini-llama verify` found, to stand on the page.
 
     Raises:
         Damaged: the folder is no complete dataset.
@@ -55,6 +58,7 @@ def dataset_page(path: Path) -> str:
         f"<h1>Dataset {page.text(path.name)}</h1>",
         f'<p class="note">{page.text(record["source"])}, built {page.text(record["created"])}; written {now}</p>',
         page.tiles(headline),
+        page.section("Checks", *_checks(verified or {})),
         page.section("Distributions", figures(drawn)),
         page.section("Splits", page.table(_beside(splits))),
         page.section(
@@ -146,6 +150,19 @@ def _tokens(path: Path, counts: np.ndarray) -> list[str]:
         if counts[token]
     ]
     return [f'<p class="note">{words}</p>', page.details(f"The {len(rows)} most frequent ones", page.table(rows))]
+
+
+def _checks(verified: dict[str, Any]) -> list[str]:
+    if not verified:
+        return []
+    words = (
+        f"{verified['level']}: {in_bytes(verified['checked_bytes'])} read in {verified['seconds']:.1f} s, nothing wrong"
+    )
+    found = [{name: check[name] for name in ("name", "detail")} for check in verified["checks"]]
+    splits = {split: _worded(facts) for split, facts in verified.get("statistics", {}).items()}
+    names = next(iter(splits.values()), {})
+    rows = [{"": name} | {split: facts[name] for split, facts in splits.items()} for name in names]
+    return [f'<p class="note">{page.text(words)}</p>', page.table(found), page.table(rows)]
 
 
 def _source(record: dict[str, Any]) -> dict[str, Any]:

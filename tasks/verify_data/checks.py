@@ -19,8 +19,9 @@ from tasks.preprocess.reader import map_list
 from tasks.preprocess.tables import build_table, lengths_by_source, tables_of
 from tasks.preprocess.tokenizers import encoder_of, token_bytes
 from tasks.verify_data.history import history
+from tasks.verify_data.shards import look_at_split
 
-VERIFIER_VERSION = 2
+VERIFIER_VERSION = 3
 SPLITS = ("train", "validation")
 DECODED = 16  # documents a split that are decoded and encoded again
 log = logging.getLogger("infini_llama.verify")
@@ -35,7 +36,7 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
 
     Returns:
         a report: {"level", "ok", "checks": [{"name", "ok", "detail"}], "files", "checked_bytes", "seconds", "verify_on_read"};
-        the last says whether shards are still to be checked at their first read.
+        the last says whether shards are still to be checked at their first read; of "deep" also "statistics", by split.
 
     Raises:
         DataError: names the damaged file and what to do.
@@ -44,7 +45,8 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
     dataset = Path(home) / reference["path"]
     tables = {dataset / "chunks" / table["chunks"]: table["chunks_digest"] for table in tables_of(reference)}
     done: list[dict[str, Any]] = []
-    planned = 7 + 3 * len(tables) if level == "deep" else 3 + 2 * len(tables)
+    statistics: dict[str, Any] = {}
+    planned = 8 + 3 * len(tables) if level == "deep" else 3 + 2 * len(tables)
 
     def run(name: str, action: Callable[[], str], suspect: Path = dataset) -> None:
         log.info("checking %s", name, extra={"progress": {"done": len(done), "total": planned, "unit": "checks"}})
@@ -72,11 +74,12 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
         run("row files", partial(_files, chunks, "chunks", checksums, digest), chunks)
     run("tokenizer", partial(_tokenizer, dataset))
     if level == "deep":
-        run("tokens", partial(_tokens, dataset))
+        run("tokens", partial(_tokens, dataset, statistics))
         for chunks in tables:
             run("rows", partial(_rows, dataset, chunks), chunks)
         run("text", partial(_text, dataset))
         run("leakage", partial(_leakage, dataset))
+        run("statistics", partial(_statistics, dataset, statistics))
         run("history", partial(_history, dataset, reference["chunks"]), dataset / "chunks" / reference["chunks"])
     log.info("checked the dataset", extra={"progress": {"done": planned, "total": planned, "unit": "checks"}})
     return {
@@ -87,7 +90,7 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
         "checked_bytes": total if checksums else 0,
         "seconds": round(time.perf_counter() - started, 3),
         "verify_on_read": not checksums,
-    }
+    } | ({"statistics": statistics} if statistics else {})
 
 
 def _manifest(folder: Path, kind: str) -> str:
@@ -119,29 +122,10 @@ def _tokenizer(dataset: Path) -> str:
     return f"{tokenizer.get_vocab_size()} tokens"
 
 
-def _tokens(dataset: Path) -> str:
+def _tokens(dataset: Path, statistics: dict[str, Any]) -> str:
     content = read_manifest(dataset, "dataset")["content"]
     for split in SPLITS:
-        documents = tokens = 0
-        for shard in content[split]["shards"]:
-            path = dataset / shard["file"]
-            offsets, values = map_list(path)
-            stated = {name: shard[name] for name in ("documents", "tokens", "first_document", "first_token")}
-            found = (len(offsets) - 1, len(values), documents, tokens)
-            if found != tuple(stated.values()):
-                raise Damaged(f"{path} has {dict(zip(stated, found, strict=True))}; the manifest says {stated}.")
-            if values.dtype != content["dtype"]:
-                raise Damaged(f"{path} holds {values.dtype}; the manifest says {content['dtype']}.")
-            if values.max() >= content["vocab_size"]:
-                raise Damaged(f"{path} has token {values.max()}, beyond the vocabulary of {content['vocab_size']}.")
-            if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) <= 0).any():
-                raise Damaged(f"{path} has document offsets that do not ascend from 0 to its end.")
-            ends = np.flatnonzero(values == content["eos_id"])
-            if not np.array_equal(ends, offsets[1:] - 1):
-                raise Damaged(f"{path} has documents that do not end with the one end-of-text token they should have.")
-            documents, tokens = documents + len(ends), tokens + len(values)
-        if (documents, tokens) != (content[split]["documents"], content[split]["tokens"]):
-            raise Damaged(f"the shards of {dataset / split} do not add up to what the manifest says.")
+        statistics[split] = look_at_split(dataset, split, content)
         for source in content[split].get("sources", []):
             own = [shard for shard in content[split]["shards"] if shard["source"] == source["name"]]
             if any(sum(shard[fact] for shard in own) != source[fact] for fact in ("documents", "tokens")):
@@ -149,6 +133,17 @@ def _tokens(dataset: Path) -> str:
                     f"the shards of '{source['name']}' in {dataset / split} do not add up to what the manifest says of it."
                 )
     return f"{content['train']['tokens'] + content['validation']['tokens']:,} tokens below {content['vocab_size']}"
+
+
+def _statistics(dataset: Path, statistics: dict[str, Any]) -> str:
+    content = read_manifest(dataset, "dataset")["content"]
+    for split, found in statistics.items():
+        names = ("unigram_entropy_bits", "shortest_document", "longest_document")
+        counted = (found["entropy_bits"], found["shortest_document"], found["longest_document"])
+        stated = tuple(content[split][name] for name in names)
+        if not np.allclose(counted, stated, rtol=1e-9, atol=0):
+            raise Damaged(f"{dataset / split} has {', '.join(names)} of {counted}; the manifest says {stated}.")
+    return "entropy and lengths of documents are those of the manifest"
 
 
 def _rows(dataset: Path, chunks: Path) -> str:
@@ -175,17 +170,21 @@ def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
             yield values[start:end]
 
 
+def _document(dataset: Path, shards: list[dict[str, Any]], number: int) -> np.ndarray:
+    shard = next(shard for shard in reversed(shards) if shard["first_document"] <= number)
+    offsets, values = map_list(dataset / shard["file"])
+    start, end = offsets[number - shard["first_document"]], offsets[number - shard["first_document"] + 1]
+    return values[start:end]
+
+
 def _text(dataset: Path) -> str:
     encoder = encoder_of(Tokenizer.from_file(str(dataset / "tokenizer.json")))
     content = read_manifest(dataset, "dataset")["content"]
     if not content.get("lossless", True):
         return "this tokenizer changes text (it normalizes), so decoding need not give it back"
     for split in SPLITS:
-        sampled = set(np.linspace(0, content[split]["documents"] - 1, DECODED).astype(int).tolist())
-        for number, document in enumerate(_documents(dataset, split)):
-            if number not in sampled:
-                continue
-            ids = document[:-1].tolist()
+        for number in np.unique(np.linspace(0, content[split]["documents"] - 1, DECODED).astype(int)).tolist():
+            ids = _document(dataset, content[split]["shards"], number)[:-1].tolist()
             if encoder.encode(encoder.decode(ids, skip_special_tokens=False), add_special_tokens=False).ids != ids:
                 raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
     return f"up to {DECODED} documents a split decoded and encoded again"

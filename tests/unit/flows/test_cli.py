@@ -190,7 +190,7 @@ def test_preprocess_verify_inspect(texts):
     assert len(built.stdout.splitlines()) == 1  # all else is on stderr
     assert json.loads(command("preprocess", "run.yaml", "--json", cwd=texts).stdout)["built"] == []
 
-    verified = command("verify", "latest", "--deep", "--json", cwd=texts)
+    verified = command("verify", "latest", "--deep", "--html", "checks.html", "--json", cwd=texts)
     assert json.loads(verified.stdout)["ok"] is True
     inspected = json.loads(command("inspect", "latest", "--json", cwd=texts).stdout)
     assert inspected["splits"]["train"]["documents"] == reference["train"]["documents"]

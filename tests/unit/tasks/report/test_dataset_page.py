@@ -6,6 +6,7 @@ import pytest
 from tasks.artifacts import Damaged, read_manifest
 from tasks.preprocess.stage import preprocess
 from tasks.report.dataset import dataset_page, token_counts
+from tasks.verify_data.checks import verify
 
 
 def test_a_dataset_as_a_page(built, read_page):
@@ -16,6 +17,15 @@ def test_a_dataset_as_a_page(built, read_page):
         assert words in page.text, words
     assert page.elements.count("svg") == 3
     assert page.elements.count("pre") == 3  # rows as text
+
+
+def test_what_verify_found_stands_on_the_page(built, read_page):
+    home, reference = built
+    report = verify(reference, str(home), "deep", 0)
+    page = read_page(dataset_page(home / reference["path"], report))
+    for words in ("Checks", "nothing wrong", "no training document is in the validation text", "vocabulary used"):
+        assert words in page.text, words
+    assert "nothing wrong" not in read_page(dataset_page(home / reference["path"])).text
 
 
 def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):

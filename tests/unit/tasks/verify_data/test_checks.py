@@ -15,6 +15,7 @@ from tasks.artifacts import MANIFEST, checksum_of, file_checksum
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.reader import map_list
 from tasks.preprocess.stage import preprocess
+from tasks.verify_data import shards as shards_of_verify
 from tasks.verify_data.checks import verify
 
 
@@ -58,12 +59,43 @@ def test_a_good_dataset_passes_with_a_report(built, level, caplog):
     assert (report["ok"], report["level"], report["verify_on_read"]) == (True, level, False)
     names = [check["name"] for check in report["checks"]]
     assert names[:5] == ["manifest of the tokens", "manifest of the rows", "token files", "row files", "tokenizer"]
-    assert names[5:] == (["tokens", "rows", "text", "leakage", "history"] if level == "deep" else [])
+    assert names[5:] == (["tokens", "rows", "text", "leakage", "statistics", "history"] if level == "deep" else [])
     assert all(check["ok"] and check["detail"] for check in report["checks"])
     files = [path for path in files_of(home, reference) if path.name != MANIFEST]
     assert report["files"] == len(files) and report["checked_bytes"] == sum(path.stat().st_size for path in files)
     progress = [record.__dict__["progress"] for record in caplog.records if hasattr(record, "progress")]
     assert progress[-1]["done"] == progress[-1]["total"] == len(names)
+
+
+def test_statistics_are_those_of_the_tokens_whatever_the_threads(built, caplog, monkeypatch):
+    home, reference = built
+    with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
+        report = verify(reference, str(home), "deep", 0)
+    for split in ("train", "validation"):
+        found, facts = report["statistics"][split], reference[split]
+        shards = sorted((home / reference["path"] / split).glob("*.arrow"))
+        lengths = np.concatenate([np.diff(map_list(shard)[0]) for shard in shards])
+        tokens = np.concatenate([map_list(shard)[1] for shard in shards])
+        assert (found["documents"], found["tokens"], found["bytes"]) == (len(lengths), len(tokens), facts["bytes"])
+        ends = (found["shortest_document"], found["median_document"], found["longest_document"])
+        assert ends == (lengths.min(), np.median(lengths), lengths.max())
+        assert found["vocabulary_used"] == len(np.unique(tokens)) / 300
+        assert found["most_frequent_token"] == np.bincount(tokens).max() / len(tokens)
+        assert found["entropy_bits"] == facts["unigram_entropy_bits"]
+        said = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
+        assert [each["done"] for each in said] == list(range(1, len(shards) + 1)) and len(shards) > 1
+    monkeypatch.setattr(shards_of_verify, "MOST_THREADS", 1)
+    monkeypatch.setattr(shards_of_verify, "AT_ONCE", 100)
+    assert verify(reference, str(home), "deep", 0)["statistics"] == report["statistics"]
+
+
+def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built):
+    home, reference = built
+    folder = home / reference["path"]
+    content = json.loads((folder / MANIFEST).read_bytes())["content"]
+    changed = reseal(folder, reference, train=content["train"] | {"unigram_entropy_bits": 1.5})
+    with pytest.raises(DataError, match=r"train has unigram_entropy_bits, .* the manifest says \(1.5, "):
+        verify(changed, str(home), "deep", 0)
 
 
 def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(built):
