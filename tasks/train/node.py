@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -190,7 +190,8 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
     try:
         while (code := process.poll()) is None:
             poll()
-            relay.tell([status["rank"] for status in ranks.statuses()])
+            with suppress(OSError):  # the filesystem does not answer just now
+                relay.tell([status["rank"] for status in ranks.statuses()])
             if watch is not None and place.node == 0:
                 watch.poll()
             time.sleep(POLL_SECONDS)

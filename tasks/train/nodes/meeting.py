@@ -38,7 +38,8 @@ class Place:
             where = [f"--master-addr={self.address}", f"--master-port={self.port}"]
             return [*both, f"--node-rank={self.node}", *where]
         own = self.address if self.node == 0 else own_address_towards(self.address)
-        where = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.address}:{self.port}", f"--local-addr={own}"]
+        where = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.address}:{self.port}"]
+        where += [f"--local-addr={own}"] if own else []
         return [*both, *where, f"--rdzv-conf=is_host={int(self.node == 0)}"]
 
 
