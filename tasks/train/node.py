@@ -191,7 +191,7 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
         while (code := process.poll()) is None:
             poll()
             with suppress(OSError):  # the filesystem does not answer just now
-                relay.tell([status["rank"] for status in ranks.statuses()])
+                relay.tell(ranks.statuses())
             if watch is not None and place.node == 0:
                 watch.poll()
             time.sleep(POLL_SECONDS)

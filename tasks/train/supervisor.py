@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.train.nodes.relay import relayed
+from tasks.train.nodes.relay import is_stopped, relayed
 from tasks.train.worker.heartbeat import PHASES, Beat, heartbeat_path, read_heartbeat
 from tasks.train.worker.status import is_here, read_status
 
@@ -42,6 +42,7 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     looked: float = float("-inf")
     far: bool = False  # whether ranks are on other machines
+    stopped: set[int] = field(default_factory=set)  # of those, the ones whose process is stopped
 
     def limit(self, phase: str) -> float:
         """Seconds after which a rank in `phase` is taken for hung."""
@@ -69,7 +70,8 @@ class Watch:
             else:
                 self.far, node = True, status["node"]
                 relays[node] = relays[node] if node in relays else relayed(self.attempt_dir, node)
-                beat = relays[node].get(rank)
+                beat, stopped = relays[node].get(rank, (None, False))
+                (self.stopped.add if stopped else self.stopped.discard)(rank)
             if beat is None:
                 continue
             beats[rank] = beat
@@ -85,7 +87,7 @@ class Watch:
             return f"rank {', '.join(map(str, silent))} has not given a sign of life while the others wait"
         behind = self._behind(beats)
         step, phase, _ = beats[behind]
-        stopped = " (the process is stopped)" if _state(self._pid(behind)) == "T" else ""
+        stopped = " (the process is stopped)" if self._is_stopped(behind) else ""
         where = self._where(behind)
         silent_for = now - self.since[behind]
         return (
@@ -97,7 +99,7 @@ class Watch:
 
         def place(rank: int) -> tuple[int, int, bool, float]:
             step, phase, _ = beats[rank]
-            return step, PHASES.index(phase), _state(self._pid(rank)) != "T", self.since[rank]
+            return step, PHASES.index(phase), not self._is_stopped(rank), self.since[rank]
 
         return min(beats, key=place)
 
@@ -105,6 +107,9 @@ class Watch:
         """0 where it has none on this machine."""
         status = read_status(self.attempt_dir, rank)
         return status["pid"] if status and is_here(status) else 0
+
+    def _is_stopped(self, rank: int) -> bool:
+        return rank in self.stopped or is_stopped(self._pid(rank))
 
     def _where(self, rank: int) -> str:
         """Which host a rank is on, where that is not this one."""
@@ -121,11 +126,3 @@ class Watch:
                 if pid := self._pid(rank):
                     os.kill(pid, signal.SIGUSR2)
         time.sleep(STACKS_SECONDS)
-
-
-def _state(pid: int) -> str:
-    """The kernel's letter for what a process does: R running, S sleeping, T stopped, …; empty where it is unknown."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -191,7 +191,7 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab
             process.kill()
     hang, done = attempts_of(run)
     assert (hang["code"], done["code"]) == (76, 0)
-    assert "rank 1 on host-b (node 1) has not moved for" in hang["message"]
+    assert "rank 1 on host-b (node 1) (the process is stopped) has not moved for" in hang["message"]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
     assert not processes_of(f"NODES_TEST={name}")

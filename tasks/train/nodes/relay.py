@@ -25,22 +25,34 @@ class Relay:
         self.attempt_dir, self.path = attempt_dir, relay_path(attempt_dir, node)
         self.told, self.at = "", float("-inf")
 
-    def tell(self, ranks: list[int]) -> None:
-        """Passes on the signs of these ranks, at most once a second and where they have changed."""
+    def tell(self, statuses: list[dict]) -> None:
+        """Passes on the signs of the ranks that these are the statuses of, at most once a second and where they have changed."""
         if time.monotonic() - self.at < SECONDS:
             return
         self.at = time.monotonic()
-        beats = {rank: read_heartbeat(heartbeat_path(self.attempt_dir, rank)) for rank in ranks}
-        text = json.dumps({str(rank): beat for rank, beat in beats.items() if beat is not None})
+        told = {}
+        for status in statuses:
+            beat = read_heartbeat(heartbeat_path(self.attempt_dir, status["rank"]))
+            if beat is not None:
+                told[str(status["rank"])] = [*beat, is_stopped(status["pid"])]
+        text = json.dumps(told)
         if text != self.told:
             write_atomic(self.path, text)
             self.told = text
 
 
-def relayed(attempt_dir: Path, node: int) -> dict[int, Beat]:
-    """The last signs of a node's ranks, by rank, as its agent has passed them on."""
+def relayed(attempt_dir: Path, node: int) -> dict[int, tuple[Beat, bool]]:
+    """The last signs of a node's ranks, by rank, as its agent has passed them on, and whether the process is stopped."""
     try:
         found = json.loads(relay_path(attempt_dir, node).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not yet, or the filesystem does not answer just now
         return {}
-    return {int(rank): (step, phase, moment) for rank, (step, phase, moment) in found.items()}
+    return {int(rank): ((step, phase, moment), stopped) for rank, (step, phase, moment, stopped) in found.items()}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine is stopped (SIGSTOP, a debugger); False where that is unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
+    except (OSError, IndexError):
+        return False

@@ -123,12 +123,10 @@ def test_a_rank_of_another_host_is_named_with_it_and_gets_no_signal(watch, clock
     status_path(tmp_path, 1).write_text(json.dumps(elsewhere))
     clock.now += 1.0
     place(tmp_path, 1, 9, "save")  # in place, which another machine may see late; its node passes on what is true
-    relay_path(tmp_path, 3).write_text(json.dumps({"1": [7, "data", 123.0]}))
+    relay_path(tmp_path, 3).write_text(json.dumps({"1": [7, "compute", 0.0, True]}))
     watch.poll()
     clock.now += 9.0
-    for rank in (0, 2):
-        place(tmp_path, rank, 7, "compute", 9.0)
-    assert watch.hung().startswith("rank 1 on far (node 3) has not moved")
+    assert watch.hung().startswith("rank 1 on far (node 3) (the process is stopped) has not moved")
     signalled = []
     monkeypatch.setattr("tasks.train.supervisor.os.kill", lambda pid, number: signalled.append(pid))
     monkeypatch.setattr("tasks.train.supervisor.STACKS_SECONDS", 0.0)
