@@ -70,11 +70,12 @@ def attempt(
     known = ("type", "phase", "sample_rows", "memory")
     error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
     append_attempt(run, record | ending | error)
-    why = f"run {run.path.name} was stopped" if interrupted is not None else launched.cancelled()
-    if why and outcome.kind != "done":
+    if interrupted is not None and outcome.kind != "done":
         raise Preempted(
-            f"{why}; the newest checkpoint is at step {step}. Run the same command to carry on."
+            f"run {run.path.name} was stopped; the newest checkpoint is at step {step}. Run the same command to carry on."
         ) from interrupted
+    if (why := launched.cancelled()) and outcome.kind != "done":
+        raise Preempted(f"{why}; the newest checkpoint is at step {step}. Run the same command to carry on.")
     if outcome.kind == "done" and order["config"]["train"]["max_steps"] != config["train"]["max_steps"]:
         return Outcome("preempted", 75, "finished as the command before this one had told them", outcome.step)
     return outcome
