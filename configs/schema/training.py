@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -184,11 +184,24 @@ class TrainingConfig(ReportingConfig):
         title="Asynchronous save",
         description="A checkpoint is copied to memory and written while training goes on; false: training waits, without the copy.",
     )
-    parallel: Literal["ddp", "fsdp", "hsdp"] = Field(
+    parallel: Literal["ddp", "fsdp", "hsdp", "deepspeed"] = Field(
         default="ddp",
         title="Parallel strategy",
         description="ddp: every process holds the whole model; fsdp: its parameters, gradients and optimizer state are split over all "
-        "processes (FSDP2); hsdp: split over train.shard_size of them, and copied over the groups.",
+        "processes (FSDP2); hsdp: split over train.shard_size of them, and copied over the groups; deepspeed: split by DeepSpeed's ZeRO "
+        "(package infini-llama[deepspeed]).",
+    )
+    zero_stage: Literal[1, 2, 3] | None = Field(
+        default=None,
+        title="ZeRO stage",
+        description="What train.parallel=deepspeed splits over all processes: optimizer state (1), gradients as well (2), parameters as "
+        "well (3). Default: the stage in train.deepspeed_config, else 2.",
+    )
+    deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = Field(
+        default=None,
+        title="DeepSpeed's JSON",
+        description="A JSON file for DeepSpeed, or its contents. Its zero_optimization and communication settings are taken; what the "
+        'run\'s own keys say (batch sizes, optimizer, precision, clipping) must agree with them, be "auto" or be left out.',
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
@@ -252,10 +265,26 @@ class TrainingConfig(ReportingConfig):
             raise ValueError(
                 f"optimizer=muon needs whole matrices, which parallel={self.parallel} splits; use parallel=ddp"
             )
+        if self.parallel == "deepspeed" and self.optimizer == "sgd":
+            raise ValueError("optimizer=sgd does not go with parallel=deepspeed; use optimizer=adamw or adam")
+        if self.parallel == "deepspeed" and self.context_parallel > 1:
+            raise ValueError(
+                f"context_parallel={self.context_parallel} does not go with parallel=deepspeed; use parallel=fsdp"
+            )
+        if self.parallel != "deepspeed" and self.deepspeed_config is not None:
+            raise ValueError(f"deepspeed_config is given, but parallel={self.parallel}; use parallel=deepspeed")
+        if self.parallel != "deepspeed" and self.zero_stage is not None:
+            raise ValueError(
+                f"zero_stage={self.zero_stage} is given, but parallel={self.parallel}; use parallel=deepspeed"
+            )
         return self
 
     @model_validator(mode="after")
     def _compile_fits_parallel(self) -> TrainingConfig:
+        if self.compile in ("block", "whole") and self.parallel == "deepspeed":
+            raise ValueError(
+                f"compile={self.compile} does not go with parallel=deepspeed; use compile=off, or parallel=fsdp"
+            )
         if self.compile == "whole" and self.parallel != "ddp":
             raise ValueError(
                 f"compile=whole does not go with parallel={self.parallel}, which gathers parameters layer by layer; use compile=block"

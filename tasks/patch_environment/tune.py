@@ -143,6 +143,8 @@ class _Search:
         plan, train = self.plan(), self.config["train"]
         if wish(self.config, "compile") != "auto" or can_compile(plan["device"], self.facts):
             return
+        if train["parallel"] == "deepspeed":
+            return
         for what in ("block", "whole"):
             if what == "whole" and train["parallel"] != "ddp":
                 continue

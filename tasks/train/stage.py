@@ -5,8 +5,10 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from configs.architecture import architecture
+from configs.deepspeed import engine_settings, read_json
 from configs.errors import ConfigError, DataError, TrainFailed
 from tasks.artifacts import Lock, write_atomic
 from tasks.lease import Lease
@@ -61,6 +63,7 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         initial = initial_of(config, run.read(run.lineage))
         model = architecture(config["model"], (initial or reference)["vocab_size"], reference["sequence_length"])
         config = config | {"train": in_steps(config["train"], reference, home)}
+        config = config | {"train": config["train"] | deepspeed(config["train"], plan)}
         claim(run, config, model, reference, initial)
         stages = in_samples(config, reference)
         told = config | {"data": config["data"] | {"curriculum": stages}}
@@ -75,6 +78,14 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
                     return summarize(run, config, reference)
                 if not goes_on(run, config, plan, outcome):
                     raise failure(outcome)
+
+
+def deepspeed(train: dict, plan: dict) -> dict[str, Any]:
+    """DeepSpeed's JSON in place of its path, so that the run keeps what it trains by; refused where it does not fit the run."""
+    if train["parallel"] != "deepspeed":
+        return {}
+    engine_settings(train, plan["precision"], plan["nproc_per_node"] * plan["nnodes"])
+    return {"deepspeed_config": read_json(train["deepspeed_config"]) or None}
 
 
 def goes_on(run: RunFolder, config: dict, plan: dict, outcome: Outcome) -> bool:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from tasks.preprocess.reader import TokenReader
 from tasks.train.worker.data import to_batch
 from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.strategy import LossModule
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def rows_with(reader: TokenReader, tokens: int) -> int:
 
 
 def evaluate(
-    module: LossModule,
+    module: nn.Module,
     reader: TokenReader,
     token_bytes: np.ndarray,
     sequences: int,

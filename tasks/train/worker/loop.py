@@ -5,6 +5,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from configs.deepspeed import engine_settings
 from configs.durations import count
 from model.flops import flops_per_token
 from model.llama import Llama
@@ -42,6 +44,7 @@ from tasks.train.worker.saver import Saver
 from tasks.train.worker.spikes import Spikes
 from tasks.train.worker.step import StepResult, accumulate, train_step
 from tasks.train.worker.strategy import LossModule, distribute
+from tasks.train.worker.zero import Zero
 
 log = logging.getLogger("infini_llama.worker")
 
@@ -95,10 +98,17 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     model = build_model(order, ranks.device)
     ranks.share_rows(train["context_parallel"])
     module = LossModule(model, ranks.context)
-    wrapped = distribute(module, train, ranks)
-    optimizer = build_optimizer(model, train)
     half = torch.float16 if plan["precision"] == "fp16" else torch.bfloat16
     autocast = torch.autocast(ranks.device.type, dtype=half, enabled=plan["precision"] != "fp32")
+    zero = None
+    if train["parallel"] == "deepspeed":
+        optimizer = build_optimizer(model, train)
+        settings = engine_settings(train, plan["precision"], ranks.world_size)
+        wrapped = zero = Zero(module, model, optimizer, settings, ranks, autocast)
+        autocast = torch.autocast(ranks.device.type, enabled=False)
+    else:
+        wrapped = distribute(module, train, ranks)
+        optimizer = build_optimizer(model, train)
     batches = TrainBatches(
         train_reader,
         train["seed"],
@@ -120,14 +130,17 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     # One throw-away forward and backward: DDP lays out its buckets anew after the first iteration, and a resumed run
     # would otherwise sum gradients in another order than the uninterrupted one.
     first_batch()
+    if zero:
+        zero.forget()
     optimizer.zero_grad(set_to_none=True)
     heart.beat("compile")
     compiled = compile_if_it_agrees(module, train["compile"], plan["precision"], first_batch, ranks, run_dir)
     heart.beat("start")
 
+    tensors = zero.tensors if zero else partial(checkpoint.tensors, model, optimizer)
     at = Position()
     if order["resume_from"]:
-        at = resume(Path(order["resume_from"]), model, optimizer)
+        at = resume(Path(order["resume_from"]), model, optimizer, zero)
     skips, spikes = Skips(train["max_skips"], train["skip_window"], at), Spikes(train["spike_zscore"], at)
     metrics = None
     if ranks.is_first:
@@ -190,9 +203,10 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             if plan["precision"] == "fp16":
                 record["loss_scale"] = scale
             if at.step % train["log_every"] == 0:
-                record |= {"param_norm": parameter_norm(model)}
-                record |= {"gates": gates} if (gates := gate_means(model, ranks)) else {}
-                record |= {"custom": ask(hook, train["metrics_hook"], model, record)} if hook else {}
+                with zero.whole() if zero else nullcontext():
+                    record |= {"param_norm": parameter_norm(model)}
+                    record |= {"gates": gates} if (gates := gate_means(model, ranks)) else {}
+                    record |= {"custom": ask(hook, train["metrics_hook"], model, record)} if hook else {}
             if metrics:
                 length = batches.stage(first_sample).reader.sequence_length
                 record |= {"sequence_length": length} if len(batches.stages) > 1 else {}
@@ -217,7 +231,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                 evaluating = time.perf_counter()
                 with eager(compiled):
                     measured = evaluate(
-                        module,
+                        zero or module,
                         validation_reader,
                         token_bytes,
                         held_out,
@@ -232,14 +246,14 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     evaluation_time = time.perf_counter() - evaluating
                     metrics.validation({"step": at.step, "evaluation_time": evaluation_time} | asdict(measured))
                 if train["sample_at_evaluation"] and not last:  # the last ones stand in result.json
-                    texts = sample_on_the_way(model, order, ranks)
+                    texts = sample_on_the_way(zero.unhooked(model, ranks) if zero else model, order, ranks)
                     if metrics:
                         metrics.samples(at.step, prompts_of(train), texts)
             if save_due.due(at) or last or stopping:
                 heart.beat("save", at.step)
                 saving = time.perf_counter()
                 scalars = at.scalars() | same
-                saver.save(at.step, checkpoint.tensors(model, optimizer), scalars)
+                saver.save(at.step, tensors(), scalars)
                 save_time = time.perf_counter() - saving
 
     heart.beat("finish", at.step)
@@ -248,14 +262,18 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
         metrics.close(finished)
     if not finished:
         return "preempted", at.step
-    write_result(order, model, optimizer, at.step, ranks)
+    write_result(order, zero.unhooked(model, ranks) if zero else model, tensors(), at.step, ranks)
     return "done", at.step
 
 
-def resume(source: Path, model: Llama, optimizer: torch.optim.Optimizer) -> Position:
+def resume(source: Path, model: Llama, optimizer: torch.optim.Optimizer, zero: Zero | None) -> Position:
     """Fills model and optimizer from a checkpoint; returns where it was written."""
-    checkpoint.prime(optimizer)
-    checkpoint.load(source, checkpoint.tensors(model, optimizer))
+    if zero:
+        checkpoint.load(source, state := zero.tensors())
+        zero.take(state)
+    else:
+        checkpoint.prime(optimizer)
+        checkpoint.load(source, checkpoint.tensors(model, optimizer))
     at = Position.of(checkpoints.read_state(source))
     log.info("resumed from %s at step %d", source.name, at.step)
     return at

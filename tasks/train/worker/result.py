@@ -13,10 +13,9 @@ from tasks.train.worker.sample import prompts_of, sample_texts
 from tasks.train.worker.strategy import gathered
 
 
-def write_result(order: dict, model: Llama, optimizer: torch.optim.Optimizer, step: int, ranks: Ranks) -> None:
+def write_result(order: dict, model: Llama, state: dict[str, torch.Tensor], step: int, ranks: Ranks) -> None:
     """Called by all ranks, since each may hold a share of the model; the first one writes."""
     train = order["config"]["train"]
-    state = checkpoint.tensors(model, optimizer)
     weights, moments = checkpoint.state_hash(state, "model."), checkpoint.state_hash(state, "optimizer.")
     finished = gathered(model, ranks)
     if finished is not None:

@@ -10,6 +10,7 @@ from torch import nn
 from tasks.train.worker.data import Batch
 from tasks.train.worker.parallel import Ranks
 from tasks.train.worker.strategy import clip, synchronized
+from tasks.train.worker.zero import Zero
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ def accumulate(
         with synchronized(module, last=number == len(batches) - 1):
             with autocast:
                 loss = module(*batch)
-            (loss * (ranks.world_size / global_tokens * scale)).backward()
+            scaled = loss * (ranks.world_size / global_tokens * scale)
+            if isinstance(module, Zero):
+                module.backward(scaled, last=number == len(batches) - 1)
+            else:
+                scaled.backward()
         total += loss.detach()
     return total
 
@@ -72,6 +77,12 @@ def train_step(
     `stop` of the result says whether any rank was asked to stop.
     """
     loss_sum = accumulate(module, micro_batches, global_tokens, ranks, autocast, scale)
+    if isinstance(module, Zero):  # clips in its own partitions
+        total, stop = ranks.sum(loss_sum.item(), float(wants_to_stop()))
+        loss = total / global_tokens
+        wanted = math.isfinite(loss) and not is_spike(loss)
+        grad_norm = module.step(wanted, scale)
+        return StepResult(loss, grad_norm, stop > 0, not (wanted and math.isfinite(grad_norm)))
     if scale != 1.0:
         for parameter in module.parameters():
             if parameter.grad is not None:

@@ -1,0 +1,86 @@
+"""DeepSpeed's ZeRO under this project's loop: the losses of DDP, checkpoints that any strategy reads, and resume to the bit."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from laboratory import exact_metrics, kill
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="the package deepspeed is not installed"),
+]
+STAGES = ("1", "2", "3")
+DDP = "0"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict:
+    """What two ranks found under every stage, and under DDP."""
+    folder = tmp_path_factory.mktemp("zero")
+    program = Path(__file__).parent / "exactness/zero.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(program), str(folder), ",".join((DDP, *STAGES))],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_losses_and_gradient_norms_are_those_of_ddp(found, stage):
+    for name in ("losses", "norms"):
+        assert found[stage][name] == pytest.approx(found[DDP][name], rel=1e-5)
+    assert found[stage]["bf16"] == pytest.approx(found[DDP]["losses"], rel=1e-2)
+    assert found[stage]["bf16"] != pytest.approx(found[DDP]["losses"], rel=1e-6), "it computed in fp32"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_resumed_is_bitwise_uninterrupted(found, stage):
+    assert found[stage]["resumed"] == found[stage]["uninterrupted"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_updates_are_left_out_whole_and_a_loss_scale_changes_nothing(found, stage):
+    for said in ("a spike is left out", "infinity is left out", "then goes on"):
+        assert found[stage][said], said
+    assert found[stage]["scaled_hashes"] == found[stage]["uninterrupted"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_whole_model_is_at_hand(found, stage):
+    assert found[stage]["whole"]
+    assert found[stage]["unhooked"] == found[stage]["unhooked_is"]
+
+
+def test_any_strategy_goes_on_from_any_other(found):
+    for stage in (DDP, *STAGES):
+        for source in (DDP, *STAGES):
+            assert found[f"{stage} from {source}"] == pytest.approx(found[DDP]["losses"][3:], rel=1e-5)
+
+
+def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(lab, tmp_path):
+    # Layers as small as these would stay whole by DeepSpeed's defaults.
+    settings = {"train_batch_size": 32, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    (tmp_path / "zero.json").write_text(json.dumps(settings))
+    overrides = ("train.parallel=deepspeed", f"train.deepspeed_config={tmp_path / 'zero.json'}", "train.max_steps=24")
+    overrides += ("environment.nproc_per_node=2", "model.attention=infini", "train.sample_at_evaluation=true")
+    calm = lab.finish("zero-calm", *overrides)
+    started = lab.start("zero-killed", *overrides)
+    lab.wait_for_step("zero-killed", 13, started)
+    kill(json.loads((lab.run_dir("zero-killed") / "logs/attempt-01/status-1.json").read_text())["pid"])
+    assert started.wait() == 0, started.log.read_text()
+    killed = json.loads((lab.run_dir("zero-killed") / "summary.json").read_text())
+    attempts = (lab.run_dir("zero-killed") / "attempts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["from_step"] for line in attempts] == [0, 10]
+    for name in ("weights_sha256", "optimizer_sha256", "samples"):
+        assert killed[name] == calm[name], name
+    assert exact_metrics(lab.run_dir("zero-killed")) == exact_metrics(lab.run_dir("zero-calm"))

@@ -1,0 +1,108 @@
+"""DeepSpeed's JSON and the run's keys: what both say agrees or is refused by name. Needs no DeepSpeed."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from configs.deepspeed import engine_settings, read_json
+from configs.errors import ConfigError
+from configs.schema import TrainingConfig
+
+OF_THE_RUN = {"global_batch_size": 64, "micro_batch_size": 4, "learning_rate": 1e-4, "weight_decay": 0.01}
+
+
+def run(content: dict | str | None = None, **changes) -> dict:
+    settings = {"parallel": "deepspeed", "deepspeed_config": content} | OF_THE_RUN | changes
+    return TrainingConfig(**settings).model_dump(mode="json")
+
+
+def refused(content: dict, precision: str = "fp32", **changes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        engine_settings(run(content, **changes), precision, workers=4)
+    return str(caught.value)
+
+
+def test_without_json_the_runs_keys_say_all():
+    expected = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2},
+    }
+    assert engine_settings(run(), "fp32", workers=4) == expected
+    assert engine_settings(run(zero_stage=3), "fp32", workers=4)["zero_optimization"] == {"stage": 3}
+
+
+def test_a_usual_json_that_agrees(tmp_path):
+    """The one of the training guide, with what is often left to DeepSpeed's caller."""
+    content = {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01, "betas": "auto"}},
+        "scheduler": "auto",
+        "fp16": {"enabled": True, "loss_scale": "auto"},
+        "bf16": {"enabled": False},
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": "auto"},
+    }
+    (tmp_path / "zero.json").write_text(json.dumps(content))
+    made = engine_settings(run(str(tmp_path / "zero.json")), "fp16", workers=4)
+    assert made["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert made["gradient_accumulation_steps"] == 4
+    assert not made.keys() & {"optimizer", "scheduler", "fp16", "bf16", "train_batch_size"}, "the run's own keys decide"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"train_batch_size": 32}, "train_batch_size=32, but train.global_batch_size is 64"),
+        ({"gradient_accumulation_steps": 1}, "global batch / (micro-batch x workers) is 4"),
+        ({"gradient_clipping": 0.5}, "train.max_grad_norm is 1.0"),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer.type='Lamb', but train.optimizer=adamw"),
+        ({"optimizer": {"params": {"lr": 1e-3}}}, "optimizer.params.lr=0.001, but train.learning_rate is 0.0001"),
+        ({"optimizer": {"params": {"freeze_step": 9}}}, "optimizer.params.freeze_step is not known"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled=True, but the run computes in fp32"),
+        ({"fp16": {"initial_scale_power": 8, "enabled": False}}, "fp16.initial_scale_power"),
+        ({"scheduler": {"type": "WarmupLR"}}, "train.lr_schedule"),
+        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage=0 is not 1, 2 or 3"),
+        ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, "zero_optimization.offload_param is not known"),
+        ({"zero_optimization": 2}, "zero_optimization=2 is no JSON object"),
+        ({"flops_profiler": {"enabled": True}}, "flops_profiler is not known"),
+    ],
+)
+def test_what_contradicts_the_run_or_is_not_known_is_named(content, sentence):
+    assert sentence in refused(content)
+
+
+def test_every_contradiction_stands_on_a_line_of_its_own():
+    text = refused({"train_batch_size": 1, "bf16": {"enabled": True}}, zero_stage=3)
+    assert len(text.splitlines()) == 3
+    assert "train.zero_stage is 3" in refused({"zero_optimization": {"stage": 1}}, zero_stage=3)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "\xff"])
+def test_what_is_no_json_object_is_refused(tmp_path, content):
+    (tmp_path / "zero.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match="JSON"):
+        read_json(str(tmp_path / "zero.json"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_json(str(tmp_path / "missing.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"optimizer": "muon"}, "muon"),
+        ({"optimizer": "sgd"}, "sgd"),
+        ({"compile": "block"}, "compile=block"),
+        ({"compile": "whole"}, "compile=whole"),
+        ({"context_parallel": 2}, "context_parallel=2"),
+        ({"parallel": "ddp", "zero_stage": 2}, "zero_stage=2"),
+        ({"parallel": "fsdp", "deepspeed_config": {}}, "deepspeed_config"),
+    ],
+)
+def test_what_does_not_go_with_deepspeed_is_refused(changes, word):
+    with pytest.raises(ValidationError, match=word):
+        run(**changes)
