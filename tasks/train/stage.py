@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.architecture import architecture
-from configs.deepspeed import engine_settings, read_json
+from configs.deepspeed import TAKEN, engine_settings
 from configs.errors import ConfigError, DataError, TrainFailed
 from tasks.artifacts import Lock, write_atomic
 from tasks.lease import Lease
@@ -81,11 +81,14 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
 
 
 def deepspeed(train: dict, plan: dict) -> dict[str, Any]:
-    """DeepSpeed's JSON in place of its path, so that the run keeps what it trains by; refused where it does not fit the run."""
+    """What DeepSpeed's JSON alone decides in place of its path, so that the run keeps it; refused where it does not fit the run.
+
+    What agrees with the run's own keys is left out: a micro-batch that is halved for want of memory would no longer.
+    """
     if train["parallel"] != "deepspeed":
         return {}
-    engine_settings(train, plan["precision"], plan["nproc_per_node"] * plan["nnodes"])
-    return {"deepspeed_config": read_json(train["deepspeed_config"]) or None}
+    settings = engine_settings(train, plan["precision"], plan["nproc_per_node"] * plan["nnodes"])
+    return {"deepspeed_config": {name: value for name, value in settings.items() if name in TAKEN}}
 
 
 def goes_on(run: RunFolder, config: dict, plan: dict, outcome: Outcome) -> bool:
