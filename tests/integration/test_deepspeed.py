@@ -67,6 +67,7 @@ def test_any_strategy_goes_on_from_any_other(found):
             assert found[f"{stage} from {source}"] == pytest.approx(found[DDP]["losses"][3:], rel=1e-5)
 
 
+@pytest.mark.timeout(900)
 def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(lab, tmp_path):
     # Layers as small as these would stay whole by DeepSpeed's defaults.
     settings = {"train_batch_size": 32, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
