@@ -10,7 +10,7 @@ from tasks.train.launchers.restart import prepare
 
 @pytest.fixture
 def attempt_dir(tmp_path):
-    path = tmp_path / "runs" / "big" / "logs" / "attempt-09"
+    path = tmp_path / "runs" / "big" / "logs" / "attempt-99"
     path.mkdir(parents=True)
     (tmp_path / "runs" / "big" / "checkpoints").mkdir()
     order = {"resume_from": None, "init_from": "weights", "from_step": 0, "began": {"wall": 1.0, "machine": "another"}}

@@ -110,5 +110,5 @@ def test_the_scripts_own_word_is_the_exit_code_once_the_job_is_over(monkeypatch,
     answers(monkeypatch, scontrol=SHOWN.format(state="COMPLETING", code="0:0"))
     job = SlurmJob(tmp_path, 17)
     assert job.poll() is None
-    answers(monkeypatch, scontrol=SHOWN.format(state="FAILED", code="71:0"))
+    answers(monkeypatch, scontrol=SHOWN.format(state="FAILED", code="1:0"))
     assert job.poll() == 71
