@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from configs.errors import DataError, PipelineError
 from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer
 from tasks.preprocess.arrays import save_array
-from tasks.preprocess.chunking import resolve_device
+from tasks.preprocess.chunking import resolve_devices
 from tasks.preprocess.corpus import Corpus, survey
 from tasks.preprocess.engines import REFERENCE, EngineDiffers, choose_engine, refuse
 from tasks.preprocess.journal import Journal
@@ -104,7 +104,7 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
     with _space(folder), _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"):
         sections = {chunks_key(section, planned["key"]): section for section in with_curriculum(data)}
         if not all(is_complete(folder / "chunks" / key[:12], "chunks") for key in sections):
-            resolve_device(data["device"])  # a device that is not there is refused before the work, not after it
+            resolve_devices(data["device"])  # a device that is not there is refused before the work, not after it
         journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
         if repair:
             salvage(folder, journal)

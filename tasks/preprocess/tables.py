@@ -14,7 +14,7 @@ import numpy as np
 from configs.errors import DataError
 from tasks.artifacts import checksum_of, commit, read_manifest, staging
 from tasks.preprocess.arrays import save_array
-from tasks.preprocess.chunking import compute_rows, resolve_device, row_starts, window_starts
+from tasks.preprocess.chunking import compute_starts, resolve_devices, row_count, row_starts
 from tasks.preprocess.keys import CHUNKS_VERSION
 from tasks.preprocess.packing import PACKED, costs_of_starts, costs_packed, pack
 from tasks.preprocess.reader import document_lengths
@@ -43,7 +43,7 @@ def build_table(
 
     Args:
         lengths: int64 [documents] of each source, tokens of its documents; their streams follow each other.
-        starts_of: computes the rows of 'concat' from tokens and sequence length.
+        starts_of: computes first tokens from the number of rows and their distance.
     """
     parts: dict[str, list[np.ndarray]] = {}
     sources, costs, base, rows, pieces = [], [], 0, 0, 0
@@ -58,7 +58,7 @@ def build_table(
             count, pieces = len(packed.rows) - 1, pieces + len(packed.pieces)
             costs.append(costs_packed(packed, own, sequence_length))
         else:
-            starts = window_starts(tokens, sequence_length, stride) if stride else starts_of(tokens, sequence_length)
+            starts = starts_of(row_count(tokens, sequence_length, stride), stride or sequence_length)
             arrays, count = {"rows": starts + base}, len(starts)
             costs.append(costs_of_starts(starts, own, sequence_length))
         for array_name, array in arrays.items():
@@ -122,8 +122,8 @@ def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
     """
     content = read_manifest(dataset, "dataset")["content"]
     length, strategy = data["sequence_length"], data["strategy"]
-    device, required = resolve_device(data["device"]), data["device"] != "auto"
-    starts_of = partial(compute_rows, device=device, required=required)
+    devices, required = resolve_devices(data["device"]), data["device"] != "auto"
+    starts_of = partial(compute_starts, devices=devices, required=required)
     built = {}
     for split in ("train", "validation"):
         lengths = lengths_by_source(dataset, content[split])
@@ -154,7 +154,7 @@ def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
         facts |= {"stride": data["stride"]} if strategy == "window" else {}
         facts |= {"sources": {split: table.sources for split, table in built.items()}} if data["sources"] else {}
         packing = {split: table.costs for split, table in built.items()}
-        meta = {"key": key, "device": device, "packing": packing, "infini_llama": version("infini-llama")}
+        meta = {"key": key, "device": ", ".join(devices), "packing": packing, "infini_llama": version("infini-llama")}
         commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes

@@ -11,7 +11,7 @@ from configs.schema import DataConfig
 from model.config import LlamaConfig
 from model.llama import Llama
 from tasks.artifacts import read_manifest
-from tasks.preprocess.chunking import row_starts, window_starts
+from tasks.preprocess.chunking import row_count, row_starts
 from tasks.preprocess.packing import PACKED, Packed, costs_of_starts, costs_packed, pack
 from tasks.preprocess.reader import TokenReader, document_lengths, map_list
 from tasks.preprocess.stage import preprocess
@@ -95,9 +95,9 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length
     tokens, table = sum(lengths), np.array(lengths)
     if tokens <= length or stride > length:
         return
-    starts = window_starts(tokens, length, stride)
+    starts = row_starts(row_count(tokens, length, stride), stride)
     assert starts.tolist() == [start for start in range(0, tokens, stride) if start + length + 1 <= tokens]
-    assert np.array_equal(window_starts(tokens, length, length), row_starts(tokens, length))
+    assert row_count(tokens, length, length) == row_count(tokens, length)
     covered = {token for start in starts.tolist() for token in range(start, start + length + 1)}
     ends = np.cumsum(lengths).tolist()
     rows = [(start, start + length + 1) for start in starts.tolist()]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from configs.errors import DataError
 from tasks.artifacts import commit, staging
 from tasks.preprocess.arrays import save_array
-from tasks.preprocess.chunking import row_starts
+from tasks.preprocess.chunking import row_count, row_starts
 from tasks.preprocess.reader import TokenReader
 from tasks.preprocess.tokens import write_shard
 
@@ -25,7 +25,7 @@ def write_dataset(dataset, documents, capacity, length) -> None:
         tokens += shards[-1]["tokens"]
     commit(staged, dataset, "dataset", 1, {}, {"train": {"shards": shards, "tokens": tokens}})
     staged = staging(dataset / "chunks" / "k")
-    save_array(staged / "train.rows.npy", row_starts(tokens, length))
+    save_array(staged / "train.rows.npy", row_starts(row_count(tokens, length), length))
     commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, {"sequence_length": length})
 
 

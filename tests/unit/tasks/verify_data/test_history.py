@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.artifacts import read_manifest
-from tasks.preprocess.chunking import row_starts, window_starts
+from tasks.preprocess.chunking import row_count, row_starts
 from tasks.preprocess.packing import PACKED
 from tasks.preprocess.reader import TokenReader
 from tasks.preprocess.stage import preprocess
@@ -17,7 +17,7 @@ from tasks.verify_data.history import history, run_lengths
 def test_runs_are_those_of_documents_counted_token_by_token(lengths, length, stride):
     tokens, document = sum(lengths), np.repeat(np.arange(len(lengths)), lengths)
     overlapping = 0 < stride <= length < tokens
-    starts = window_starts(tokens, length, stride) if overlapping else row_starts(tokens, length)
+    starts = row_starts(row_count(tokens, length, stride if overlapping else None), stride if overlapping else length)
     expected = [
         run
         for start in starts.tolist()
