@@ -15,6 +15,7 @@ STAGES = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_killed_on_either_side_of_a_boundary_the_run_is_bitwise_the_uninterrupted_one(lab):
     expected = lab.finish("calm-curriculum", *STAGES)
     metrics = exact_metrics(lab.run_dir("calm-curriculum"))
