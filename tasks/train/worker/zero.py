@@ -145,9 +145,15 @@ class Zero(nn.Module):
             weights = _gathered(state[f"model.{name}"])
             with self.whole([parameter], modified=True):
                 parameter.copy_(weights)
-            utils.safe_set_full_fp32_param(parameter, weights)
-            for moment in MOMENTS:
-                utils.safe_set_full_optimizer_state(parameter, _gathered(state[f"optimizer.{name}.{moment}"]), moment)
+            moments = {moment: _gathered(state[f"optimizer.{name}.{moment}"]) for moment in MOMENTS}
+            if self.stage < 3:
+                utils.safe_set_full_fp32_param(parameter, weights)
+                for moment, value in moments.items():
+                    utils.safe_set_full_optimizer_state(parameter, value, moment)
+            else:
+                utils.safe_set_local_fp32_param(parameter, self._partition(parameter, weights))
+                for moment, value in moments.items():
+                    utils.safe_set_local_optimizer_state(parameter, self._partition(parameter, value), moment)
         for updates in self._updates():
             updates.copy_(state[f"optimizer.{next(iter(self.parameters_by_name))}.step"])
 
@@ -179,6 +185,12 @@ class Zero(nn.Module):
     def _updates(self) -> list[torch.Tensor]:
         """How many updates each partition has had, which is the same for all."""
         return [state["step"] for state in self.optimizer.state.values()]
+
+    def _partition(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
+        """This rank's part under stage 3, where the last rank's is filled up with zeros (the engine's own setter cannot)."""
+        size = parameter.ds_tensor.ds_numel  # pyright: ignore[reportAttributeAccessIssue]
+        filled = nn.functional.pad(full.flatten(), (0, size * self.mesh.size() - full.numel()))
+        return filled.narrow(0, size * self.mesh.get_rank(), size)
 
     def _rows(self, full: torch.Tensor) -> DTensor:
         return distribute_tensor(full, self.mesh, [Shard(0)], src_data_rank=None).clone()  # pyright: ignore[reportReturnType]
