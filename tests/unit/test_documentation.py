@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.keys import all_keys
-from flows.cli import Parser, build_parser
+from flows.parser import Parser, build_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

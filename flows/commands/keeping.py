@@ -1,0 +1,44 @@
+"""A beginning, an end, and the shell."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from configs.errors import ConfigError
+from flows.commands.places import Answer, home_folder
+
+
+def init(arguments: Namespace) -> Answer:
+    from flows.beginning import write_beginning
+    from flows.inspection import as_text
+
+    files, attention = arguments.files, arguments.attention
+    if not files:
+        if not sys.stdin.isatty():
+            raise ConfigError("init does not know where your text is; name it with --files PATH.")
+        files = [_ask("Where is your text (a folder, file or glob)?", "texts")]
+        attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
+    output = Path(arguments.output)
+    record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
+    return record, as_text(record) + f"\n\nread it, then: infini-llama run {output}"
+
+
+def _ask(question: str, default: str) -> str:
+    print(f"{question} [{default}] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() or default
+
+
+def gc(arguments: Namespace) -> Answer:
+    from flows.inspection import leftovers_text
+    from tasks.housekeeping.gc import Rules, collect
+
+    rules = Rules(arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets)
+    record = collect(home_folder(), rules, arguments.yes)
+    return record, leftovers_text(record)
+
+
+def completion(arguments: Namespace) -> Answer:
+    import shtab
+
+    script = shtab.complete(arguments.parser, arguments.shell)
+    return {"shell": arguments.shell, "script": script}, script

@@ -1,0 +1,54 @@
+"""Runs offered on a Prefect server."""
+
+import logging
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from flows.commands.places import Answer, home_folder, prefect_speaks_into
+
+
+def serve(arguments: Namespace) -> Answer:
+    from flows.server import lasting_api
+
+    home = home_folder()
+    prefect_speaks_into(home, arguments)
+    with lasting_api(home, arguments.host, arguments.port) as own:
+        from flows.serving import serve
+
+        api = os.environ["PREFECT_API_URL"] if own else "that of PREFECT_API_URL"
+        logging.getLogger("infini_llama.serve").info("UI: %s", api.removesuffix("/api"))
+        serve(arguments.configs, home, arguments.limit, arguments.gpus)
+    return {}, ""
+
+
+def deploy(arguments: Namespace) -> Answer:
+    from flows.inspection import as_text
+    from flows.server import given_api
+
+    with given_api(home_folder()):
+        prefect_speaks_into(home_folder(), arguments)
+        from flows.deployments import deploy
+
+        record = deploy(arguments.configs, arguments.gpus)
+    return record, as_text(record)
+
+
+def submit(arguments: Namespace) -> Answer:
+    from configs.loading import load_config
+    from flows.inspection import as_text
+    from flows.server import given_api
+
+    config = load_config(arguments.config, arguments.overrides)
+    name = arguments.deployment or config.deployment.name or Path(arguments.config).stem
+    with given_api(home_folder()):
+        prefect_speaks_into(home_folder(), arguments)
+        from flows.submission import submit, watch
+
+        record = submit(config, name, arguments.config)
+        if arguments.watch:
+            logging.getLogger("infini_llama.submit").info(
+                "run %s is submitted: %s", record["name"], record["url"] or record["id"]
+            )
+            record |= watch(record["id"])
+    return record, as_text(record)
