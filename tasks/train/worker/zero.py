@@ -109,8 +109,7 @@ class Zero(nn.Module):
         self.engine.optimizer.override_loss_scale(scale)
         self.engine.step()
         self.engine.optimizer.override_loss_scale(1.0)
-        norm = float(self.engine.get_global_grad_norm())
-        return norm if math.isfinite(norm) else math.inf
+        return _finite_or_inf(float(self.engine.get_global_grad_norm()))
 
     def forget(self) -> None:
         """Drops the gradients of a throw-away batch, with an update of rate 0; the moments exist from here on, and are zero.
@@ -194,6 +193,11 @@ class Zero(nn.Module):
 
     def _rows(self, full: torch.Tensor) -> DTensor:
         return distribute_tensor(full, self.mesh, [Shard(0)], src_data_rank=None).clone()  # pyright: ignore[reportReturnType]
+
+
+def _finite_or_inf(norm: float) -> float:
+    """As which of inf, nan and -1 the engine tells of gradients that are not finite depends on its stage."""
+    return norm if math.isfinite(norm) and norm >= 0 else math.inf
 
 
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:

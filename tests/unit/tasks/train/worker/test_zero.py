@@ -1,12 +1,13 @@
-"""Without the package a run under DeepSpeed ends with the sentence that names it."""
+"""What stands between this project and DeepSpeed, as far as it is without the package."""
 
+import math
 import sys
 
 import pytest
 import torch
 
 from configs.errors import ConfigError
-from tasks.train.worker.zero import load_deepspeed
+from tasks.train.worker.zero import _finite_or_inf, load_deepspeed
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -14,3 +15,10 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=r"infini-llama\[deepspeed\]"):
         load_deepspeed(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("said", "norm"), [(0.0, 0.0), (2.5, 2.5), (-1.0, math.inf), (math.inf, math.inf), (math.nan, math.inf)]
+)
+def test_whatever_the_engine_says_of_gradients_that_are_not_finite_their_norm_is_inf(said, norm):
+    assert _finite_or_inf(said) == norm
