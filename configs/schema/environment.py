@@ -89,7 +89,8 @@ class EnvironmentConfig(Section):
     preflight_timeout: Annotated[float, Field(gt=0)] = Field(
         default=120.0,
         title="Preflight timeout",
-        description="Seconds that workers have to answer each other before the first step; those that do not are named.",
+        description="Seconds that workers have to answer each other before the first step; those that do not are named. On one machine "
+        "at least environment.communication_timeout.",
     )
     communication_timeout: Annotated[float, Field(gt=0)] = Field(
         default=600.0,

@@ -31,7 +31,7 @@ class Ranks:
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
         if preflight_seconds is not None and self.world_size > 1:
-            store = preflight(self.rank, self.world_size, preflight_seconds)
+            store = preflight(self.rank, self.world_size, preflight_seconds, timeout_seconds)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         else:
             dist.init_process_group(backend, timeout=timeout)

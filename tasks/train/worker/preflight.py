@@ -3,6 +3,7 @@
 import socket
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +15,21 @@ from configs.errors import PipelineError
 POLL_SECONDS = 0.05
 
 
-def preflight(rank: int, world_size: int, seconds: float) -> Store:
+def limit(waits: dict[str, Any], nnodes: int) -> float:
+    """Seconds for the preflight, of the config's section environment: one machine, which may be loaded, gets at least as long as
+    its ranks have for each other in training."""
+    seconds = waits["preflight_timeout"]
+    return seconds if nnodes > 1 else max(seconds, waits["communication_timeout"])
+
+
+def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> Store:
     """Every rank reports at the store where torchrun lets them meet; then one barrier and one sum over a group of their own.
 
     The group is taken down again: that of the training has other time-outs.
+
+    Args:
+        seconds: for all of it.
+        afterwards: seconds that the store waits for a key from then on.
 
     Returns:
         the store, by which the training's group is to be made.
@@ -26,15 +38,15 @@ def preflight(rank: int, world_size: int, seconds: float) -> Store:
         PipelineError: names the ranks that are not there, or what is wrong between those that are; another attempt may succeed.
     """
     until = time.monotonic() + seconds
-    limit = timedelta(seconds=seconds)
-    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=limit)))
+    time_out = timedelta(seconds=seconds)
+    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=time_out)))
     store.set(f"there-{rank}", socket.gethostname())
     _await(store, "there", world_size, until, f"has not come within {seconds:g} s (environment.preflight_timeout)")
     try:
         dist.init_process_group(
-            "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=limit
+            "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=time_out
         )
-        dist.monitored_barrier(timeout=limit, wait_all_ranks=True)
+        dist.monitored_barrier(timeout=time_out, wait_all_ranks=True)
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == world_size
@@ -48,6 +60,7 @@ def preflight(rank: int, world_size: int, seconds: float) -> Store:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+    store.set_timeout(timedelta(seconds=afterwards))
     return store
 
 

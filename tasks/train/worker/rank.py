@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from configs.errors import PipelineError
 from tasks.train.goodput import LEDGER, Ledger
+from tasks.train.worker import preflight
 from tasks.train.worker.divergence import Diverged
 from tasks.train.worker.failure import describe, dump_gpu_memory
 from tasks.train.worker.heartbeat import Heartbeat
@@ -62,7 +63,7 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
             order["plan"]["device"],
             order["plan"]["distributed_backend"],
             waits["communication_timeout"],
-            waits["preflight_timeout"],
+            preflight.limit(waits, order["plan"]["nnodes"]),
         )
         state, step = run(order, ranks, stop, heart)
         write_status(attempt_dir, rank, state, EXIT_CODES[state], step)

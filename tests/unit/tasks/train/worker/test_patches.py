@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize("patches", [["rendezvous", "adam-weight-decay"], []])
 def test_a_worker_started_by_hand_needs_the_rendezvous_patch_and_says_what_it_mended(tmp_path, patches):
     order = tmp_path / "order.json"
-    plan = {"patches": patches, "threads": 1, "device": "none"}
+    plan = {"patches": patches, "threads": 1, "device": "none", "nnodes": 1}
     waits = {"communication_timeout": 60.0, "preflight_timeout": 60.0}
     order.write_text(
         json.dumps(
