@@ -16,6 +16,7 @@ from tasks.train.launchers import read_job, write_job
 SCRIPT = Path(__file__).with_name("slurm.sh")
 ENDED = "job-ended"  # written by the script as its last act: the exit code
 ASK_EVERY = 10.0  # seconds between two questions to Slurm's controller; the file above is seen at once
+ASK_AT_END = 1.0  # the same, while a job completes
 COMMAND_SECONDS = 60.0  # that one of Slurm's commands may take
 EARLY = 60.0  # Slurm may send the warning that much earlier or later than asked for (sbatch(1), --signal)
 ENDING_SECONDS = 600.0  # after which a job that does not go away is reported, not waited for
@@ -155,8 +156,8 @@ class SlurmJob:
 
     def poll(self) -> int | None:
         if self.state not in OVER:
-            over = (self.attempt_dir / ENDED).exists()
-            if over or time.monotonic() - self.asked >= ASK_EVERY:
+            every = ASK_AT_END if (self.attempt_dir / ENDED).exists() else ASK_EVERY
+            if time.monotonic() - self.asked >= every:
                 self._ask()
         if self.state not in OVER:
             return None

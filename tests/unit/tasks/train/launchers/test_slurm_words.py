@@ -106,9 +106,22 @@ def test_a_silent_controller_does_not_end_a_job_and_is_told_of_once(monkeypatch,
 
 
 def test_the_scripts_own_word_is_the_exit_code_once_the_job_is_over(monkeypatch, tmp_path):
+    monkeypatch.setattr(slurm, "ASK_AT_END", 0.0)
     (tmp_path / "job-ended").write_text("71\n")
     answers(monkeypatch, scontrol=SHOWN.format(state="COMPLETING", code="0:0"))
     job = SlurmJob(tmp_path, 17)
     assert job.poll() is None
     answers(monkeypatch, scontrol=SHOWN.format(state="FAILED", code="1:0"))
     assert job.poll() == 71
+
+
+def test_while_a_job_completes_the_controller_is_not_asked_at_every_look(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(slurm, "state_of", lambda number: asked.append(number) or ("COMPLETING", 0))
+    monkeypatch.setattr(slurm, "ASK_AT_END", 3600.0)
+    job = SlurmJob(tmp_path, 17)
+    assert job.poll() is None and job.poll() is None and len(asked) == 1  # it runs
+    (tmp_path / "job-ended").write_text("0\n")
+    assert job.poll() is None and job.poll() is None and len(asked) == 1  # it was asked just now
+    job.asked -= 3600.0
+    assert job.poll() is None and job.poll() is None and len(asked) == 2
