@@ -15,7 +15,7 @@ from tasks.artifacts import Damaged, read_manifest
 from tasks.locks import holder
 from tasks.train import checkpoints
 from tasks.train.goodput import goodput
-from tasks.train.run_folder import RunFolder, attempts, read_metrics
+from tasks.train.run_folder import RunFolder, attempt_folders, attempts, number_of, read_metrics
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class RunRecord:
         if holder(self.path / "lock") is not None:
             return "running"
         if not self.attempts:
-            return "killed" if any((self.path / "logs").glob("attempt-*")) else "not begun"
+            return "killed" if attempt_folders(self.folder) else "not begun"
         last = self.attempts[-1]
-        begun = max((int(p.name.removeprefix("attempt-")) for p in (self.path / "logs").glob("attempt-*")), default=0)
+        begun = max(map(number_of, attempt_folders(self.folder)), default=0)
         if last["attempt"] < begun:
             return "killed"
         return "stopped" if last["kind"] == "preempted" else f"failed ({last['code']})" if last["code"] else "to finish"

@@ -19,7 +19,16 @@ from tasks.train.launchers import HUNG, Launched, attach, launch
 from tasks.train.nodes.meeting import end_nodes, refusal, told_of
 from tasks.train.outcome import Outcome, classify
 from tasks.train.progress import Progress
-from tasks.train.run_folder import RunFolder, append_attempt, attempts, cut_metrics, remove_staging, weights_of
+from tasks.train.run_folder import (
+    RunFolder,
+    append_attempt,
+    attempt_folders,
+    attempts,
+    cut_metrics,
+    number_of,
+    remove_staging,
+    weights_of,
+)
 from tasks.train.supervisor import Hung, Watch
 from tasks.train.worker.status import read_statuses
 
@@ -83,7 +92,7 @@ def attempt(
 
 def living_job(run: RunFolder, config: dict) -> tuple[Path, Launched] | None:
     """The newest attempt and its workers, where an earlier command left it to a job of a cluster and nobody saw its end."""
-    folders = sorted((run.path / "logs").glob("attempt-*"), key=number_of)
+    folders = attempt_folders(run)
     if not folders or number_of(folders[-1]) in {record["attempt"] for record in attempts(run)}:
         return None
     launched = attach(folders[-1], config)
@@ -106,10 +115,6 @@ def prepare(run: RunFolder, config: dict, model: dict, reference: dict, plan: di
     source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"] * plan["nnodes"]
     log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
     return attempt_dir
-
-
-def number_of(attempt_dir: Path) -> int:
-    return int(attempt_dir.name.removeprefix("attempt-"))
 
 
 def supervise(
@@ -248,7 +253,7 @@ def refuse_other_model(chosen: Path, model: dict, plan: dict) -> int:
 
 def account_for_killed(run: RunFolder) -> int:
     """Number of attempts so far. One that left a folder but no record was killed together with the command that watched it."""
-    number = sum(1 for _ in (run.path / "logs").glob("attempt-*"))
+    number = len(attempt_folders(run))
     recorded = {record["attempt"] for record in attempts(run)}
     for missing in sorted(set(range(1, number + 1)) - recorded):
         append_attempt(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.lease import this_machine
-from tasks.train.run_folder import RunFolder, attempts
+from tasks.train.run_folder import RunFolder, attempt_folders, attempts, number_of
 
 # Parts of the wall time, by the phase of `worker.heartbeat` that is counted to each.
 PHASE_OF = {
@@ -36,7 +36,7 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
     """
     spent = dict.fromkeys(PARTS, 0.0)
     records = {record["attempt"]: record for record in attempts(run)}
-    told = [_story(folder, records) for folder in sorted((run.path / "logs").glob("attempt-*"))]
+    told = [_story(folder, records) for folder in attempt_folders(run)]
     stories = [story for story in told if story is not None]
     later = [story["from_step"] for story in stories[1:]] + ([] if from_step is None else [from_step])
     for number, story in enumerate(stories):
@@ -66,7 +66,7 @@ def _story(folder: Path, records: dict[int, dict]) -> dict | None:
         return None
     lines = _lines(folder / LEDGER)
     told_until = lines[-1]["time"] if lines else began
-    record = records.get(int(folder.name.removeprefix("attempt-")), {})
+    record = records.get(number_of(folder), {})
     end = max(told_until, began + record["seconds"]) if "seconds" in record else told_until
     whole = record.get("kind") in ("done", "preempted")
     return {

@@ -32,7 +32,7 @@ from tasks.train.nodes.address import interface_towards
 from tasks.train.nodes.leader import Leader
 from tasks.train.nodes.relay import Relay
 from tasks.train.outcome import classify
-from tasks.train.run_folder import RunFolder, attempts
+from tasks.train.run_folder import RunFolder, attempt_folders, attempts, number_of
 from tasks.train.supervisor import Hung, Watch
 from tasks.train.worker.status import NODE
 
@@ -96,8 +96,7 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
             order = newest_order(run)
             if order is not None and order.parent not in taken and leader.lives:
                 taken.add(order.parent)
-                code = take_part(order, wishes, leader)
-                log.info("%s ended with %d here", order.parent.name, code)
+                log.info("%s ended with %d here", order.parent.name, _one(order, wishes, leader))
                 since = time.monotonic()
             elif (ended := end_of(run, leader)) is not None:
                 return ended
@@ -110,15 +109,25 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
             time.sleep(POLL_SECONDS)
 
 
+def _one(order: Path, wishes: Wishes, leader: Leader) -> int:
+    """The exit code of one attempt of several: where the nodes did not start together, the next one may succeed."""
+    try:
+        return take_part(order, wishes, leader)
+    except PipelineError as fault:
+        if fault.exit_code != PipelineError.exit_code:
+            raise
+        log.error("%s", fault)
+        return fault.exit_code
+
+
 def newest_order(run: RunFolder) -> Path | None:
     """The order of the newest attempt, where that has not ended."""
-    orders = sorted((run.path / "logs").glob("attempt-*/order.json"))
+    orders = [order for folder in attempt_folders(run) if (order := folder / "order.json").exists()]
     if not orders:
         return None
     recorded = {record["attempt"] for record in attempts(run)}
-    number = int(orders[-1].parent.name.removeprefix("attempt-"))
     over = records.word(orders[-1].parent).get("state") in ("over", "refused")
-    return None if number in recorded or over else orders[-1]
+    return None if number_of(orders[-1].parent) in recorded or over else orders[-1]
 
 
 def end_of(run: RunFolder, leader: Leader) -> int | None:
@@ -175,7 +184,7 @@ def _locks(held: ExitStack, attempt_dir: Path, node: int) -> list[int]:
 
 
 def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], poll: Callable[[], None]) -> int:
-    attempt_dir, plan, grace = place.attempt_dir, order["plan"], order["config"]["runtime"]["grace_period"]
+    attempt_dir, plan, grace = place.attempt_dir, order["plan"], order["grace_period"]
     command = local.torchrun(order_path, plan, place.torchrun())
     own_session = os.getsid(0) != os.getpid()  # else this process's end is that of its whole session
     log_file = attempt_dir / f"torchrun-{place.node}.log"
@@ -217,9 +226,9 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
 
 def _end_with_the_others(ranks: local.Torchrun) -> None:
     """Ranks that still run are stuck or cut off: they write down where, and are killed; torchrun alone may end by itself."""
-    running = [status for status in ranks.statuses() if status["state"] == "running"]
-    for status in running:
-        os.kill(status["pid"], signal.SIGUSR2)
+    running = ranks.running()
+    for pid in running:
+        local.send(pid, signal.SIGUSR2)
     deadline = time.monotonic() + (1.0 if running else ENDING)
     while ranks.poll() is None and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

@@ -198,6 +198,15 @@ def append_line(path: Path, record: dict) -> None:
         os.fsync(file.fileno())
 
 
+def attempt_folders(run: RunFolder) -> list[Path]:
+    """The folder of every attempt, oldest first: by number, since the hundredth's name sorts before the ninety-ninth's."""
+    return sorted((run.path / "logs").glob("attempt-*"), key=number_of)
+
+
+def number_of(attempt_dir: Path) -> int:
+    return int(attempt_dir.name.removeprefix("attempt-"))
+
+
 def attempts(run: RunFolder) -> list[dict]:
     """Every attempt at this run, oldest first."""
     if not run.attempts.exists():

@@ -1,13 +1,12 @@
 """Watches the ranks from outside torchrun: whether each still moves, and which one holds up the others."""
 
-import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tasks.train.launchers.local import is_rank, send
 from tasks.train.nodes.relay import is_stopped, relayed
 from tasks.train.worker.heartbeat import PHASES, Beat, heartbeat_path, read_heartbeat
 from tasks.train.worker.status import is_here, read_status
@@ -104,9 +103,10 @@ class Watch:
         return min(beats, key=place)
 
     def _pid(self, rank: int) -> int:
-        """0 where it has none on this machine."""
+        """0 where it has none on this machine, or has ended: its number may be another process's by now."""
         status = read_status(self.attempt_dir, rank)
-        return status["pid"] if status and is_here(status) else 0
+        here = status is not None and is_here(status) and is_rank(status["pid"], self.attempt_dir)
+        return status["pid"] if status and here else 0
 
     def _is_stopped(self, rank: int) -> bool:
         return rank in self.stopped or is_stopped(self._pid(rank))
@@ -122,7 +122,6 @@ class Watch:
         Those of other machines are told by their nodes, when these learn that the attempt is over.
         """
         for rank in range(self.processes):
-            with suppress(ProcessLookupError, PermissionError):
-                if pid := self._pid(rank):
-                    os.kill(pid, signal.SIGUSR2)
+            if pid := self._pid(rank):
+                send(pid, signal.SIGUSR2)
         time.sleep(STACKS_SECONDS)

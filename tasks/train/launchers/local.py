@@ -87,11 +87,11 @@ class Torchrun:
         return self.process.poll()
 
     def ask_to_stop(self, grace_period: float) -> None:
-        pids = [status["pid"] for status in self.statuses() if status["state"] == "running"]
+        pids = self.running()
         for pid in pids:
-            _send(pid, signal.SIGTERM)
-        if not pids:  # no rank is up yet: there is nothing to save
-            _send(self.process.pid, signal.SIGTERM)
+            send(pid, signal.SIGTERM)
+        if not pids:  # no rank is up: there is nothing to save
+            send(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(grace_period)
         except subprocess.TimeoutExpired:
@@ -101,11 +101,11 @@ class Torchrun:
         """The kernel kills the ranks with torchrun; slow ones are helped along."""
         if self.process.poll() is None and os.getpgid(self.process.pid) == self.process.pid:
             os.killpg(self.process.pid, signal.SIGKILL)
-        _send(self.process.pid, signal.SIGKILL)
+        send(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for status in self.statuses():
-            while _is_rank(status["pid"], self.attempt_dir):
-                _send(status["pid"], signal.SIGKILL)
+            while is_rank(status["pid"], self.attempt_dir):
+                send(status["pid"], signal.SIGKILL)
                 time.sleep(0.02)
 
     def statuses(self) -> list[dict]:
@@ -113,11 +113,16 @@ class Torchrun:
         found = read_statuses(self.attempt_dir, self.processes)
         return [status for status in found if status and status["node"] == self.node and is_here(status)]
 
+    def running(self) -> list[int]:
+        """Process numbers of this node's ranks that run; a killed one has left no word of its end."""
+        pids = [status["pid"] for status in self.statuses() if status["state"] == "running"]
+        return [pid for pid in pids if is_rank(pid, self.attempt_dir)]
+
     def cancelled(self) -> None:
         """A signal from elsewhere to workers of this machine is no decision about the run."""
 
 
-def _is_rank(pid: int, attempt_dir: Path) -> bool:
+def is_rank(pid: int, attempt_dir: Path) -> bool:
     """Whether `pid` is still that worker, not another process that was given its number."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -126,6 +131,7 @@ def _is_rank(pid: int, attempt_dir: Path) -> bool:
     return str(attempt_dir).encode() in command
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def send(pid: int, number: signal.Signals) -> None:
+    """A signal to a process, which may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -16,7 +16,9 @@ from pathlib import Path
 from tasks.artifacts import write_atomic
 from tasks.lease import this_machine
 from tasks.train import checkpoints
-from tasks.train.run_folder import RunFolder, cut_metrics, remove_staging
+from tasks.train.launchers import HUNG
+from tasks.train.launchers.slurm import ENDED
+from tasks.train.run_folder import RunFolder, cut_metrics, number_of, remove_staging
 
 STARTED = "job-started"  # holds the number of the job that has taken the attempt
 log = logging.getLogger("infini_llama.train")
@@ -45,14 +47,14 @@ def prepare(attempt_dir: Path, job: str) -> str | None:
 
 def superseded(attempt_dir: Path) -> str | None:
     """Why the attempt must not run, where the run has given it up for a later one."""
-    newest = max(attempt_dir.parent.glob("attempt-*"), key=lambda folder: int(folder.name.removeprefix("attempt-")))
+    newest = max(attempt_dir.parent.glob("attempt-*"), key=number_of)
     if newest == attempt_dir:
         return None
     return f"the run is at {newest.name} already; this job of {attempt_dir.name} has come too late."
 
 
 def renew(attempt_dir: Path) -> None:
-    """The order as it was, from the newest whole checkpoint on; the words of the ranks before are put aside."""
+    """The order as it was, from the newest whole checkpoint on; the words of the ranks before, and of the job's end, are put aside."""
     run = RunFolder(attempt_dir.parents[1])
     order = json.loads((attempt_dir / "order.json").read_text(encoding="utf-8"))
     remove_staging(run)
@@ -61,7 +63,7 @@ def renew(attempt_dir: Path) -> None:
     cut_metrics(run, step)
     aside = attempt_dir / f"start-{sum(1 for _ in attempt_dir.glob('start-*')) + 1}"
     aside.mkdir()
-    for pattern in ("status-*.json", "heartbeat-*", "beats-*.json", "node-*.json", "word.json"):
+    for pattern in ("status-*.json", "heartbeat-*", "beats-*.json", "node-*.json", "word.json", HUNG, ENDED):
         for file in attempt_dir.glob(pattern):
             file.rename(aside / file.name)
     order |= {"resume_from": str(chosen) if chosen else order["resume_from"], "from_step": step}

@@ -51,6 +51,14 @@ def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
     assert goodput(run)["down"] == 10.0 and len(read) == 1
 
 
+def test_the_hundredth_attempt_comes_after_the_ninety_ninth(tmp_path):
+    run = RunFolder(tmp_path)
+    story(run, 99, 10.0, 0, [line(0, 14.0, compute=4.0)], 4.0, "preempted")
+    story(run, 100, 20.0, 1, [line(1, 25.0, compute=5.0)], 5.0, "done")
+    found = goodput(run)
+    assert (found["wall"], found["down"], found["lost_work"], found["training"]) == (15.0, 6.0, 0.0, 9.0)
+
+
 def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
     run = RunFolder(tmp_path)
     story(run, 1, 0.0, 0, [line(0, 5.0, start=1.0, compute=4.0), line(1, 6.0, save=1.0)], 6.0, "preempted")

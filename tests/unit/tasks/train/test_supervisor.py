@@ -1,6 +1,9 @@
 """Who is taken for hung, when, and which rank is named."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -118,7 +121,7 @@ def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
     assert watch.hung() is None
 
 
-def test_a_rank_of_another_host_is_named_with_it_and_gets_no_signal(watch, clock, tmp_path, monkeypatch):
+def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
     elsewhere = json.loads(status_path(tmp_path, 1).read_text()) | {"host": "far", "machine": "another", "node": 3}
     status_path(tmp_path, 1).write_text(json.dumps(elsewhere))
     clock.now += 1.0
@@ -127,8 +130,23 @@ def test_a_rank_of_another_host_is_named_with_it_and_gets_no_signal(watch, clock
     watch.poll()
     clock.now += 9.0
     assert watch.hung().startswith("rank 1 on far (node 3) (the process is stopped) has not moved")
-    signalled = []
-    monkeypatch.setattr("tasks.train.supervisor.os.kill", lambda pid, number: signalled.append(pid))
+
+
+def test_only_what_is_still_a_worker_of_this_machine_is_asked_for_its_stacks(tmp_path, monkeypatch):
+    """Rank 0 is one; 1 has ended, and its number is another process's; 2's number is one of another machine."""
     monkeypatch.setattr("tasks.train.supervisor.STACKS_SECONDS", 0.0)
-    watch.dump_stacks()
-    assert len(signalled) == 2  # ranks 0 and 2
+    waiting = [sys.executable, "-c", "import time; time.sleep(100)"]  # a process that SIGUSR2 ends
+    processes = [subprocess.Popen([*waiting, str(folder)]) for folder in (tmp_path, "elsewhere", tmp_path)]
+    try:
+        for rank, process in enumerate(processes):
+            write_status(tmp_path, rank, "running", 70)
+            changed = {"pid": process.pid} | ({"machine": "another"} if rank == 2 else {})
+            path = status_path(tmp_path, rank)
+            path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+        Watch(tmp_path, 3, patience=5.0).dump_stacks()
+        assert processes[0].wait(20) == -signal.SIGUSR2
+        assert [process.poll() for process in processes[1:]] == [None, None]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

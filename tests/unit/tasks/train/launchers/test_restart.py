@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tasks.train.launchers import job, restart
+from tasks.train.launchers import HUNG, job, restart
 from tasks.train.launchers.restart import prepare
+from tasks.train.launchers.slurm import ENDED
 
 
 @pytest.fixture
@@ -41,6 +42,8 @@ def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the
     prepare(attempt_dir, "17")
     (attempt_dir / "status-0.json").write_text("{}")
     (attempt_dir / "heartbeat-0").write_text("old")
+    (attempt_dir / HUNG).write_text("rank 0 has not moved")  # else its end would be taken for a hang's too
+    (attempt_dir / ENDED).write_text("76\n")
     monkeypatch.setattr(restart.checkpoints, "newest_good", lambda folder: folder / "step-00000005")
     monkeypatch.setattr(restart.checkpoints, "read_state", lambda path: {"step": 5})
     assert prepare(attempt_dir, "17") is None
@@ -49,6 +52,7 @@ def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the
     assert order["began"]["machine"] != "another" and order["began"]["wall"] > 1.0
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
     assert not (attempt_dir / "status-0.json").exists() and (attempt_dir / "start-1" / "status-0.json").exists()
+    assert not (attempt_dir / HUNG).exists() and not (attempt_dir / ENDED).exists()
 
 
 def test_without_a_checkpoint_it_begins_where_the_order_said(attempt_dir):

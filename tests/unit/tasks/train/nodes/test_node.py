@@ -1,15 +1,22 @@
 """A machine's part in a run, around the training itself: whom it follows, what it is told, and when it ends."""
 
+import json
 import os
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError, PipelineError
 from tasks.lease import Lease
 from tasks.train import node
+from tasks.train.nodes import meeting, records
 from tasks.train.nodes.leader import Leader
 from tasks.train.run_folder import RunFolder, append_attempt
+from tasks.train.worker.status import status_path, write_status
 
 
 def wait_until(condition) -> None:
@@ -52,6 +59,76 @@ def test_the_order_of_an_attempt_that_has_ended_is_not_followed(run):
     assert node.newest_order(run).parent.name == "attempt-02"
     append_attempt(run, {"attempt": 2, "kind": "failed", "code": 70})
     assert node.newest_order(run) is None
+    for number in (99, 100):
+        folder = run.path / "logs" / f"attempt-{number:02d}"
+        folder.mkdir()
+        (folder / "order.json").write_text("{}")
+    assert node.newest_order(run).parent.name == "attempt-100"
+
+
+def test_after_a_meeting_that_failed_a_node_takes_part_in_the_next_attempt(run, monkeypatch, caplog):
+    """And another fault than one that a next attempt may be without ends its part."""
+    order = {
+        "plan": {"nnodes": 2, "master_addr": "127.0.0.1", "port": "auto", "rendezvous": "c10d"},
+        "config": {"environment": {"join_timeout": 0.0}},
+    }
+    monkeypatch.setattr(meeting, "facts", lambda order: {})  # of a dataset that this test does not need
+
+    def begin(number: int, **changed) -> Path:
+        folder = run.path / "logs" / f"attempt-{number:02d}"
+        folder.mkdir(parents=True)
+        (folder / "order.json").write_text(json.dumps(order | {"plan": order["plan"] | changed}))
+        return folder
+
+    with ThreadPoolExecutor(1) as pool, Lease(run.path / "lease", renew=0.05):
+        attempts = [begin(1)]
+        following = pool.submit(node.follow, run, node.Wishes(nnodes=2, node_rank=0), 5.0)
+        wait_until(lambda: records.word(attempts[0]).get("state") == "refused" or following.done())
+        attempts.append(begin(2))
+        wait_until(lambda: records.word(attempts[1]).get("state") == "refused" or following.done())
+        assert not following.done()
+        begin(3, nnodes=3)
+        with pytest.raises(ConfigError, match="NNODES=2"):
+            following.result(20)
+    assert caplog.text.count("Node 1 of 2 is not there") == 2
+
+
+def test_the_workers_get_the_grace_period_that_was_measured(tmp_path, monkeypatch):
+    """It reaches torchrun, which ends them, as a variable."""
+    say = "import os, sys; open(sys.argv[1], 'w').write(os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT'])"
+    command = [sys.executable, "-c", say, str(tmp_path / "said")]
+    monkeypatch.setattr(node.local, "torchrun", lambda order_path, plan, where: command)
+    order = {
+        "grace_period": 39.0,
+        "plan": {"nproc_per_node": 1, "env": {}},
+        "config": {"environment": {"launcher": "local"}, "runtime": {"grace_period": 25.0, "hang_after": 300.0}},
+    }
+    attempt_dir = tmp_path / "runs" / "mine" / "logs" / "attempt-01"
+    attempt_dir.mkdir(parents=True)
+    place = meeting.Place(attempt_dir, 0, 1, "c10d", "127.0.0.1", 1)
+    node._train(attempt_dir / "order.json", order, place, [], lambda: None)
+    assert (tmp_path / "said").read_text() == "39"
+
+
+def test_where_ranks_were_killed_no_other_process_is_sent_a_signal(tmp_path):
+    """Of two that never said they ended, one's number is nobody's, the other's another process's by now."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    try:
+        for rank, pid in enumerate((ended.pid, other.pid)):
+            write_status(tmp_path, rank, "running", 70)
+            path = status_path(tmp_path, rank)
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": pid}))
+        ranks = node.local.Torchrun(ended, tmp_path, 2)
+        assert ranks.running() == []
+        node._end_with_the_others(ranks)
+        ranks.ask_to_stop(1.0)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.3)
+    finally:
+        other.kill()
+        other.wait()
 
 
 @pytest.mark.parametrize(("code", "ended"), [(0, 0), (64, 64), (65, 65), (75, 75), (70, None), (71, None)])
