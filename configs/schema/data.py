@@ -70,8 +70,10 @@ class TextConfig(Section):
     streaming: bool = Field(
         default=False,
         title="Streaming",
-        description="Whether data.dataset is read from where it is, without the copy that `datasets` keeps on this machine: no disk, but "
-        "its files are fetched twice, to be counted and to be tokenized. The bytes are the same.",
+        description="Whether data.dataset is read from where it is, without the copy that `datasets` keeps on this machine, with the same "
+        "bytes. Nothing of it is remembered: `run` reads all of it to look for the finished dataset (a resume, too, which so needs the "
+        "hub; `train --dataset` does not); where there is none once more each to plan, to build and to train a tokenizer, and to tokenize "
+        "once for each process and split.",
     )
     passkey: PasskeyConfig = Field(
         default_factory=PasskeyConfig, title="Passkey", description="Which texts are made (source: passkey)."
@@ -120,7 +122,9 @@ class CurriculumStage(Section):
         default=None, title="Until step", description="The last step of this stage."
     )
     until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None, title="Until fraction", description="The same as a share of all steps of the run."
+        default=None,
+        title="Until fraction",
+        description="The same as a share of the steps that the run begins with; a later train.max_steps does not move it.",
     )
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from prefect import task
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
+from configs.errors import PipelineError
 from tasks.preprocess import stage
 from tasks.results import PLAIN
 
@@ -23,10 +24,11 @@ def result_name(key: str) -> str:
 
 
 def _may_pass(task: Any, run: Any, state: Any) -> bool:
-    """A fault of disk or network may pass; bad text stays bad, and a fault of the program too."""
-    if isinstance(state.data, OSError):
+    """A fault of disk or network may pass; bad text or settings stay bad, and a fault of the program too."""
+    passing = isinstance(state.data, OSError) or (isinstance(state.data, PipelineError) and state.data.exit_code == 70)
+    if passing:
         log.warning("preprocess failed: %r; what is complete is kept", state.data)
-    return isinstance(state.data, OSError)
+    return passing
 
 
 @task(

@@ -6,12 +6,14 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prefect.states import Failed
 
-from configs.errors import DataError
+from configs.errors import ConfigError, DataError, PipelineError
 from tasks.preprocess import hub
 from tasks.preprocess.formats import Fault
 from tasks.preprocess.hub import texts_of
 from tasks.preprocess.stage import preprocess
+from tasks.preprocess.task import _may_pass
 
 ROWS = [{"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本語 " * (n % 9)} for n in range(700)]
 
@@ -88,3 +90,59 @@ def test_what_is_wrong_with_a_stream_has_its_sentence(data, folder, cache, tmp_p
     last.write_bytes(b'"\xff\xfe never a file\n')
     with pytest.raises(DataError, match=r"hub (breaks off in split 'train'|cannot be opened as a dataset)"):
         preprocess(data(**given, text_column="body"), str(tmp_path / "home"))
+
+
+class Breaking:
+    """A stream that ends after its first rows, as where a connection is cut."""
+
+    column_names = None
+
+    def __init__(self, dataset, error):
+        self.dataset, self.error = dataset, error
+
+    def with_format(self, form):
+        return self
+
+    def iter(self, batch_size):
+        yield next(iter(self.dataset.iter(batch_size)))
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error"),
+    [
+        (None, ConnectionResetError("reset by peer")),
+        (None, TimeoutError("no byte for 60 s")),
+        ("owner/name", ValueError("closed without the rest")),  # whatever a reader makes of a cut connection
+    ],
+)
+@pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
+def test_a_stream_that_breaks_off_is_no_bad_text(
+    data, folder, cache, tmp_path, monkeypatch, dataset, error, on_bad_input
+):
+    opened = hub._opened
+    monkeypatch.setattr(hub, "_opened", lambda path, *rest: Breaking(opened(str(folder), *rest), error))
+    given = {"source": "huggingface", "dataset": dataset or str(folder), "text_column": "body", "files": []}
+    with pytest.raises(PipelineError, match=r"breaks off in split 'train' \(.+\); run the same command again") as found:
+        preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), str(tmp_path / "home"))
+    assert found.value.exit_code == 70
+    monkeypatch.setattr(hub, "_opened", lambda path, *rest: opened(str(folder), *rest))
+    with pytest.raises(DataError, match="has no column 'text'"):
+        preprocess(data(**given | {"text_column": "text"}, streaming=True), str(tmp_path / "home"))
+
+
+def test_a_hub_that_is_not_reached_is_no_bad_text(data, cache, tmp_path, monkeypatch):
+    for place in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
+        monkeypatch.setattr(f"{place}.HF_HUB_OFFLINE", True)
+    given = {"source": "huggingface", "dataset": "owner/never-fetched", "files": [], "on_bad_input": "skip"}
+    with pytest.raises(PipelineError, match=r"owner/never-fetched cannot be opened .*; run the same command") as found:
+        preprocess(data(**given, streaming=True), str(tmp_path / "home"))
+    assert found.value.exit_code == 70
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(PipelineError("cut"), True), (OSError("disk"), True), (DataError("bad"), False), (ConfigError("bad"), False)],
+)
+def test_only_what_may_pass_is_tried_again(error, again):
+    assert _may_pass(None, None, Failed(data=error)) == again
