@@ -8,11 +8,18 @@ from configs.errors import ConfigError
 log = logging.getLogger("infini_llama.train")
 
 
-def in_samples(config: dict, reference: dict) -> list[dict[str, Any]]:
+def last_steps(config: dict) -> list[int]:
+    """The last step of each stage of data.curriculum, shares counted of train.max_steps, which must be resolved."""
+    stages, steps = config["data"]["curriculum"], config["train"]["max_steps"]
+    return [stage["until_step"] or max(1, round(stage["until_fraction"] * steps)) for stage in stages]
+
+
+def in_samples(config: dict, reference: dict, ends: list[int]) -> list[dict[str, Any]]:
     """The stages of data.curriculum as the workers take them: {"chunks", "until": the first sample that is not of the stage}.
 
     Args:
         config: with train.max_steps resolved.
+        ends: the `last_steps` that the run began with: more steps later do not send it back to shorter rows.
 
     Raises:
         ConfigError: rows may not repeat, but each stage begins the text anew; or rows are too short for the memory to be used.
@@ -30,8 +37,7 @@ def in_samples(config: dict, reference: dict) -> list[dict[str, Any]]:
             "memory is never read and its gates learn nothing; give each stage more than one segment."
         )
     found = []
-    for stage, table in zip(stages, reference.get("curriculum", []), strict=True):
-        steps = stage["until_step"] or max(1, round(stage["until_fraction"] * train["max_steps"]))
+    for stage, table, steps in zip(stages, reference.get("curriculum", []), ends, strict=True):
         found.append({"chunks": table["chunks"], "until": steps * train["global_batch_size"]})
         log.info("rows of %d tokens until step %d", stage["sequence_length"], steps)
         if steps >= train["max_steps"]:

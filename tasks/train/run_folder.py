@@ -15,6 +15,7 @@ from configs.schema import TrainingConfig
 from model.config import LlamaConfig
 from tasks.artifacts import write_atomic
 from tasks.secrets import without_secrets
+from tasks.train.curriculum import last_steps
 from tasks.train.initial import refuse_unlike
 
 log = logging.getLogger("infini_llama.train")
@@ -83,7 +84,7 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
         initial: of `initial_of`, the weights to start from.
 
     Returns:
-        the lineage: dataset digests, architecture and training settings that the run began with.
+        the lineage: dataset digests, architecture, training settings and the last step of each stage of rows that the run began with.
     """
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     now = {
@@ -92,6 +93,7 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
         "model": model,
         "train": config["train"],
         "init_from": initial,
+        "curriculum_ends": last_steps(config),
     }
     before = run.read(run.lineage)
     if before:
@@ -109,7 +111,8 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
         for line in changed:
             if line.split(":")[0].split(".")[1] not in FREE:
                 log.warning("%s: from here on the run is no longer the one that began.", line)
-        now = before | {"train": now["train"]}
+        ends = last_steps(config | {"train": before["train"]})  # of an older version's run, which does not name them
+        now = {"curriculum_ends": ends} | before | {"train": now["train"]}
     elif initial:
         refuse_unlike(initial, model, run.path.parent.parent / reference["path"])
     write_atomic(run.lineage, json.dumps(now, indent=1))
@@ -185,14 +188,10 @@ def read_metrics(run: RunFolder) -> list[dict]:
 
 
 def append_attempt(run: RunFolder, record: dict) -> None:
-    append_line(run.attempts, record)
-
-
-def append_line(path: Path, record: dict) -> None:
-    """Adds a line of JSON, and waits until it is on the disk; a line that a full disk has cut short stays its own."""
-    before = path.read_bytes() if path.exists() else b""
+    """Adds a line to attempts.jsonl, and waits until it is on the disk; a line that a full disk has cut short stays its own."""
+    before = run.attempts.read_bytes() if run.attempts.exists() else b""
     cut = bool(before) and not before.endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
+    with run.attempts.open("a", encoding="utf-8") as file:
         file.write(("\n" if cut else "") + json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -1,8 +1,11 @@
 """Every attempt stays on record, whatever cut a line short."""
 
+import json
+
 import pytest
 
 from configs.schema import PipelineConfig, TrainingConfig
+from tasks.train.curriculum import in_samples
 from tasks.train.run_folder import RunFolder, append_attempt, attempts, claim
 
 MODEL = {
@@ -27,6 +30,24 @@ def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, c
     claim(run, config | {"train": older}, MODEL, DATASET)
     claim(run, config | {"train": train | {"document_isolation": now}}, MODEL, DATASET)
     assert said in caplog.text and bool(caplog.text) == now
+
+
+def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
+    """Of 100 steps the first 50 are of short rows; stopped at 60 and resumed with 200, step 61 stays one of long rows."""
+    run, stage = RunFolder(tmp_path), {"sequence_length": 8, "until_fraction": 0.5}
+    given = {"data": {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}}
+    config = PipelineConfig.model_validate(given | {"train": {"max_steps": 100, "warmup_steps": 5}}).model_dump(
+        mode="json"
+    )
+    reference = DATASET | {"curriculum": [{"chunks": "short", "chunks_digest": "same"}]}
+    longer = config | {"train": config["train"] | {"max_steps": 200}}
+    begun, resumed = (claim(run, each, MODEL, reference) for each in (config, longer))
+    assert begun["curriculum_ends"] == resumed["curriculum_ends"] == [50] and resumed["train"]["max_steps"] == 200
+    batch = config["train"]["global_batch_size"]
+    assert in_samples(longer, reference, resumed["curriculum_ends"]) == [{"chunks": "short", "until": 50 * batch}]
+    older = {name: value for name, value in begun.items() if name != "curriculum_ends"}
+    run.lineage.write_text(json.dumps(older))
+    assert claim(run, longer, MODEL, reference)["curriculum_ends"] == [50]
 
 
 def test_a_line_cut_short_costs_only_itself(tmp_path):

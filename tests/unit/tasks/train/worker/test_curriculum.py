@@ -14,7 +14,7 @@ from flows.datasets import reference_for
 from tasks.preprocess.reader import TokenReader
 from tasks.preprocess.stage import lookup, plan, preprocess
 from tasks.preprocess.tables import digest_of_tables, name_of_tables
-from tasks.train.curriculum import in_samples
+from tasks.train.curriculum import in_samples, last_steps
 from tasks.train.worker.data import TrainBatches
 from tasks.verify_data.checks import verify
 
@@ -76,18 +76,19 @@ def test_steps_and_shares_become_samples(caplog):
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
     shares = [length | {"until_fraction": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
     expected = [{"chunks": "a", "until": 200}, {"chunks": "b", "until": 400}]
-    assert in_samples(config(curriculum=shares), tables) == expected and not caplog.text
+    assert last_steps(config(curriculum=shares)) == [25, 50]
+    assert in_samples(config(curriculum=shares), tables, [25, 50]) == expected and not caplog.text
     steps = [length | {"until_step": step} for length, step in zip(lengths, (25, 100), strict=True)]
-    assert in_samples(config(curriculum=steps), tables)[1]["until"] == 800
+    assert in_samples(config(curriculum=steps), tables, last_steps(config(curriculum=steps)))[1]["until"] == 800
     assert "ends at step 100, but train.max_steps=100" in caplog.text
     told = config(curriculum=steps)
     told["train"]["repeat_data"] = False
     with pytest.raises(ConfigError, match=r"data.curriculum reads the text anew"):
-        in_samples(told, tables)
+        in_samples(told, tables, [25, 100])
     told = config(curriculum=steps)
     told["model"] |= {"attention": "infini", "segment_length": 8}
     with pytest.raises(ConfigError, match=r"rows of 8 tokens, one segment of model.segment_length=8"):
-        in_samples(told, tables)
+        in_samples(told, tables, [25, 100])
 
 
 @pytest.mark.parametrize(
