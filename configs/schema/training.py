@@ -67,7 +67,8 @@ class TrainingConfig(ReportingConfig):
         default=0.0,
         title="Prefer long documents",
         description="Rows of a document of about twice as many tokens are seen 2 to this power as often (1: twice as often); 0: every row "
-        "once an epoch.",
+        "once an epoch. Every process reads the beginnings of all documents at its start (a dataset above verify.full_below: checks "
+        "every shard then), with about 36 bytes of memory a row, of which 8 stay, and 30 a document.",
     )
     dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,

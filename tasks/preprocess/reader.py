@@ -111,8 +111,12 @@ class TokenReader:
         return numbers if labels else numbers[:, :-1]
 
     def document_offsets(self) -> np.ndarray:
-        """First token of each document in the stream of the split, int64 [documents + 1], and the end of the last."""
-        shards = zip((map_list(path)[0] for path in self.paths), [0, *self.ends], strict=False)
+        """First token of each document in the stream of the split, int64 [documents + 1], and the end of the last.
+
+        Raises:
+            DataError: a shard does not have the bytes its manifest says; with `verify_on_read` each is read for that.
+        """
+        shards = zip((self._shard(number)[0] for number in range(len(self.paths))), [0, *self.ends], strict=False)
         return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
 
     def count_targets(self, rows: np.ndarray) -> int:

@@ -7,7 +7,7 @@ from configs.errors import DataError
 from tasks.artifacts import commit, staging
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import row_count, row_starts
-from tasks.preprocess.reader import TokenReader
+from tasks.preprocess.reader import TokenReader, map_list
 from tasks.preprocess.tokens import write_shard
 
 
@@ -77,6 +77,21 @@ def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_a
         DataError, match=f"{reader.paths[-1]} does not have the bytes its manifest says; training stops"
     ):
         reader.gather(np.array([len(reader) - 1]))
+
+
+def test_verify_on_read_finds_a_changed_offset_before_rows_are_ordered_by_it(built):
+    home, reference = built
+    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    documents = np.concatenate([np.diff(map_list(path)[0]) for path in reader.paths])
+    assert np.array_equal(np.diff(reader.document_offsets()), documents)
+    path = reader.paths[-1]
+    content, (offsets, _) = bytearray(path.read_bytes()), map_list(path)
+    at = content.index(offsets.tobytes())
+    content[at + 8] ^= 1  # the second document begins a token away
+    path.write_bytes(content)
+    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    with pytest.raises(DataError, match=f"{path} does not have the bytes its manifest says"):
+        reader.document_offsets()
 
 
 def test_verify_on_read_finds_a_changed_row_table_at_once(built):
