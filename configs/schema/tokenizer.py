@@ -25,8 +25,8 @@ class TokenizerConfig(Section):
     encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = Field(
         default=None,
         title="Encoding",
-        description="An encoding of tiktoken by name, with its ids. Its rank file is data.tokenizer.path, or in tiktoken's cache "
-        "(TIKTOKEN_CACHE_DIR), or is downloaded into it; its sha256 must be the published one.",
+        description="An encoding of tiktoken by name, with its ids, pattern and special tokens. Its rank file is data.tokenizer.path, "
+        "or in tiktoken's cache (TIKTOKEN_CACHE_DIR), or is downloaded into it; its sha256 must be the published one.",
     )
     eos: str | None = Field(
         default=None,
@@ -35,7 +35,8 @@ class TokenizerConfig(Section):
         min_length=1,
     )
     pattern: str = Field(
-        default=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        default=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+",
         title="Pattern",
         description="How a .tiktoken rank file cuts text into words; default: the pattern of cl100k_base.",
         min_length=1,
@@ -53,6 +54,19 @@ class TokenizerConfig(Section):
     min_frequency: Annotated[int, Field(ge=1)] = Field(
         default=2, title="Minimum frequency", description="A pair of tokens must occur this often to be merged."
     )
+
+    @model_validator(mode="after")
+    def _encoding_is_whole(self) -> TokenizerConfig:
+        own = [
+            name
+            for name in ("pattern", "special_tokens")
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+        ]
+        if self.encoding and own:
+            raise ValueError(
+                f"{own[0]}={getattr(self, own[0])!r} stands beside encoding={self.encoding}, which has its own; leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tokens_fit(self) -> TokenizerConfig:

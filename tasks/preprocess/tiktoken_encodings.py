@@ -16,7 +16,10 @@ PATIENCE = 60.0  # seconds without a byte
 
 @dataclass(frozen=True)
 class Encoding:
-    """As tiktoken 0.14 defines it (tiktoken_ext/openai_public.py), its pattern in the form that `tokenizers` takes."""
+    """As tiktoken 0.14 defines it (tiktoken_ext/openai_public.py), its pattern in the form that `tokenizers` takes.
+
+    There `$` is also the end of a line; where tiktoken means that of the text, a lookahead stands here.
+    """
 
     url: str
     sha256: str
@@ -34,14 +37,15 @@ ENCODINGS = {
     "r50k_base": Encoding(
         f"{BASE}/r50k_base.tiktoken",
         "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?![\s\S])|\s+(?!\S)|\s+",
         50_256,
         {"<|endoftext|>": 50_256},
     ),
     "cl100k_base": Encoding(
         f"{BASE}/cl100k_base.tiktoken",
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+",
         100_256,
         {
             "<|endoftext|>": 100_257,

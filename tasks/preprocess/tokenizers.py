@@ -161,7 +161,9 @@ def identity(settings: dict) -> dict[str, Any]:
     policy = {"eos": EOS, "text_yields_special_tokens": False}
     if settings["encoding"]:  # a key must not cost the reading of 200,000 ranks
         encoding = ENCODINGS[settings["encoding"]]
-        return policy | {"encoding": settings["encoding"], "sha256": encoding.sha256, "ends": settings["eos"] or EOS}
+        cut = {"pattern": encoding.pattern, "special_tokens": encoding.special_tokens()}
+        named = {"encoding": settings["encoding"], "sha256": encoding.sha256, "ends": settings["eos"] or EOS}
+        return policy | named | cut
     if settings["path"]:
         tokenizer = load(settings)
         return policy | {"given": tokenizer.to_str(), "eos_id": end_of_text(tokenizer, settings)}

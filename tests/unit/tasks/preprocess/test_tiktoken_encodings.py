@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from configs.schema import TokenizerConfig
 from tasks.preprocess import tiktoken_encodings
 from tasks.preprocess.stage import plan, preprocess
 from tasks.preprocess.tiktoken_encodings import ENCODINGS, rank_file
+from tasks.preprocess.tiktoken_ranks import from_rank_file
 from tasks.preprocess.tokenizers import encoder_of, end_of_text, load
 from tasks.verify_data.checks import verify
 
@@ -121,16 +123,59 @@ TEXTS = [
 ]
 
 
-def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_path):
+def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_path, monkeypatch):
     _, _, asked = small
     given = data(tokenizer={"encoding": NAME})
     key = plan(given, str(tmp_path))["key"]
     assert not asked
+    encoding, _, _ = small
+    for changes in ({"pattern": encoding.pattern + "|x"}, {"special": encoding.special | {"<|other|>": 270}}):
+        with monkeypatch.context() as patch:
+            patch.setitem(ENCODINGS, NAME, replace(encoding, **changes))
+            assert plan(given, str(tmp_path))["key"] != key
     reference = preprocess(given, str(tmp_path))
     assert len(asked) == 1 and key.startswith(reference["path"].rsplit("-", 1)[1])
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
     shutil.rmtree(tmp_path / "tiktoken")
     assert preprocess(given, str(tmp_path))["built"] == []
+
+
+@pytest.mark.parametrize("own", [{"pattern": "[a-z]+"}, {"special_tokens": ["<|user|>"]}])
+def test_an_encoding_takes_no_pattern_or_special_tokens_of_ones_own(own):
+    with pytest.raises(
+        ValueError, match=rf"{next(iter(own))}=.* stands beside encoding=cl100k_base, which has its own"
+    ):
+        section(**own)
+    assert section(**section()) == section(), "a configuration that is written out names every key"
+
+
+def test_the_pattern_of_a_rank_file_is_that_of_cl100k_base():
+    assert section()["pattern"] == ENCODINGS[NAME].pattern
+
+
+@pytest.fixture(scope="module")
+def short_words(tmp_path_factory):
+    """Ranks among which is every word of up to 5 of 5 characters, so that ids say where a text was cut."""
+    words = ["".join(letters) for size in range(2, 6) for letters in product(" \n\ra1", repeat=size)]
+    tokens = [*(bytes([byte]) for byte in range(256)), *(word.encode() for word in words)]
+    file = tmp_path_factory.mktemp("words") / "words.tiktoken"
+    file.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)))
+    return file, words, {token: rank for rank, token in enumerate(tokens)}
+
+
+@pytest.mark.parametrize("name", [*ENCODINGS])
+def test_texts_are_cut_as_by_the_pattern_that_tiktoken_itself_has(short_words, name, monkeypatch):
+    tiktoken, public = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken_ext.openai_public")
+    file, words, ranks = short_words
+    monkeypatch.setattr(public, "load_tiktoken_bpe", lambda url, expected_hash: (url, expected_hash))
+    theirs, ours = getattr(public, name)(), ENCODINGS[name]
+    assert theirs["mergeable_ranks"] == (ours.url, ours.sha256) and theirs["special_tokens"] == ours.special
+    reference = tiktoken.Encoding(name, pat_str=theirs["pat_str"], mergeable_ranks=ranks, special_tokens={})
+    encoder = encoder_of(from_rank_file(file, ours.pattern, ["<|endoftext|>"]))
+    texts = [*words, "a\n  ", "a \n \n", "a  \n\n  \nb  ", "1\r\n \r\n", *TEXTS, *(f"{text}\n \n  " for text in TEXTS)]
+    found = [encoding.ids for encoding in encoder.encode_batch(texts, add_special_tokens=False)]
+    expected = reference.encode_ordinary_batch(texts, num_threads=1)
+    assert not [text for text, ids, wanted in zip(texts, found, expected, strict=True) if ids != wanted]
 
 
 @pytest.mark.parametrize("name", [*ENCODINGS])
