@@ -5,7 +5,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from tasks.artifacts import read_manifest
 from tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
+from tasks.train import checkpoints
 from tasks.train.load import find_checkpoint
 
 log = logging.getLogger("infini_llama.evaluate")
@@ -24,7 +26,8 @@ def evaluate_trained(run_dir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for kind in wanted["after_training"]:
         asked = {name: value for name, value in wanted.items() if name != "after_training"}
-        asked |= {"checkpoint": find_checkpoint(run_dir, wanted["checkpoint"]).name}
+        chosen = find_checkpoint(run_dir, wanted["checkpoint"])
+        asked |= {"checkpoint": chosen.name, "digest": read_manifest(chosen, checkpoints.KIND)["digest"]}
         if (before := _known(run_dir, kind, asked)) is not None:
             log.info("%s of %s is known already", kind, asked["checkpoint"])
             found[kind] = before
@@ -46,7 +49,10 @@ def _known(run_dir: Path, kind: str, asked: dict[str, Any]) -> dict[str, Any] | 
     except FileNotFoundError:
         return None
     for line in reversed(lines):
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:  # cut short by a kill
+            continue
         if record["kind"] == name and record.get("asked") == asked:
             return {key: value for key, value in record.items() if key not in ("kind", "measured")}
     return None

@@ -1,6 +1,5 @@
 """A run's model measured: what `infini-llama evaluate` and `infini-llama passkey` do. Results are also kept in the run's folder."""
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +16,7 @@ from tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
 from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints
 from tasks.train.load import dataset_of, end_of_text_of, find_checkpoint, lineage_of, load_model
+from tasks.train.run_folder import append_line
 
 RESULTS = "evaluations.jsonl"
 Result = TypeVar("Result")
@@ -109,6 +109,5 @@ def _kept(run_dir: Path, kind: str, record: dict[str, Any], asked: dict[str, Any
     """Adds the record to the run's evaluations, for its page."""
     line = {"kind": kind, "measured": datetime.now(UTC).isoformat(timespec="seconds")} | record
     line |= {} if asked is None else {"asked": asked}
-    with (run_dir / RESULTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    append_line(run_dir / RESULTS, line)
     return record

@@ -14,16 +14,8 @@ def last_steps(config: dict) -> list[int]:
     return [stage["until_step"] or max(1, round(stage["until_fraction"] * steps)) for stage in stages]
 
 
-def in_samples(config: dict, reference: dict, ends: list[int]) -> list[dict[str, Any]]:
-    """The stages of data.curriculum as the workers take them: {"chunks", "until": the first sample that is not of the stage}.
-
-    Args:
-        config: with train.max_steps resolved.
-        ends: the `last_steps` that the run began with: more steps later do not send it back to shorter rows.
-
-    Raises:
-        ConfigError: rows may not repeat, but each stage begins the text anew; or rows are too short for the memory to be used.
-    """
+def refuse_stages(config: dict) -> None:
+    """Raises ConfigError: rows may not repeat, but each stage begins the text anew; or rows are too short for the memory to be used."""
     stages, train, model = config["data"]["curriculum"], config["train"], config["model"]
     if stages and not train["repeat_data"]:
         raise ConfigError(
@@ -36,7 +28,16 @@ def in_samples(config: dict, reference: dict, ends: list[int]) -> list[dict[str,
             f"data.curriculum has rows of {shortest} tokens, one segment of model.segment_length={model['segment_length']}, in which the "
             "memory is never read and its gates learn nothing; give each stage more than one segment."
         )
-    found = []
+
+
+def in_samples(config: dict, reference: dict, ends: list[int]) -> list[dict[str, Any]]:
+    """The stages of data.curriculum as the workers take them: {"chunks", "until": the first sample that is not of the stage}.
+
+    Args:
+        config: with train.max_steps resolved.
+        ends: the `last_steps` that the run began with: more steps later do not send it back to shorter rows.
+    """
+    stages, train, found = config["data"]["curriculum"], config["train"], []
     for stage, table, steps in zip(stages, reference.get("curriculum", []), ends, strict=True):
         found.append({"chunks": table["chunks"], "until": steps * train["global_batch_size"]})
         log.info("rows of %d tokens until step %d", stage["sequence_length"], steps)

@@ -188,10 +188,14 @@ def read_metrics(run: RunFolder) -> list[dict]:
 
 
 def append_attempt(run: RunFolder, record: dict) -> None:
-    """Adds a line to attempts.jsonl, and waits until it is on the disk; a line that a full disk has cut short stays its own."""
-    before = run.attempts.read_bytes() if run.attempts.exists() else b""
+    append_line(run.attempts, record)
+
+
+def append_line(path: Path, record: dict) -> None:
+    """Adds a line of JSON, and waits until it is on the disk; a line that a full disk has cut short stays its own."""
+    before = path.read_bytes() if path.exists() else b""
     cut = bool(before) and not before.endswith(b"\n")
-    with run.attempts.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(("\n" if cut else "") + json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())

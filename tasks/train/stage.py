@@ -15,7 +15,7 @@ from tasks.lease import Lease
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
-from tasks.train.curriculum import in_samples
+from tasks.train.curriculum import in_samples, refuse_stages
 from tasks.train.goodput import goodput
 from tasks.train.gpu_locks import gpus_of, held
 from tasks.train.grace import grace_period
@@ -64,12 +64,13 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         model = architecture(config["model"], (initial or reference)["vocab_size"], reference["sequence_length"])
         config = config | {"train": in_steps(config["train"], reference, home)}
         config = config | {"train": config["train"] | deepspeed(config["train"], plan)}
+        refuse_stages(config)  # before the run is bound to them
         lineage = claim(run, config, model, reference, initial)
         stages = in_samples(config, reference, lineage["curriculum_ends"])
         told = config | {"data": config["data"] | {"curriculum": stages}}
         if summary := finished(run, config["train"]):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
-            return summary | {"already_finished": True}
+            return summary | places(run, summary["steps"]) | {"already_finished": True}
         here = config["environment"]["launcher"] == "local"
         with held(gpus_of(run, plan) if here else [], poll) as gpus:
             while True:
@@ -158,13 +159,20 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
         "updates_left_out": len(trained) - len(losses),
         "attempts": len(attempts(run)),
         "goodput": goodput(run),
-        "checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, result["steps"])),
-    }
-    summary["paths"] = {
-        "run": str(run.path),
-        "tensorboard": str(run.path / "tensorboard"),
-        "loss_curve": str(run.path / "loss.png"),  # written by whoever called, as the page is
-        "report": str(run.path / "report.html"),
-    }
+    } | places(run, result["steps"])
     write_atomic(run.summary, json.dumps(summary, indent=1))
     return summary
+
+
+def places(run: RunFolder, steps: int) -> dict:
+    """Where the finished run's files are now; a folder may have been moved since the summary was written."""
+    paths = {
+        "run": run.path,
+        "tensorboard": run.path / "tensorboard",
+        "loss_curve": run.path / "loss.png",  # written by whoever called, as the page is
+        "report": run.path / "report.html",
+    }
+    return {
+        "checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, steps)),
+        "paths": {name: str(path) for name, path in paths.items()},
+    }

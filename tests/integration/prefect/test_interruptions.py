@@ -77,7 +77,7 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
         browser = request.getfixturevalue("browser")
         browser.open(house.page(f"runs/flow-run/{run}"))
         browser.click("button", "Cancel")
-        browser.click("[role=dialog] button, .p-modal button", "Cancel Run")
+        browser.click("[role=dialog] button, .p-modal button", "Confirm")
     assert house.wait_for(run, "CANCELLED", "CRASHED", "FAILED", "COMPLETED")["state_type"] == "CANCELLED"
     assert not house.processes_of_run(name)
     (attempt,) = house.attempts(name)

@@ -28,4 +28,8 @@ def test_each_measurement_is_taken_once_for_its_settings(run_of):
     assert {name: again["perplexity"][name] for name in first["perplexity"]} == first["perplexity"]
     evaluate_trained(folder, wanted | {"sequences": 4})
     assert (folder / RESULTS).read_text() != before
+    (folder / RESULTS).write_text(before + '{"kind": "eval')  # a kill in the middle of a line
+    assert evaluate_trained(folder, wanted) == again
+    evaluate(folder, sequences=3)
+    assert json.loads((folder / RESULTS).read_text().splitlines()[-1])["kind"] == "evaluate", "a line of its own"
     assert [json.loads(line)["kind"] for line in before.splitlines()] == ["evaluate", "passkey", "evaluate"]

@@ -14,7 +14,7 @@ from flows.datasets import reference_for
 from tasks.preprocess.reader import TokenReader
 from tasks.preprocess.stage import lookup, plan, preprocess
 from tasks.preprocess.tables import digest_of_tables, name_of_tables
-from tasks.train.curriculum import in_samples, last_steps
+from tasks.train.curriculum import in_samples, last_steps, refuse_stages
 from tasks.train.worker.data import TrainBatches
 from tasks.verify_data.checks import verify
 
@@ -84,11 +84,11 @@ def test_steps_and_shares_become_samples(caplog):
     told = config(curriculum=steps)
     told["train"]["repeat_data"] = False
     with pytest.raises(ConfigError, match=r"data.curriculum reads the text anew"):
-        in_samples(told, tables, [25, 100])
+        refuse_stages(told)
     told = config(curriculum=steps)
     told["model"] |= {"attention": "infini", "segment_length": 8}
     with pytest.raises(ConfigError, match=r"rows of 8 tokens, one segment of model.segment_length=8"):
-        in_samples(told, tables, [25, 100])
+        refuse_stages(told)
 
 
 @pytest.mark.parametrize(
