@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,10 @@ def _gpus() -> int:
         return 0
     there = len([path for path in DEVICES.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return there if visible is None else min(there, len([name for name in visible.split(",") if name.strip()]))
+    if visible is None:
+        return there
+    names = takewhile(lambda name: name not in ("", "-1"), map(str.strip, visible.split(",")))  # CUDA reads no further
+    return min(there, len([*names]))
 
 
 def compute_starts(count: int, step: int, devices: list[str], required: bool) -> np.ndarray:

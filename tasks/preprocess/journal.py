@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import NESTED, file_checksum
+from tasks.artifacts import NESTED, file_checksum, sync
 
 
 def line_of(path: Path, name: str, **facts: Any) -> dict[str, Any]:
@@ -53,10 +54,21 @@ class Journal:
             relative = path.relative_to(self.work)
             if relative.as_posix() not in kept and relative.parts[0] != NESTED:  # tables that repair put back are whole
                 path.unlink()
-        part = self.file.with_name(f"{self.file.name}.part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept.values()), encoding="utf-8")
-        part.replace(self.file)
+        self._replace(kept)
         return kept
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These files are not finished after all: their lines go first, so that a kill in between leaves none that counts."""
+        wrong = set(names)
+        self._replace({name: line for name, line in self.lines().items() if name not in wrong})
+        for name in wrong:
+            (self.work / name).unlink(missing_ok=True)
+
+    def _replace(self, lines: dict[str, dict[str, Any]]) -> None:
+        part = self.file.with_name(f"{self.file.name}.part")
+        part.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
+        sync(part)
+        part.replace(self.file)
 
     def close(self) -> None:
         """After the commit, or to begin anew: nothing is left."""

@@ -15,7 +15,8 @@ TOKENIZER = "tokenizer.json"
 def salvage(folder: Path, journal: Journal) -> None:
     """Moves a damaged dataset aside and its good shards, tokenizer and row tables back to where the next build uses them.
 
-    The tokenizer decides every shard: without it, or without a manifest that says which bytes are good, nothing is kept.
+    The tokenizer decides every shard: without it, or without a manifest that says which bytes are good, nothing is kept. A shard keeps
+    the key it was written under, and the build encodes it again where today's is another.
     A dataset with nothing damaged is left as it is.
     """
     tables = sorted((folder / "chunks").glob("[!.]*"))
@@ -39,9 +40,12 @@ def salvage(folder: Path, journal: Journal) -> None:
         return
     journal.close()
     journal.work.mkdir()
+    keys = manifest["meta"].get("units", {})  # a dataset of an older version has none, and its shards are encoded again
     splits = [manifest["content"][split]["shards"] for split in ("train", "validation")]
     facts = {
-        shard["file"]: {name: shard[name] for name in ("documents", "tokens")} for shards in splits for shard in shards
+        shard["file"]: {"key": keys.get(shard["file"], "")} | {name: shard[name] for name in ("documents", "tokens")}
+        for shards in splits
+        for shard in shards
     }
     for name in [TOKENIZER, *filter(is_good, facts)]:
         (journal.work / name).parent.mkdir(exist_ok=True)

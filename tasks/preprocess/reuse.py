@@ -1,10 +1,12 @@
 """Shards of earlier datasets that are those of this one: text that has been tokenized before is not tokenized again."""
 
+import errno
 import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +20,33 @@ from tasks.preprocess.keys import TOKENS_VERSION
 from tasks.preprocess.units import Plan, Unit
 
 log = logging.getLogger("infini_llama.preprocess")
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
-def unit_keys(plan: Plan, tokenizer: Path, eos: int) -> dict[str, str]:
-    """A key for each unit's shard, by its file: a hash of all that decides the shard's bytes.
+def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: dict[str, Any]) -> Plan:
+    """The plan with a key in each unit: a hash of all that decides its shard's bytes.
 
-    These are the texts of its documents in order, the tokenizer, the token that ends a document, and who writes the file. Where
-    the documents lie, what their files are called and which shard of its dataset it is decide nothing.
+    These are the texts of its documents in order, the tokenizer, the engine that encodes (whose ids are only sampled against the
+    reference's, so that it may be refused later), the token that ends a document, and who writes the file. Where the documents lie,
+    what their files are called and which shard of its dataset it is decide nothing.
     """
-    common = [TOKENS_VERSION, tokenizers.__version__, pa.__version__, file_checksum(tokenizer), eos]
-    keys = {}
-    for unit in plan.units:
+    encoder = [engine["name"], engine["version"], tokenizers.__version__]
+    common = [TOKENS_VERSION, *encoder, pa.__version__, file_checksum(tokenizer), eos]
+
+    def key(unit: Unit) -> str:
         text = blake3()
         for rows in plan.hashes(unit):
             text.update(rows.tobytes())
-        keys[unit.file] = checksum_of([*common, text.hexdigest()])
-    return keys
+        return checksum_of([*common, text.hexdigest()])
+
+    return replace(plan, units=[replace(unit, key=key(unit)) for unit in plan.units])
 
 
-def reuse(units: list[Unit], keys: dict[str, str], datasets: Path, journal: Journal) -> list[Unit]:
+def reuse(units: list[Unit], datasets: Path, journal: Journal) -> list[Unit]:
     """Links (or copies) each shard that an earlier dataset has into the build, once its bytes are those of that dataset's manifest.
 
     Args:
-        units: that are missing.
-        keys: of `unit_keys`.
+        units: that are missing, with keys.
         datasets: folder of the earlier datasets.
 
     Returns:
@@ -50,14 +55,14 @@ def reuse(units: list[Unit], keys: dict[str, str], datasets: Path, journal: Jour
     known = {key: found for folder, facts in _earlier(datasets) for key, found in _shards(folder, facts)}
     left = []
     for unit in units:
-        shard, checksum, facts = known.get(keys[unit.file], (None, "", {}))
+        shard, checksum, facts = known.get(unit.key, (None, "", {}))
         if shard is None or not _take(shard, journal.work / unit.file, checksum):
             left.append(unit)
             continue
-        journal.append({"file": unit.file, "checksum": checksum} | facts)
+        journal.append({"file": unit.file, "checksum": checksum, "key": unit.key} | facts)
     if len(left) < len(units):
         log.info(
-            "%d of %d shards are taken from earlier datasets with the same text and tokenizer; %d are tokenized",
+            "%d of %d shards are taken from earlier datasets with the same text, tokenizer and engine; %d are tokenized",
             len(units) - len(left),
             len(units),
             len(left),
@@ -68,8 +73,8 @@ def reuse(units: list[Unit], keys: dict[str, str], datasets: Path, journal: Jour
 def _earlier(datasets: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every dataset that is whole, but none that was moved aside."""
     for folder in sorted(datasets.glob("[!.]*")):
-        if folder.is_dir() and not folder.is_symlink() and ".damaged-" not in folder.name:
-            with suppress(Damaged, OSError):
+        with suppress(Damaged, OSError):
+            if not folder.is_symlink() and folder.is_dir() and ".damaged-" not in folder.name:
                 yield folder, read_manifest(folder, "dataset")
 
 
@@ -84,23 +89,38 @@ def _shards(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, tuple
 def _take(shard: Path, target: Path, checksum: str) -> bool:
     """Whether the shard now stands at `target`, with the bytes of its checksum and on the disk.
 
-    A link costs no space and no time; nothing ever writes into a finished shard. Where the filesystem has no links, it is a copy.
+    A link costs no space and no time; nothing ever writes into a finished shard. Where the filesystem has no links, it is a copy. A
+    symbolic link is not followed: what it leads to belongs to others. An earlier dataset that cannot be read costs a line and time.
+
+    Raises:
+        OSError: there is no space left for the copy, which there would not be for a new shard, either.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     try:
-        try:
-            os.link(shard, part)
-        except FileNotFoundError:  # somebody has removed that dataset meanwhile
-            return False
-        except OSError:
-            shutil.copyfile(shard, part)
-            sync(part)
-        if file_checksum(part) != checksum:
-            log.warning("%s does not have the bytes its manifest says; its text is tokenized again", shard)
+        fault = _bring(shard, part, checksum)
+        if fault:
+            log.warning("%s %s; its text is tokenized again", shard, fault)
             return False
         part.replace(target)
         return True
     finally:
         part.unlink(missing_ok=True)
+
+
+def _bring(shard: Path, part: Path, checksum: str) -> str:
+    """Makes `part` the shard's bytes; what is wrong with the shard, empty where nothing is."""
+    try:
+        if shard.is_symlink():
+            return "is a symbolic link"
+        try:
+            os.link(shard, part)
+        except OSError:
+            shutil.copyfile(shard, part)
+            sync(part)
+        return "" if file_checksum(part) == checksum else "does not have the bytes its manifest says"
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise
+        return f"cannot be taken ({error.strerror or error})"

@@ -1,6 +1,5 @@
 """The preprocess stage: builds what is missing of a dataset artifact and says where it is."""
 
-import errno
 import logging
 import shutil
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
 from tasks.preprocess.materialize import materialize
 from tasks.preprocess.repair import salvage
-from tasks.preprocess.reuse import reuse, unit_keys
+from tasks.preprocess.reuse import NO_SPACE, reuse, with_keys
 from tasks.preprocess.sources import describe
 from tasks.preprocess.tables import table_facts, tables_of, with_curriculum, write_table
 from tasks.preprocess.tokenizers import end_of_text, is_given, is_lossless, load, token_bytes, train
@@ -148,35 +147,29 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
             )
     work = journal.work
     work.mkdir(parents=True, exist_ok=True)
-    done = journal.resume()
-    if "tokenizer.json" not in done:  # it decides every shard
+    if "tokenizer.json" not in journal.resume():  # it decides every shard
         journal.close()
         work.mkdir()
-        done = {}
         settings = data["tokenizer"]
         tokenizer = load(settings) if is_given(settings) else train(_read(plan), settings)
         (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         journal.record("tokenizer.json")
-    missing = [unit for unit in plan.units if unit.file not in done]
-    if len(missing) < len(plan.units):
-        log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     eos = end_of_text(tokenizer, data["tokenizer"])
-    keys = unit_keys(plan, work / "tokenizer.json", eos)
-    missing = reuse(missing, keys, folder.parent, journal)
     checks = folder.parent.parent / "engine-checks"
     wanted = data["tokenizer_engine"]
     if wanted == "auto" and sum(unit.size for unit in plan.units) < WORTH_A_CHECK:
         wanted = REFERENCE
     engine = choose_engine(wanted, tokenizer, lambda: _first_texts(plan), checks)
     try:
-        do_units(plan, missing, journal, eos, data, engine["name"])
+        _encode(data, plan, eos, engine, folder.parent, journal)
     except EngineDiffers as fault:
         log.warning("%s; all of the text is encoded again by %s", fault, REFERENCE)
+        journal.forget(unit.file for unit in plan.units)  # first: what carries on after a kill sees the refusal alone
         refuse(engine["name"], tokenizer, checks, str(fault))
         refused = engine["refused"] | {engine["name"]: str(fault)}
         engine = choose_engine(REFERENCE, tokenizer, list, checks) | {"refused": refused}
-        do_units(plan, plan.units, journal, eos, data, REFERENCE)
+        _encode(data, plan, eos, engine, folder.parent, journal)
     save_array(work / "token_bytes.npy", token_bytes(tokenizer))
     written, size = journal.lines(), tokenizer.get_vocab_size()
 
@@ -205,10 +198,21 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         "infini_llama": version("infini-llama"),
         "tokenizers": tokenizers_library.__version__,
         "engine": engine,
-        "units": keys,
+        "units": {unit.file: written[unit.file]["key"] for unit in plan.units},
     }
     commit(work, folder, "dataset", TOKENS_VERSION, meta, content)
     journal.close()
+
+
+def _encode(data: dict, plan: Plan, eos: int, engine: dict[str, Any], datasets: Path, journal: Journal) -> None:
+    """Every shard by this engine: what is done, what earlier datasets have, and the rest, which is tokenized."""
+    plan = with_keys(plan, journal.work / "tokenizer.json", eos, engine)
+    done = journal.lines()
+    missing = [unit for unit in plan.units if done.get(unit.file, {}).get("key") != unit.key]
+    journal.forget(unit.file for unit in missing)  # written by another engine or version than today's
+    if len(missing) < len(plan.units):
+        log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
+    do_units(plan, reuse(missing, datasets, journal), journal, eos, data, engine["name"])
 
 
 def _by_source(units: list[Unit], shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -275,7 +279,7 @@ def _space(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             raise PipelineError(
                 f"no space to write the dataset in {folder.parent} ({error.strerror}); free space and run the same command again."
             ) from error

@@ -63,8 +63,8 @@ def _place(source: Source) -> str:
 
 
 def _stamp(source: Source) -> list[int] | None:
-    """Size, inode and times of a file; None for what is none."""
-    if source.dataset:
+    """Size, inode and times of a file; None for what is none: made text has a name alone, whatever lies there."""
+    if source.dataset or source.made:
         return None
     try:
         status = source.path.stat()

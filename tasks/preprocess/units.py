@@ -19,6 +19,7 @@ class Unit:
     documents: int
     size: int  # bytes of text
     source: str = ""  # of several, the one that all its documents are of
+    key: str = ""  # of its shard's bytes, once it is known who writes them
 
     @property
     def file(self) -> str:

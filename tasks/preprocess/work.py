@@ -79,7 +79,7 @@ def _do_remotely(eos: int, engine: str, plan: Plan, units: list[Unit], work: Pat
 def _do(
     plan: Plan, units: list[Unit], work: Path, into: Path, eos: int, engine: str, finish: Finish, tell: bool = False
 ) -> None:
-    """Writes the shards of `units` below `into` with the tokenizer of `work`; `finish` is told each one's name and counts."""
+    """Writes the shards of `units` below `into` with the tokenizer of `work`; `finish` is told each one's name, key and counts."""
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     encode, dtype = open_engine(engine, tokenizer), dtype_for(tokenizer.get_vocab_size())
     special = special_ids(tokenizer)
@@ -107,7 +107,7 @@ def _do(
         path = into / unit.file
         path.parent.mkdir(parents=True, exist_ok=True)
         write_shard(path, stream.values[: stream.filled], stream.lengths)
-        finish(unit.file, documents=len(stream.lengths), tokens=stream.filled)
+        finish(unit.file, key=unit.key, documents=len(stream.lengths), tokens=stream.filled)
         following = (unit.split, unit.first + unit.documents)
 
 

@@ -78,8 +78,12 @@ def test_which_devices_are_meant(tmp_path, monkeypatch):
     assert resolve_devices("auto") == ["cuda:0"] and resolve_devices("cpu") == ["cpu"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     assert resolve_devices("all") == ["cuda:0", "cuda:1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert resolve_devices("all") == resolve_devices("auto") == ["cpu"]
+    for visible, seen in {"1,-1,2": 1, " 2 , 0 ": 2, "0,,1": 1, "0,1,2,3": 3, "GPU-8932f937": 1}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert resolve_devices("all") == [f"cuda:{number}" for number in range(seen)]
+    for none in ("", "-1", " -1", "-1,0", ",0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert resolve_devices("all") == resolve_devices("auto") == ["cpu"]
 
 
 @pytest.mark.skipif(HAS_GPU, reason="here the GPU works")

@@ -1,7 +1,10 @@
 """Fast engines: the same ids as `tokenizers`, or they are not used."""
 
+import errno
 import json
 import logging
+import shutil
+from itertools import count
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from tokenizers import Tokenizer
 
 from configs.errors import ConfigError
 from tasks.artifacts import read_manifest
-from tasks.preprocess import engines, stage
+from tasks.preprocess import engines, stage, work
 from tasks.preprocess.engines import EngineDiffers, choose_engine, compare, golden, open_engine
 from tasks.preprocess.stage import preprocess
 from tasks.preprocess.tokenizers import train_bpe
@@ -78,6 +81,70 @@ def test_a_difference_found_during_the_run_brings_the_reference_back(wrong, data
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
     used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
     assert used["name"] == "tokenizers" and "gigatoken" in used["refused"]
+    fast, slow = (
+        read_manifest(tmp_path / name / first["path"], "dataset")["meta"]["units"] for name in ("fast", "slow")
+    )
+    assert fast == slow  # keys of the engine that wrote the shards, not of the one that was refused
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """gigatoken, that passes its check and is right for the first text alone; the 21st is sampled."""
+    pytest.importorskip("gigatoken")
+    right = engines.ENGINES["gigatoken"]
+
+    def broken(description):
+        encode, number = right(description), count()
+        return lambda texts: (np.append(ids, 1) if next(number) else ids for ids in encode(texts))
+
+    monkeypatch.setattr(engines, "compare", lambda *_: None)
+    monkeypatch.setattr(engines, "SAMPLED", 20)
+    monkeypatch.setitem(engines.ENGINES, "gigatoken", broken)
+
+
+def test_a_kill_after_a_difference_leaves_no_shard_of_the_refused_engine(late, data, tmp_path, digests, monkeypatch):
+    home, settings = tmp_path / "fast", data(tokenizer_engine="gigatoken", shard_size=2048)
+    write, refuse, wrong, noted = work.write_shard, stage.refuse, [], []
+
+    def files():
+        (journal,) = home.rglob(".*.journal")
+        return [json.loads(line)["file"] for line in journal.read_text().splitlines()]
+
+    def refusing(*given):
+        noted.extend(files())
+        refuse(*given)
+
+    def dying(path, *rest):
+        if noted:
+            raise OSError(errno.EIO, "Input/output error")
+        write(path, *rest)
+        wrong.append(path)
+
+    monkeypatch.setattr(work, "write_shard", dying)
+    monkeypatch.setattr(stage, "refuse", refusing)
+    with pytest.raises(OSError, match="Input/output error"):
+        preprocess(settings, str(home))
+    assert len(wrong) > 1 and noted == files() == ["tokenizer.json"] and not any(path.exists() for path in wrong)
+    monkeypatch.setattr(work, "write_shard", write)
+    reference = preprocess(settings, str(home))
+    assert preprocess(settings | {"tokenizer_engine": "tokenizers"}, str(tmp_path / "slow")) == reference
+    assert digests(home / "datasets") == digests(tmp_path / "slow" / "datasets")
+
+
+def test_shards_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
+    late, data, corpus, tmp_path, digests, monkeypatch
+):
+    frozen = tmp_path / "one" / preprocess(data(), str(tmp_path / "one"))["path"] / "tokenizer.json"
+    text = shutil.copytree(corpus, tmp_path / "text")
+    settings = data(files=[str(text)], tokenizer={"path": str(frozen)}, tokenizer_engine="gigatoken", shard_size=2048)
+    monkeypatch.setattr(engines, "SAMPLED", 1000)
+    earlier = preprocess(settings, str(tmp_path / "home"))["path"]  # wrong from the second text on, and not caught
+    tokenizer = Tokenizer.from_file(str(tmp_path / "home" / earlier / "tokenizer.json"))
+    engines.refuse("gigatoken", tokenizer, tmp_path / "home" / "engine-checks", "another text showed it")
+    (text / "text-99-tomorrow.txt").write_text("another day, and what it brought " * 30, encoding="utf-8")
+    reference = preprocess(settings, str(tmp_path / "home"))
+    preprocess(settings | {"tokenizer_engine": "tokenizers"}, str(tmp_path / "fresh"))
+    assert digests(tmp_path / "home" / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
 
 
 def test_auto_takes_a_fast_engine_where_the_text_is_worth_its_check(data, tmp_path, monkeypatch):

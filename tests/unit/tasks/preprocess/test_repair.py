@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import DataError
-from tasks.preprocess import work
+from tasks.preprocess import engines, work
 from tasks.preprocess.stage import preprocess
 from tasks.verify_data.checks import verify
 
@@ -40,6 +40,17 @@ def test_only_the_damaged_shard_is_built_again(data, tmp_path, digests, caplog, 
     assert repaired == reference | {"built": ["tokens"]} and digests(folder) == before
     assert verify(repaired, str(tmp_path), "deep", 0)["ok"]
     assert not list(tmp_path.rglob(".*.work")) and not list(tmp_path.rglob(".*.journal"))
+
+
+def test_shards_that_another_version_wrote_are_built_again_too(data, tmp_path, digests, written, monkeypatch):
+    with monkeypatch.context() as older:
+        older.setattr(engines, "version", lambda name: "0.0.1")
+        reference = preprocess(data(), str(tmp_path))
+    before, count = digests(tmp_path / reference["path"]), len(written)
+    written.clear()
+    flip(tmp_path / reference["path"] / "train" / "data-00001.arrow")
+    assert preprocess(data(), str(tmp_path), repair=True) == reference | {"built": ["tokens"]}
+    assert len(written) == count and digests(tmp_path / reference["path"]) == before
 
 
 def test_a_damaged_row_table_is_built_again_alone_and_a_whole_dataset_not_at_all(data, tmp_path, written):

@@ -1,12 +1,15 @@
 import errno
 import logging
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tasks.artifacts import check
-from tasks.preprocess import reuse, work
+from configs.errors import PipelineError
+from tasks.artifacts import check, read_manifest
+from tasks.preprocess import engines, reuse, work
 from tasks.preprocess.stage import preprocess
 from tasks.verify_data.checks import verify
 
@@ -130,6 +133,79 @@ def test_another_tokenizer_or_end_of_text_shares_no_shard(grown, data, tmp_path,
     other.write_text(tokenizer.read_text(encoding="utf-8").replace("<|endoftext|>", "<|the end|>"), encoding="utf-8")
     preprocess(settings | {"tokenizer": settings["tokenizer"] | {"path": str(other), "eos": "<|the end|>"}}, str(home))
     assert len(tokenized) > 3
+
+
+@pytest.mark.parametrize("other", ["engine", "version of the engine"])
+def test_another_engine_or_version_of_it_shares_no_shard(grown, tokenized, monkeypatch, other):
+    home, settings, _ = grown
+    if other == "engine":
+        pytest.importorskip("gigatoken")
+        settings |= {"tokenizer_engine": "gigatoken"}
+    else:
+        monkeypatch.setattr(engines, "version", lambda name: "0.0.1")
+    reference = preprocess(settings, str(home))
+    assert len(tokenized) == len(shards(home / reference["path"]))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ENOENT, errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+def test_a_shard_that_cannot_be_read_is_tokenized_again_and_no_space_is_said(
+    grown, tmp_path, tokenized, monkeypatch, digests, caplog, code
+):
+    def refuse(*paths: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    home, settings, before = grown
+    monkeypatch.setattr(reuse.os, "link", refuse)
+    monkeypatch.setattr(reuse.shutil, "copyfile", refuse)
+    if code in reuse.NO_SPACE:
+        with pytest.raises(PipelineError, match=f"no space .*{os.strerror(code)}"):
+            preprocess(settings, str(home))
+        return
+    reference = preprocess(settings, str(home))
+    monkeypatch.undo()
+    shard = home / before["path"] / "train" / "data-00001.arrow"
+    assert f"{shard} cannot be taken ({os.strerror(code)}); its text is tokenized again" in caplog.text
+    preprocess(settings, str(tmp_path / "fresh"))
+    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+
+
+def test_a_shard_that_is_a_symbolic_link_or_a_folder_is_tokenized_again(grown, tmp_path, tokenized, digests, caplog):
+    home, settings, before = grown
+    first, second = (home / before["path"] / "train" / f"data-0000{number}.arrow" for number in range(2))
+    first.rename(tmp_path / "elsewhere.arrow")
+    first.symlink_to(tmp_path / "elsewhere.arrow")
+    second.unlink()
+    second.mkdir()
+    reference = preprocess(settings, str(home))
+    assert {"train/data-00000.arrow", "train/data-00001.arrow"} < set(tokenized)
+    assert f"{first} is a symbolic link; its text" in caplog.text and f"{second} cannot be taken (" in caplog.text
+    assert not any(path.is_symlink() for path in shards(home / reference["path"]))
+    preprocess(settings, str(tmp_path / "fresh"))
+    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+
+
+def test_what_was_done_by_another_version_is_done_again_when_a_build_carries_on(grown, tokenized, monkeypatch):
+    home, settings, _ = grown
+    write = work.write_shard
+
+    def full(path: Path, *rest: Any) -> None:
+        if path.name == "data-00003.arrow":
+            raise OSError(errno.EIO, "Input/output error")
+        write(path, *rest)
+
+    monkeypatch.setattr(work, "write_shard", full)
+    with monkeypatch.context() as older:
+        older.setattr(engines, "version", lambda name: "0.0.1")
+        with pytest.raises(OSError):
+            preprocess(settings, str(home / "anew"))
+    monkeypatch.setattr(work, "write_shard", write)
+    assert len(tokenized) == 3
+    tokenized.clear()
+    reference = preprocess(settings, str(home / "anew"))
+    after = shards(home / "anew" / reference["path"])
+    assert len(tokenized) == len(after)
+    keys = read_manifest(home / "anew" / reference["path"], "dataset")["meta"]["units"]
+    assert keys.keys() == {f"{path.parent.name}/{path.name}" for path in after}
 
 
 def test_a_build_that_is_killed_after_the_links_carries_on_with_them(grown, tokenized, monkeypatch, digests, tmp_path):

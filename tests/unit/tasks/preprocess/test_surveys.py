@@ -61,6 +61,20 @@ def test_a_file_that_has_just_changed_is_not_remembered(look, monkeypatch):
     assert len(look()[0]) == len(look()[0]) == 7
 
 
+def test_made_text_is_not_remembered_by_a_file_of_its_name(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(surveys, "SETTLED", 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "passkey").write_text("a file of the user's")
+    time.sleep(0.02)
+
+    def identity(seed):
+        made = {"documents": 5, "repetitions": 3, "seed": seed}
+        return survey(data(files=[], source="passkey", passkey=made), tmp_path / "notes").identity
+
+    assert identity(1) == identity(1) != identity(2)
+    assert not (tmp_path / "notes").exists()
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_damaged_notes_are_none(look, tmp_path, damage):
     first = look()
