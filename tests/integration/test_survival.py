@@ -114,8 +114,8 @@ def not_finite(steps: range, rows_of_step: bool = False) -> str:
         module.TokenReader.gather = poisoned
         import model.llama
         loss = model.llama.Llama.loss
-        def of_poison(self, inputs, labels, documents=None):
-            value, count = loss(self, inputs.clamp_min(0), labels.clamp_min(0), documents)
+        def of_poison(self, inputs, labels, *rest):
+            value, count = loss(self, inputs.clamp_min(0), labels.clamp_min(0), *rest)
             return (value * float("nan") if (inputs == -7).any() else value), count
         model.llama.Llama.loss = of_poison
     """
