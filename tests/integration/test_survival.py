@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import pytest
 from laboratory import exact_metrics, inject, kill
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
@@ -160,6 +161,7 @@ def test_too_many_of_them_go_back_and_leave_the_samples_out(lab, uninterrupted, 
     assert summary["steps"] == 60
 
 
+@pytest.mark.slow
 def test_divergence_without_end_stops_with_a_sentence(lab, uninterrupted, tmp_path):
     uninterrupted("softmax", 2)
     body = not_finite(range(1, 200)).replace("SIZE", str(rows_of(lab)))
