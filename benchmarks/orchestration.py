@@ -47,7 +47,7 @@ def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> 
     attempt.mkdir(parents=True)
     (run / "checkpoints").mkdir()
     order = json.loads(template.read_text(encoding="utf-8")) | {"run_dir": str(run)}
-    order["began"] = {"wall": time.time(), "monotonic": time.monotonic()}
+    order["began"] |= {"wall": time.time(), "monotonic": time.monotonic()}
     (attempt / "order.json").write_text(json.dumps(order), encoding="utf-8")
     processes = order["plan"]["nproc_per_node"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]

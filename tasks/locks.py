@@ -7,7 +7,6 @@ import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 from configs.errors import PipelineError
 
@@ -60,9 +59,7 @@ class Lock:
                     ) from None
                 time.sleep(0.1)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.fd)
 
 

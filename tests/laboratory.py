@@ -168,6 +168,20 @@ def kill(pid: int) -> None:
 
 # A `sitecustomize` for the workers, put on their path by the configuration's own environment.env: BODY replaces functions of
 # MODULE when that is imported. Nothing in the project knows of it.
+def found_by_ranks(ranks: int, found: Path, program: Path, *arguments: str) -> dict:
+    """What that many ranks of `program` (torchrun, gloo) write into the JSON file `found`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [*command, str(program), *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(found.read_text())
+
+
 INJECTION = """
 import importlib.abc, importlib.util, os, sys
 

@@ -12,7 +12,7 @@ import pytest
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 MISSING = pytest.mark.skipif(
     os.geteuid() != 0 or not all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in NEEDED),
-    reason="needs root and Debian's slurmctld, slurmd and munge",
+    reason="starts a Slurm of its own: needs root and slurmctld, slurmd and munge on PATH",
 )
 # A requeued job waits until the credential of its last start has expired: 10 s here, two minutes by default.
 CONFIGURATION = """

@@ -24,7 +24,10 @@ POSTGRES = shutil.which("postgres") and Path(shutil.which("postgres")).resolve()
 AUTH = "somebody:with-a-password"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not POSTGRES or not shutil.which("redis-server"), reason="needs postgres and redis-server"),
+    pytest.mark.skipif(
+        not POSTGRES or not shutil.which("redis-server"),
+        reason="the services of compose.yaml are run without Docker: needs Postgres' and Redis' servers on PATH",
+    ),
 ]
 
 

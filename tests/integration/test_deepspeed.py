@@ -1,18 +1,18 @@
 """DeepSpeed's ZeRO under this project's loop: the losses of DDP, checkpoints that any strategy reads, and resume to the bit."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from laboratory import exact_metrics, kill
+from laboratory import exact_metrics, found_by_ranks, kill
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="the package deepspeed is not installed"),
+    pytest.mark.skipif(
+        find_spec("deepspeed") is None,
+        reason="compares with the engine itself: needs the extra, pip install infini-llama[deepspeed]",
+    ),
 ]
 STAGES = ("1", "2", "3")
 DDP = "0"
@@ -23,16 +23,7 @@ def found(tmp_path_factory) -> dict:
     """What two ranks found under every stage, and under DDP."""
     folder = tmp_path_factory.mktemp("zero")
     program = Path(__file__).parent / "exactness/zero.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(program), str(folder), ",".join((DDP, *STAGES))],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((folder / "found.json").read_text())
+    return found_by_ranks(2, folder / "found.json", program, str(folder), ",".join((DDP, *STAGES)))
 
 
 @pytest.mark.parametrize("stage", STAGES)

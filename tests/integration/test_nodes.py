@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(
         sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
-        reason="needs root, iproute2 and util-linux, for network namespaces",
+        reason="two hosts are made of network namespaces: needs root, iproute2 and util-linux",
     ),
 ]
 SETTINGS = ["train.max_steps=80", "environment.communication_timeout=6", "environment.preflight_timeout=20"]

@@ -5,7 +5,6 @@ import fcntl
 import socket
 import struct
 import threading
-from types import TracebackType
 
 SIOCGIFADDR = 0x8915  # the IPv4 address of an interface (netdevice(7), Linux)
 SECONDS = 3.0  # that a connection may take
@@ -65,9 +64,7 @@ class Listener:
         self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.thread.join()
         self.socket.close()

@@ -132,11 +132,16 @@ def gathered(model: Llama, ranks: Ranks) -> Llama | None:
             state[name] = full
     if not ranks.is_first:
         return None
+    return of_tensors(model, state)
+
+
+def of_tensors(model: Llama, state: dict[str, torch.Tensor]) -> Llama:
+    """A plain model of the same configuration that holds `state`'s tensors themselves, not copies of them."""
     with torch.device("meta"):
-        copy = Llama(model.config)
-    copy.load_state_dict(state, strict=False, assign=True)  # a tied head is not in it
-    copy.tie_weights()
-    return copy
+        plain = Llama(model.config)
+    plain.load_state_dict(state, strict=False, assign=True)  # a tied head is not in it
+    plain.tie_weights()
+    return plain
 
 
 def clip(module: nn.Module, max_norm: float) -> torch.Tensor:

@@ -20,6 +20,7 @@ from configs.errors import ConfigError
 from model.llama import Llama
 from tasks.train.worker.checkpoint import prime
 from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.strategy import of_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -173,13 +174,7 @@ class Zero(nn.Module):
             with self.whole([parameter]):
                 if ranks.is_first:
                     state[name] = parameter.detach().clone()
-        if not ranks.is_first:
-            return model
-        with torch.device("meta"):
-            copy = Llama(model.config)
-        copy.load_state_dict(state, strict=False, assign=True)  # a tied head is not in it
-        copy.tie_weights()
-        return copy
+        return of_tensors(model, state) if ranks.is_first else model
 
     def _updates(self) -> list[torch.Tensor]:
         """How many updates each partition has had, which is the same for all."""

@@ -222,6 +222,6 @@ def house(tmp_path_factory) -> Iterator[House]:
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
-        pytest.skip("no Chromium")
+        pytest.skip("the buttons of the page are pressed in a browser: needs Chromium or Chrome on PATH")
     with Browser() as one:
         yield one
