@@ -166,8 +166,6 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-# A `sitecustomize` for the workers, put on their path by the configuration's own environment.env: BODY replaces functions of
-# MODULE when that is imported. Nothing in the project knows of it.
 def found_by_ranks(ranks: int, found: Path, program: Path, *arguments: str) -> dict:
     """What that many ranks of `program` (torchrun, gloo) write into the JSON file `found`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -182,6 +180,8 @@ def found_by_ranks(ranks: int, found: Path, program: Path, *arguments: str) -> d
     return json.loads(found.read_text())
 
 
+# A `sitecustomize` for the workers, put on their path by the configuration's own environment.env: BODY replaces functions of
+# MODULE when that is imported. Nothing in the project knows of it.
 INJECTION = """
 import importlib.abc, importlib.util, os, sys
 
