@@ -10,6 +10,7 @@ from model.context import shared_memories
 from model.layout import Rows, Segments
 from model.memory import Memory, memories, mix, retrieve
 from model.rope import Rotary
+from model.split import here
 
 
 class InfiniState(KeyValues):
@@ -119,14 +120,22 @@ class InfiniAttention(Attention):
                 if before is not None:
                     M, z = torch.cat((before.M[:, None], M), dim=1), torch.cat((before.z[:, None], z), dim=1)
                 reads = None if layout.reads is None else layout.reads[:, first:]
-                parts.append(mix(local[:, first:], retrieve(q[:, first:], M, z), self.gate, reads, self.literal))
+                parts.append(
+                    mix(
+                        local[:, first:], retrieve(q[:, first:], M, z), here(self.gate, self.split), reads, self.literal
+                    )
+                )
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
 
     def _without_memory(self, local: torch.Tensor) -> torch.Tensor:
         """Outputs [..., H, N, d] of queries that find nothing."""
         if not self.literal:
             return local
-        return mix(local, torch.zeros_like(local, dtype=torch.promote_types(local.dtype, torch.float32)), self.gate)
+        return mix(
+            local,
+            torch.zeros_like(local, dtype=torch.promote_types(local.dtype, torch.float32)),
+            here(self.gate, self.split),
+        )
 
     def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
         """As `Attention.read`; `rotary` has the tables of a segment's positions.
@@ -163,7 +172,7 @@ class InfiniAttention(Attention):
                 reads = None
                 if not all(state.segments):
                     reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
-                heads = mix(heads, retrieve(q, *state.memory), self.gate, reads, self.literal)
+                heads = mix(heads, retrieve(q, *state.memory), here(self.gate, self.split), reads, self.literal)
             elif self.uses_memory:
                 heads = self._without_memory(heads)
             self._close_full(state)

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from model.split import Split
+
 IGNORE_INDEX = -100
 
 
@@ -34,7 +36,12 @@ def cross_entropy_sum(
 
 
 def chunked_cross_entropy_sum(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk: int, z_loss: float = 0.0
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    chunk: int,
+    z_loss: float = 0.0,
+    split: Split | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`cross_entropy_sum` of the logits hidden @ weight^T, of which only those of `chunk` tokens exist at a time.
 
@@ -43,17 +50,26 @@ def chunked_cross_entropy_sum(
 
     Args:
         hidden: [B, T, D]; weight: [V, D]; labels: [B, T] int64.
+        split: the ranks that each have the weight's rows of their own words; hidden and labels are the same on all, and so is the sum.
     """
+    if split is not None:
+        hidden = split.spread(hidden)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    total: Any = _Chunked.apply(hidden.flatten(0, 1).to(dtype), weight, labels.flatten(), chunk, z_loss)
+    total: Any = _Chunked.apply(hidden.flatten(0, 1).to(dtype), weight, labels.flatten(), chunk, z_loss, split)
     return total, (labels != IGNORE_INDEX).sum()
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk: int, z_loss: float
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        chunk: int,
+        z_loss: float,
+        split: Split | None,
     ) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         narrow = weight.to(hidden.dtype)
@@ -65,16 +81,21 @@ class _Chunked(torch.autograd.Function):
             for part in range(0, hidden.shape[0], chunk):
                 x, label = hidden[part : part + chunk], labels[part : part + chunk]
                 targets = label != IGNORE_INDEX
-                label = torch.where(targets, label, 0)[:, None]
+                label, there = torch.where(targets, label, 0)[:, None], None
+                if split is not None:
+                    label, there = split.own(label, len(weight))
                 logits = (x @ narrow.T).to(wide)
-                log_z = logits.logsumexp(dim=1, keepdim=True)
-                total += ((log_z - logits.gather(1, label))[:, 0] * targets).sum()
+                log_z, wanted = logits.logsumexp(dim=1, keepdim=True), logits.gather(1, label)
+                if split is not None and there is not None:
+                    log_z, wanted = split.of_all(torch.stack((log_z, wanted * there))).unbind(1)
+                    log_z, wanted = log_z.logsumexp(dim=0), wanted.sum(dim=0)
+                total += ((log_z - wanted)[:, 0] * targets).sum()
                 if grad_hidden is None or grad_weight is None:
                     continue
                 gradient = logits.sub_(log_z).exp_()
                 if z_loss:
                     gradient *= 1 + 2 * z_loss * log_z
-                gradient.scatter_add_(1, label, torch.full_like(log_z, -1.0))
+                gradient.scatter_add_(1, label, torch.full_like(log_z, -1.0) if there is None else -there.to(wide))
                 gradient = (gradient * targets[:, None]).to(hidden.dtype)
                 grad_hidden[part : part + chunk] = gradient @ narrow
                 if grad_weight.dtype == gradient.dtype:
@@ -87,12 +108,13 @@ class _Chunked(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
         (scale,) = grad_outputs
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
             (grad_hidden * scale).to(grad_hidden.dtype),
             (grad_weight * scale).to(ctx.weight_dtype),
+            None,
             None,
             None,
             None,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from configs.errors import ConfigError
-from configs.ranks import ranks_a_row
+from configs.ranks import ranks_a_row, sharing
 from tasks.patch_environment.findings_gpu import is_busy
 
 
@@ -54,7 +54,7 @@ def choose_devices(config: dict, facts: dict, micro: int, problems: list[str], r
             )
     if count % together:
         problems.append(
-            f"train.context_parallel={together}, but {count} worker(s) are no whole groups of {together}; change one of them."
+            f"{sharing(train)}, but {count} worker(s) are no whole groups of {together}; change one of them."
         )
     elif sequences % (micro * count * nodes // together):
         shared = "" if together == 1 else f" / {together} that share each sequence"

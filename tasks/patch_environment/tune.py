@@ -207,6 +207,7 @@ def _key(config: dict, facts: dict, plan: dict) -> str:
                 "compile",
                 "parallel",
                 "context_parallel",
+                "tensor_parallel",
                 "loss_chunk",
                 "activation_checkpointing",
             )

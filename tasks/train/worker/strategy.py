@@ -14,6 +14,7 @@ from configs.errors import ConfigError
 from model.context import Context
 from model.llama import Llama
 from tasks.train.worker.parallel import Ranks
+from tasks.train.worker.tensor import split_model
 
 
 class LossModule(nn.Module):
@@ -48,16 +49,24 @@ def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:
     `train.shard_size` ranks, and copied over the groups of that many. The parameters of `module` keep their names, and under
     the last two become DTensors in place. One rank alone needs none of them.
 
+    Where ranks share models, each first keeps its part of its model's parameters (`tensor.split_model`), and the strategy is among
+    the ranks that have the same part. DistributedDataParallel takes no DTensors, so ddp is then FSDP2 with shards of one.
+
     Raises:
         ConfigError: the ranks are not whole groups of `train.shard_size`.
     """
     if ranks.world_size == 1:
         return module
-    if train["parallel"] == "ddp":
+    if train["parallel"] == "ddp" and ranks.sharers == 1:
         devices = [ranks.local_rank] if ranks.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
-    mesh = init_device_mesh(ranks.device.type, mesh_shape(train, ranks), mesh_dim_names=("replicas", "shards"))
-    mesh = mesh if train["parallel"] == "hsdp" else mesh["shards"]
+    shape = (*mesh_shape(train, ranks), ranks.sharers)
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards", "parts"))
+    if ranks.sharers > 1:
+        split_model(module.model, mesh["parts"])
+    if ranks.holders == 1:
+        return module
+    mesh = mesh["shards"] if train["parallel"] == "fsdp" else mesh["replicas", "shards"]
     reshard = train["reshard_after_forward"]
     for layer in module.model.model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
@@ -66,17 +75,18 @@ def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:
 
 
 def mesh_shape(train: dict, ranks: Ranks) -> tuple[int, int]:
-    """(groups that hold a whole model each, ranks that share one)."""
-    if train["parallel"] == "fsdp":
-        return 1, ranks.world_size
+    """(groups that have whole parameters between them, ranks of one), of the ranks that have the same part of a model."""
+    if train["parallel"] in ("ddp", "fsdp"):
+        return (ranks.holders, 1) if train["parallel"] == "ddp" else (1, ranks.holders)
     wished = train["shard_size"]
-    size = ranks.local_world_size if wished == "auto" else wished
-    if ranks.world_size % size:
+    size = ranks.local_world_size // ranks.sharers if wished == "auto" else wished
+    if ranks.holders % size:
+        workers = f"{ranks.holders} worker(s)" if ranks.sharers == 1 else f"{ranks.holders} groups that share a model"
         raise ConfigError(
-            f"train.shard_size={wished}, but {ranks.world_size} worker(s) are no whole groups of {size}; "
+            f"train.shard_size={wished}, but {workers} are no whole groups of {size}; "
             "choose a divisor, or train.parallel=fsdp."
         )
-    return ranks.world_size // size, size
+    return ranks.holders // size, size
 
 
 def shards_of(train: dict, workers: int) -> int:
