@@ -101,7 +101,9 @@ def main(rounds: int) -> None:
     for kind, values in found.items():
         for what in values[0]:
             seconds = [one[what] for one in values]
-            print(f"{kind} {what:<13} median {statistics.median(seconds):6.2f} s   ({min(seconds):.2f} – {max(seconds):.2f})")
+            print(
+                f"{kind} {what:<13} median {statistics.median(seconds):6.2f} s   ({min(seconds):.2f} – {max(seconds):.2f})"
+            )
 
 
 if __name__ == "__main__":

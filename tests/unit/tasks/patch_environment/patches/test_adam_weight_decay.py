@@ -2,26 +2,35 @@
 
 import pytest
 
-STEP = """
+NONE = [
+    f"{optimizer}({arguments})"
+    for optimizer in ("Adam", "AdamW")
+    for arguments in ("[weight], weight_decay=None", "[{'params': [weight], 'weight_decay': None}]")
+]
+NUMBER = "AdamW([{'params': [weight], 'weight_decay': 0.3}], weight_decay=0.1)"
+STEPS = f"""
 import torch
 from torch.optim import Adam, AdamW
-weight = torch.nn.Parameter(torch.ones(3))
-optimizer = {call}
-weight.grad = torch.ones(3)
-optimizer.step()
-print(optimizer.param_groups[0]["weight_decay"], weight.tolist() != [1.0, 1.0, 1.0], isinstance(optimizer, AdamW))
+for call in {[*NONE, NUMBER]}:
+    weight = torch.nn.Parameter(torch.ones(3))
+    try:
+        optimizer = eval(call)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    except TypeError as error:
+        print("TypeError", "None" in str(error))
+    else:
+        print(optimizer.param_groups[0]["weight_decay"], weight.tolist() != [1.0] * 3, isinstance(optimizer, AdamW))
 """
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "AdamW"])
-@pytest.mark.parametrize("arguments", ["[weight], weight_decay=None", "[{'params': [weight], 'weight_decay': None}]"])
-def test_none_fails_without_the_patch_and_is_zero_with_it(run, optimizer, arguments):
-    code = STEP.format(call=f"{optimizer}({arguments})")
-    without, patched = run(code), run(code, "adam-weight-decay")
-    assert without.returncode == 1 and "TypeError" in without.stderr and "None" in without.stderr
-    assert patched.stdout.split() == ["0.0", "True", str(optimizer == "AdamW")], patched.stderr
-
-
-def test_a_number_stays_what_it_is(run):
-    code = STEP.format(call="AdamW([{'params': [weight], 'weight_decay': 0.3}], weight_decay=0.1)")
-    assert run(code, "adam-weight-decay").stdout.split()[0] == "0.3"
+@pytest.mark.parametrize(
+    ("patches", "of_none"),
+    [
+        ([], ["TypeError True"] * 4),
+        (["adam-weight-decay"], ["0.0 True False"] * 2 + ["0.0 True True"] * 2),
+    ],
+)
+def test_none_fails_without_the_patch_and_is_zero_with_it_and_a_number_stays_what_it_is(run, patches, of_none):
+    done = run(STEPS, *patches)
+    assert done.stdout.splitlines() == [*of_none, "0.3 True True"], done.stderr
