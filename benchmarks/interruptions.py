@@ -36,6 +36,10 @@ def last_step(run: Path) -> int:
     return max((line["step"] for line in lines(run / "metrics.jsonl")), default=0)
 
 
+def checkpoints(run: Path) -> set[Path]:
+    return set((run / "checkpoints").glob("step-*"))
+
+
 def until(true: Callable[[], Any], process: subprocess.Popen, seconds: float = 180) -> float:
     """Waits for `true`; returns the time at which it was."""
     given_up = time.monotonic() + seconds
@@ -64,11 +68,10 @@ def begun(home: Path, name: str) -> tuple[subprocess.Popen, Path]:
 
 def asked_to_stop(home: Path, name: str) -> dict[str, float]:
     process, run = begun(home, name)
-    before = set(os.listdir(run / "checkpoints"))
+    before = checkpoints(run)
     at = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    newer = lambda: {one for one in os.listdir(run / "checkpoints") if one.startswith("step-")} - before  # noqa: E731
-    committed = until(newer, process) - at
+    committed = until(lambda: checkpoints(run) - before, process) - at
     assert process.wait(60) == 75, process.returncode
     return {"committed": committed, "ended": time.monotonic() - at}
 
