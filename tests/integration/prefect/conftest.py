@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -168,14 +170,17 @@ def _database(folder: Path) -> Iterator[str]:
     if not os.environ.get("INFINI_TEST_POSTGRES"):
         yield f"sqlite+aiosqlite:///{folder}/prefect.db"
         return
-    data, user = folder / "postgres", ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    data.mkdir()
+    with tempfile.TemporaryDirectory(prefix="postgres-") as data:  # not pytest's, which only its own user may enter
+        yield from _postgres(data)
+
+
+def _postgres(data: str) -> Iterator[str]:
+    user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it does not run as root
     if user:
-        folder.chmod(0o755)
-        subprocess.run(["chown", "postgres", str(data)], check=True)
-    subprocess.run([*user, str(POSTGRES / "initdb"), "-D", str(data), "-U", "prefect", "-A", "trust"], check=True)
+        shutil.chown(data, "postgres")
+    subprocess.run([*user, str(POSTGRES / "initdb"), "-D", data, "-U", "prefect", "-A", "trust"], check=True)
     port = free_port()
-    options = ["-D", str(data), "-p", str(port), "-k", str(data), "-h", "127.0.0.1"]
+    options = ["-D", data, "-p", str(port), "-k", data, "-h", "127.0.0.1"]
     server = subprocess.Popen([*user, str(POSTGRES / "postgres"), *options], start_new_session=True)
     ready = [str(POSTGRES / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
     while subprocess.run(ready, capture_output=True).returncode:
@@ -195,8 +200,6 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def house(tmp_path_factory) -> Iterator[House]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("house")))
-    for parent in (home, *home.parents[:2]):
-        parent.chmod(0o755)
     config = home / "small.yaml"
     settings = CONFIG | {"environment": CONFIG["environment"] | {"nproc_per_node": 2}}
     minute = {"name": "every-minute", "cron": "* * * * *", "active": False}
