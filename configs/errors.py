@@ -1,5 +1,9 @@
 """The errors a user meets, each with the exit code that says who acts on it (docs/resume.md)."""
 
+import errno
+
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
 
 class PipelineError(Exception):
     """A sentence for the user and an exit code for the supervisor; never a traceback."""
@@ -31,3 +35,15 @@ class Preempted(PipelineError):
     """Training was asked to stop and saved a checkpoint; the same command carries on."""
 
     exit_code = 75
+
+
+def no_space(error: BaseException, what: str = "") -> str | None:
+    """The sentence where `error` says that a disk is full or a quota used up; None where it says something else.
+
+    Args:
+        what: could not be written; where it is empty, the file that the error names.
+    """
+    if not isinstance(error, OSError) or error.errno not in NO_SPACE:
+        return None
+    what = what or (f"'{error.filename}'" if error.filename else "a file")
+    return f"no space to write {what} ({error.strerror}); free space and run the same command again."

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from configs.errors import PipelineError, Preempted
+from configs.errors import PipelineError, Preempted, no_space
 from flows.parser import build_parser
 
 UNEXPECTED = 70
@@ -95,6 +95,8 @@ def explain(error: BaseException) -> tuple[int, str]:
             return preempted.exit_code, str(preempted)
         code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         return code, "stopped; what was complete is kept, and the same command carries on from there."
+    if sentence := no_space(error):
+        return UNEXPECTED, sentence
     words = next(iter(str(error).splitlines()), "").rstrip(".")
     return (
         UNEXPECTED,

@@ -1,6 +1,5 @@
 """Shards of earlier datasets that are those of this one: text that has been tokenized before is not tokenized again."""
 
-import errno
 import logging
 import os
 import shutil
@@ -14,13 +13,13 @@ import pyarrow as pa
 import tokenizers
 from blake3 import blake3
 
+from configs.errors import NO_SPACE
 from tasks.artifacts import Damaged, checksum_of, file_checksum, read_manifest, sync
 from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import TOKENS_VERSION
 from tasks.preprocess.units import Plan, Unit
 
 log = logging.getLogger("infini_llama.preprocess")
-NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: dict[str, Any]) -> Plan:

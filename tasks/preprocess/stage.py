@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers as tokenizers_library
 from tokenizers import Tokenizer
 
-from configs.errors import DataError, PipelineError
+from configs.errors import DataError, PipelineError, no_space
 from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import resolve_devices
@@ -21,7 +21,7 @@ from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
 from tasks.preprocess.materialize import materialize
 from tasks.preprocess.repair import salvage
-from tasks.preprocess.reuse import NO_SPACE, reuse, with_keys
+from tasks.preprocess.reuse import reuse, with_keys
 from tasks.preprocess.sources import describe
 from tasks.preprocess.tables import table_facts, tables_of, with_curriculum, write_table
 from tasks.preprocess.tokenizers import end_of_text, is_given, is_lossless, load, token_bytes, train
@@ -279,8 +279,6 @@ def _space(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in NO_SPACE:
-            raise PipelineError(
-                f"no space to write the dataset in {folder.parent} ({error.strerror}); free space and run the same command again."
-            ) from error
+        if sentence := no_space(error, f"the dataset in {folder.parent}"):
+            raise PipelineError(sentence) from error
         raise

@@ -1,7 +1,6 @@
 """One rank from start to last word: whatever happens in the loop becomes an exit code and a status file."""
 
 import contextlib
-import errno
 import faulthandler
 import logging
 import signal
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from configs.errors import PipelineError
+from configs.errors import PipelineError, no_space
 from tasks.train.goodput import LEDGER, Ledger
 from tasks.train.worker import preflight
 from tasks.train.worker.divergence import Diverged
@@ -41,11 +40,8 @@ def root_cause(error: BaseException) -> BaseException:
     """What lies below DCP's wrapper: the first rank's own exception, and a full disk in words."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return PipelineError(
-            f"no space to write '{error.filename or 'a checkpoint'}' ({error.strerror}); free space, then run the same command again."
-        )
-    return error
+    sentence = no_space(error)
+    return PipelineError(sentence) if sentence else error
 
 
 def serve(order: dict, attempt_dir: Path, rank: int) -> int:

@@ -1,0 +1,76 @@
+"""A filesystem that is really full: while the dataset is written, before the first checkpoint, and in mid-run."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from laboratory import Laboratory, exact_metrics
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("mount"),
+        reason="fills a filesystem of its own: needs root, to mount a tmpfs",
+    ),
+]
+SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2", "runtime.retries=0")
+MEBIBYTE = 1024**2
+
+
+@pytest.fixture
+def disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def grow(disk: Path, mebibytes: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={mebibytes}m", disk], check=True)
+
+
+def used(disk: Path) -> int:
+    return shutil.disk_usage(disk).used // MEBIBYTE
+
+
+def test_each_stage_says_so_loses_nothing_and_carries_on_when_there_is_space(lab, uninterrupted, disk):
+    expected, expected_metrics = uninterrupted("softmax", 2)
+    here = Laboratory(lab.home, lab.config)  # its logs are elsewhere, or they could not be read
+    settings = (*SOFTMAX_2, f"runtime.home={disk}")
+
+    def refused() -> str:
+        started = here.start("full-disk", *settings)
+        assert started.wait() == 70, started.log.read_text()
+        assert not started.processes()
+        said = started.log.read_text()
+        assert "Traceback" not in said
+        return said
+
+    said = refused()
+    assert f"no space to write the dataset in {disk}" in said and "run the same command again" in said
+    assert not list(disk.glob("datasets/*/manifest.json")), "half a dataset is believed"
+
+    grow(disk, 200)
+    started = here.start("full-disk", *settings)
+    run = disk / "runs/full-disk"
+    while not list(run.glob("checkpoints/step-*/manifest.json")):
+        assert started.process.poll() is None, started.log.read_text()
+    grow(disk, used(disk) + 1)  # training goes on, and the next checkpoints do not fit
+    assert started.wait() == 70, started.log.read_text()
+    assert "no space" in started.log.read_text() and "Traceback" not in started.log.read_text()
+    assert not started.processes()
+
+    said = refused()
+    assert "checkpoint" in said and "free space" in said.lower(), said
+
+    grow(disk, 200)
+    assert here.start("full-disk", *settings).wait() == 0
+    summary = json.loads((run / "summary.json").read_text())
+    for name in ("weights_sha256", "optimizer_sha256"):
+        assert summary[name] == expected[name]
+    assert exact_metrics(run) == expected_metrics
