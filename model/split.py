@@ -25,6 +25,11 @@ class Split(NamedTuple):
     place: int
     size: int
 
+    def part(self, parameter: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a parameter, which is a DTensor; gradients of it go back there."""
+        shared: Any = parameter
+        return shared.to_local()
+
     def spread(self, x: torch.Tensor) -> torch.Tensor:
         """x, the same on every rank, for this rank's part of a block; in the backward pass the ranks' gradients are summed."""
         result: Any = _Spread.apply(x, self.group)
@@ -85,9 +90,8 @@ def summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def here(parameter: torch.Tensor, split: Split | None) -> torch.Tensor:
-    """What this rank computes with of a parameter, which with a `split` is a DTensor, to which its gradient goes back."""
-    shared: Any = parameter
-    return parameter if split is None else shared.to_local()
+    """What this rank computes with of a parameter: its part where there is a `split`."""
+    return parameter if split is None else split.part(parameter)
 
 
 class Linear(nn.Linear):

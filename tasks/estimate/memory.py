@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard
 
 from model.config import LlamaConfig
 from model.llama import Llama
+from model.split import Split
 from tasks.estimate.live import LiveBytes
 from tasks.train.worker.build import save_memory
 from tasks.train.worker.optimizer import build_optimizer
 from tasks.train.worker.strategy import LossModule
+from tasks.train.worker.tensor import placement
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits")
 
@@ -31,6 +34,28 @@ class Layout:
     precision: str
     device: str
     loss_chunk: int
+    parts: int = 1  # workers that share a model
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP holds the parameters, in shards of one where models are shared and copied."""
+        return self.shards > 1 or 1 < self.parts < self.workers
+
+
+class Counted(Split):
+    """Ranks that exchange nothing: each computes its part from plain parameters of its sizes."""
+
+    def part(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter
+
+    def spread(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def joined(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    def of_all(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x] * self.size)
 
 
 def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, int]:
@@ -43,7 +68,9 @@ def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, i
     """
     with torch.device("meta"):
         model = Llama(config)
-    vocabulary = config.vocab_size
+    if layout.parts > 1:
+        keep_part(model, Counted(None, 0, layout.parts))  # type: ignore[arg-type]
+    vocabulary = len(model.lm_head.weight)
 
     def kind_of(tensor: torch.Tensor) -> str:
         return "logits" if tensor.ndim > 1 and tensor.shape[-1] == vocabulary else phase
@@ -68,20 +95,32 @@ def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, i
             for _ in range(min(2, layout.micro_batches)):
                 _accumulate(module, layout)
             phase = "optimizer"
-            if layout.shards == 1:
+            if not layout.sharded:
                 optimizer.step()
-                if layout.workers == 1:
+                if layout.workers == layout.parts:
                     optimizer.zero_grad(set_to_none=True)
         peak = {part: live.peak[part] for part in PARTS}
-    return peak if layout.shards == 1 else _sharded(peak, model, layout)
+    return _sharded(peak, model, layout) if layout.sharded else peak
+
+
+def keep_part(model: Llama, split: Split) -> None:
+    """Makes the parameters as large as those of one rank of the `split`."""
+    model.compute_with(split)
+    for prefix, module in model.named_modules():
+        for name, value in list(module.named_parameters(recurse=False)):
+            place, sizes = placement(f"{prefix}.{name}", model.words is not None), list(value.shape)
+            if isinstance(place, Shard):
+                sizes[place.dim] //= split.size
+            setattr(module, name, torch.nn.Parameter(value.new_empty(sizes)))
+    model.tie_weights()
 
 
 def _keep_gradient(parameter: torch.nn.Parameter, live: LiveBytes, layout: Layout) -> None:
     """As the strategy keeps it: alone, freed after each step; under DDP in buckets that stay; under FSDP only a share."""
-    if layout.shards > 1:
+    if layout.sharded:
         parameter.register_post_accumulate_grad_hook(lambda value: setattr(value, "grad", None))
         return
-    if layout.workers > 1:
+    if layout.workers > layout.parts:
         parameter.grad = torch.zeros_like(parameter)
         live.name(parameter.grad, "gradients")
         return

@@ -41,7 +41,7 @@ def estimate(config: dict) -> dict[str, Any]:
     plan = plan_of(of_vocabulary(config, model.vocab_size))
     train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
     workers, length = plan["nproc_per_node"] * plan["nnodes"], data["sequence_length"]
-    groups = groups_of(train, workers)
+    groups, parts = groups_of(train, workers), train["tensor_parallel"]
     micro_batches, rest = divmod(train["global_batch_size"], train["micro_batch_size"] * groups)
     if rest:
         shared = "" if groups == workers else f" / {workers // groups} that share each sequence"
@@ -54,11 +54,12 @@ def estimate(config: dict) -> dict[str, Any]:
         length // train["context_parallel"],
         micro_batches,
         workers,
-        shards_of(train, workers if train["parallel"] == "fsdp" else plan["nproc_per_node"]),
+        shards_of(train, (workers if train["parallel"] == "fsdp" else plan["nproc_per_node"]) // parts),
         train["reshard_after_forward"],
         plan["precision"],
         plan["device"],
         plan["loss_chunk"],
+        parts,
     )
     memory = step_memory(model, train, layout)
     state = 4 * 3 * parameters(model)  # fp32: weights and both moments

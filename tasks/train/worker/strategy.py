@@ -90,7 +90,7 @@ def mesh_shape(train: dict, ranks: Ranks) -> tuple[int, int]:
 
 
 def shards_of(train: dict, workers: int) -> int:
-    """Ranks of one machine with so many workers that share a copy of the model, 1 where each has its own."""
+    """Ranks, of one machine's that have the same part of the model, that share a copy of it; 1 where each has its own."""
     if train["parallel"] in ("ddp", "deepspeed"):  # of ZeRO, what every stage fits into
         return 1
     return workers if train["parallel"] == "fsdp" or train["shard_size"] == "auto" else train["shard_size"]
