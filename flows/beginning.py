@@ -13,10 +13,12 @@ from tasks.preprocess.sources import sources
 BYTES_A_TOKEN, PASSES = 3.5, 3  # roughly, for English text and a vocabulary of 8192; passes over it that pay
 TEMPLATE = """\
 # Written by `infini-llama init` for {cores} CPU core(s) and {gpus} GPU(s). Run it: infini-llama run {output}
+# What is left out has its default; `infini-llama estimate {output}` says what the run takes.
 data:
-  files: {files}                # paths, folders or globs: txt, md, json, jsonl, csv, parquet, also compressed
-  sequence_length: {length}          # tokens the model sees at a time
-  validation_fraction: {fraction}     # share of documents that are held out
+  # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, csv, parquet, also compressed
+  files: {files}
+  sequence_length: {length:<13}# tokens the model sees at a time
+  validation_fraction: {fraction:<9}# share of documents that are held out
   tokenizer:
     vocab_size: 8192            # learned from your text
 
@@ -26,21 +28,21 @@ model:                          # about {size} million parameters
   num_hidden_layers: {layers}
   num_attention_heads: 8
   num_key_value_heads: 4
-  attention: {attention}           # infini: local attention and a compressive memory
-  segment_length: {segment}         # tokens of local attention (infini)
+  attention: {attention:<19}# softmax; infini: local attention and a compressive memory
+  segment_length: {segment:<14}# tokens of local attention (infini)
 
 train:
-  max_steps: {steps}             # about {passes} pass(es) over your text
-  global_batch_size: {batch}         # sequences of one step
-  micro_batch_size: {micro}         # sequences of one forward pass
+  max_steps: {steps:<19}# about {passes} pass(es) over your text
+  global_batch_size: {batch:<11}# sequences of one step
+  micro_batch_size: {micro:<12}# sequences of one forward pass
   learning_rate: {rate}
   warmup_steps: {warmup}
-  eval_every: {every}
-  save_every: {every}
+  eval_every: {every:<18}# steps; an evaluation also writes a sample
+  save_every: {every:<18}# steps; a crash costs what came after the last save
   sample_prompt: "The "
 
 runtime:
-  name: {name}                 # the same name carries on the same run
+  name: {name:<24}# the same name carries on the same run
 """
 # hidden, inner, layers, sequence length, batch, micro-batch, learning rate, millions of parameters
 SIZES = {"cpu": (256, 768, 6, 512, 16, 8, 1.0e-3, 7), "gpu": (512, 1536, 8, 1024, 64, 16, 6.0e-4, 29)}
@@ -50,7 +52,7 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     """Looks at the text and the machine and writes `output`.
 
     Returns:
-        {"config", "files": how many there are, "bytes", "device", "steps"}.
+        {"config", "files": how many there are, "bytes", "device", "steps", "warning": where there is too little text, else None}.
 
     Raises:
         ConfigError: `output` exists, or the name is none.
@@ -74,4 +76,9 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     )  # fmt: skip
     parse_config(parse_yaml(text))
     output.write_text(text, encoding="utf-8")
-    return {"config": str(output), "files": len(found), "bytes": size, "device": device, "steps": steps}
+    warning = None
+    if size < 4 * length * BYTES_A_TOKEN:  # a few rows, some of them held out
+        warning = f"{size:,} bytes are too little text: one row of data.sequence_length={length} takes about " \
+                  f"{length * BYTES_A_TOKEN:,.0f}; name more files, or lower it."  # fmt: skip
+    return {"config": str(output), "files": len(found), "bytes": size, "device": device, "steps": steps,
+            "warning": warning}  # fmt: skip

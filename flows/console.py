@@ -17,10 +17,10 @@ class PlainHandler(logging.Handler):
         self.next_at: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        progress = getattr(record, "progress", None)
+        now, progress = time.monotonic(), getattr(record, "progress", None)
+        due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work needs no line
         if progress is not None and progress["done"] < (progress["total"] or float("inf")):
-            now = time.monotonic()
-            if now < self.next_at.setdefault(record.name, now + LINES_APART):  # short work needs no line
+            if now < due:
                 return
             self.next_at[record.name] = now + LINES_APART
         try:

@@ -1,9 +1,13 @@
 """Datasets, runs and reports as tables for people; their JSON is the same record."""
 
+import sys
 from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
+
+WIDTH = 140  # columns of a table at most, and where no terminal says what fits
 
 
 def describe_run(path: Path) -> dict:
@@ -36,6 +40,37 @@ def describe_run(path: Path) -> dict:
     }
 
 
+def dataset_text(record: dict) -> str:
+    """A dataset's facts; a line for each split, and one for each row table of a split."""
+    lengths = {split: facts["document_tokens"] for split, facts in record["splits"].items()}
+    splits = {
+        split: {name: value for name, value in facts.items() if name != "document_tokens"}
+        for split, facts in record["splits"].items()
+    }
+    tables = [
+        {
+            "table": name,
+            "strategy": table["strategy"],
+            "sequence length": table["sequence_length"],
+            "split": split,
+            "rows": rows,
+            **_packed(table["packing"].get(split, {})),
+        }
+        for name, table in record["chunks"].items()
+        for split, rows in table["rows"].items()
+    ]
+    shown = {key: value for key, value in record.items() if key not in ("chunks", "left_out", "samples")}
+    shown |= {"splits": splits, "tokens a document": lengths, "row tables": tables}
+    return as_text(shown | {"left out": record["left_out"], "samples": record["samples"]})
+
+
+def _packed(costs: dict) -> dict:
+    """What packing cost a split, in words; nothing for a table that does not say it."""
+    words = {"cut_documents": "documents cut", "lost_tokens": "tokens in no row"}
+    filled = {"filled": f"{costs['efficiency']:.2%}"} if "efficiency" in costs else {}
+    return filled | {word: costs[name] for name, word in words.items() if name in costs}
+
+
 def estimate_text(record: dict) -> str:
     """An estimate with units: FLOPs in powers of ten, bytes in MB or GB."""
     flops = {name: f"{value:.3g}" for name, value in record["flops_per_token"].items()}
@@ -66,7 +101,8 @@ def evaluation_text(record: dict) -> str:
         size = next(iter(found.values()))["part"]
         count = len(next(iter(parts.values())))
         rows = [
-            {"tokens": f"{at * size + 1}-{(at + 1) * size}"} | {words: losses[at] for words, losses in parts.items()}
+            {"tokens": f"{at * size + 1}-{(at + 1) * size}"}
+            | {words or "loss": losses[at] for words, losses in parts.items()}
             for at in range(count)
         ]
         shown["loss along a row"] = rows
@@ -127,7 +163,8 @@ def as_text(record: dict) -> str:
     from rich.console import Console
 
     target = StringIO()
-    console = Console(file=target, width=140, highlight=False, markup=False, emoji=False, color_system=None)
+    width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
+    console = Console(file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None)
     console.print(_facts({key: value for key, value in record.items() if not _nested(value)}))
     for key, value in record.items():
         if not _nested(value):

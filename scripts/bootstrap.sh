@@ -23,11 +23,14 @@ else
     [ -n "$python" ] || { echo "bootstrap: no Python 3.11 to 3.13 with venv was found; install one, or set PYTHON." >&2; exit 1; }
 fi
 
-echo "bootstrap: $($python --version) -> .venv (extras: $extras); the first time takes a few minutes" >&2
+echo "bootstrap: $($python --version) -> .venv (extras: $extras); the first time takes 2 to 10 minutes" >&2
 works .venv/bin/python || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
+echo "bootstrap: 1/2 torch" >&2
 # torch first and by itself, so that nothing that follows can choose another build of it
 pip install --quiet -c constraints.txt torch
+echo "bootstrap: 2/2 all else" >&2
 pip install --quiet -c constraints.txt -e ".[$extras]"
 rm -f .venv/.installed-*
 touch "$stamp"
+echo "bootstrap: done; '. .venv/bin/activate' puts infini-llama on the path of a shell" >&2

@@ -1,11 +1,14 @@
 """A beginning, an end, and the shell."""
 
+import logging
 import sys
 from argparse import Namespace
 from pathlib import Path
 
 from configs.errors import ConfigError
 from flows.commands.places import Answer, home_folder
+
+log = logging.getLogger("infini_llama.init")
 
 
 def init(arguments: Namespace) -> Answer:
@@ -20,7 +23,10 @@ def init(arguments: Namespace) -> Answer:
         attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
     output = Path(arguments.output)
     record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
-    return record, as_text(record) + f"\n\nread it, then: infini-llama run {output}"
+    if record["warning"]:
+        log.warning(record["warning"])
+    told = as_text({name: value for name, value in record.items() if name != "warning"})
+    return record, f"{told}\n\nread it, then: infini-llama run {output}"
 
 
 def _ask(question: str, default: str) -> str:

@@ -10,17 +10,18 @@ log = logging.getLogger("infini_llama.export")
 
 
 def inspect(arguments: Namespace) -> Answer:
-    from flows.inspection import as_text, describe_run
+    from flows.inspection import as_text, dataset_text, describe_run
 
     path = find(arguments.path, "runs", "datasets")
     is_run = (path / "lineage.json").exists()
     if is_run:
         record = describe_run(path)
+        text = as_text(record)
     else:
         from tasks.preprocess.summary import describe
 
         record = describe(path)
-    text = as_text(record)
+        text = dataset_text(record)
     if arguments.html is not None:
         from tasks.report.dataset import dataset_page
         from tasks.report.record import RunRecord

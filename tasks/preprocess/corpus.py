@@ -106,7 +106,6 @@ def survey(data: dict, notes: Path | None = None) -> Corpus:
     if len(places) > 1:  # a text that one source holds out is not learned from another that holds out its own files
         found = _without(found, own, report)
     report["duplicates_dropped"] = data["deduplicate"]
-    _tell(report)
     identity = {"sources": identities} if data["sources"] else identities[0]
     return Corpus(list(chain.from_iterable(found.values())), list(chain.from_iterable(own.values())), identity, report)
 
@@ -205,11 +204,12 @@ def _distinct(documents: Documents, drop: bool, report: dict[str, Any], seen: se
     return documents.keep(fresh) if drop else documents
 
 
-def _tell(report: dict[str, Any]) -> None:
+def tell(report: dict[str, Any]) -> None:
+    """Says which records are left out, and which copies are not."""
     left_out = {
         "empty": report["empty"],
         "too short": report["too_short"],
-        "exact duplicates" if report["duplicates_dropped"] else "exact duplicates (kept)": report["duplicates"],
+        "exact duplicates": report["duplicates"] if report["duplicates_dropped"] else 0,
         "also in the validation text": report["also_validation"],
         "damaged records": report["bad_records"],
         "damaged files": report["bad_files"],
@@ -218,3 +218,9 @@ def _tell(report: dict[str, Any]) -> None:
         level = logging.WARNING if report["bad_records"] or report["bad_files"] else logging.INFO
         named = f"; {'; '.join(report['bad'])}" if report["bad"] else ""
         log.log(level, "of %d records left out: %s%s", report["records"], found, named)
+    if report["duplicates"] and not report["duplicates_dropped"]:
+        log.info(
+            "%d of %d records are exact copies of others and are kept; data.deduplicate=true leaves them out",
+            report["duplicates"],
+            report["records"],
+        )

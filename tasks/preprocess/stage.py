@@ -15,7 +15,7 @@ from configs.errors import DataError, PipelineError, no_space
 from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import resolve_devices
-from tasks.preprocess.corpus import Corpus, survey
+from tasks.preprocess.corpus import Corpus, survey, tell
 from tasks.preprocess.engines import REFERENCE, EngineDiffers, choose_engine, refuse
 from tasks.preprocess.journal import Journal
 from tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
@@ -50,6 +50,7 @@ def plan(data: dict, home: str) -> dict[str, Any]:
 def _plan(data: dict, corpus: Corpus) -> tuple[dict[str, Any], Plan]:
     members = corpus.train + corpus.validation
     if not members:
+        tell(corpus.report)
         raise DataError(
             "every file that data.files matches is empty, or everything in them is left out; there is no text to train on."
         )
@@ -97,6 +98,7 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
     """
     corpus = survey(data, Path(home) / "surveys")
     planned, units = _plan(data, corpus)
+    tell(corpus.report)
     folder = Path(home) / "datasets" / planned["name"]
     chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []

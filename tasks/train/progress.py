@@ -5,8 +5,10 @@ import logging
 
 from tasks.train import checkpoints
 from tasks.train.run_folder import RunFolder
+from tasks.wording import in_time
 
 log = logging.getLogger("infini_llama.train")
+SHORT = 60.0  # seconds: a run that ends sooner needs no announcement
 
 
 class Progress:
@@ -16,6 +18,7 @@ class Progress:
         self.run, self.max_steps, self.log_every = run, max_steps, log_every
         self.offset = run.metrics.stat().st_size if run.metrics.exists() else 0
         self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
+        self.steps_seen = 0
 
     def poll(self) -> None:
         for record in self._new_records():
@@ -28,6 +31,7 @@ class Progress:
                 progress = {"done": record["step"], "total": self.max_steps, "unit": "steps", "loss": record["loss"]}
                 whole = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
                 log.log(logging.INFO if whole else logging.DEBUG, text, extra={"progress": progress})
+                self._how_long(record)
             elif record["loss"] is None:
                 log.warning("step %d  validation loss is not finite", record["step"])
             else:
@@ -39,6 +43,13 @@ class Progress:
                 )
                 self._new_checkpoint()
         self._new_checkpoint()
+
+    def _how_long(self, record: dict) -> None:
+        """Once an attempt: the time that is left, by its second step (the first one also warms up)."""
+        self.steps_seen += 1
+        left = (self.max_steps - record["step"]) * record["step_time"]
+        if self.steps_seen == 2 and left >= SHORT:
+            log.info("%s to go at the speed of step %d", in_time(left), record["step"])
 
     def _new_records(self) -> list[dict]:
         if not self.run.metrics.exists():

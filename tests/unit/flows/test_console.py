@@ -106,3 +106,11 @@ def record(message: str, **extra: object) -> logging.LogRecord:
     made = logging.LogRecord("infini_llama.train", logging.INFO, "", 0, message, (), None)
     made.__dict__ |= extra
     return made
+
+
+def test_slow_work_has_a_line_at_its_first_report(log, capsys):
+    logger, clock = log
+    logger.info("attempt 1 starts")
+    clock[0] += 300
+    logger.info("step 10/100", extra=progress(10, 100))
+    assert "step 10/100" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from configs.errors import DataError
 from configs.schema import DataConfig
 from tasks.preprocess import formats
-from tasks.preprocess.corpus import Corpus, survey
+from tasks.preprocess.corpus import Corpus, survey, tell
 from tasks.preprocess.formats import Fault, Unreadable, read
 
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
@@ -157,6 +157,7 @@ def test_bad_input_fails_with_its_name_or_is_skipped_named_and_counted(tmp_path,
         survey(section(files=[str(tmp_path / "*")]))
     with caplog.at_level(logging.WARNING):
         corpus = survey(section(files=[str(tmp_path / "*")], on_bad_input="skip"))
+        tell(corpus.report)
     # A record is left out alone; of a file that is damaged nothing is used, the good start of it neither.
     assert kept(corpus) == (["fine", "good"] if name in BAD else ["fine"])
     assert (corpus.report["bad_records"], corpus.report["bad_files"]) == ((1, 0) if name in BAD else (0, 1))
@@ -195,8 +196,11 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
     (tmp_path / "x.jsonl").write_bytes(encoded("jsonl", texts))
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2))
+        assert not caplog.text, "a look at the text is not a build: every run takes two"
+        tell(corpus.report)
     assert kept(corpus) == ["other text", "same", "same", "same"]
-    assert "of 6 records left out: 1 empty, 1 too short, 2 exact duplicates (kept)" in caplog.text
+    assert "of 6 records left out: 1 empty, 1 too short\n" in caplog.text
+    assert "2 of 6 records are exact copies of others and are kept; data.deduplicate=true" in caplog.text
     corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True))
     assert kept(corpus) == ["other text", "same"] and corpus.report["duplicates"] == 2
 

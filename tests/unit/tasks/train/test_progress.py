@@ -1,0 +1,52 @@
+"""What people are told while workers write metrics.jsonl."""
+
+import json
+import logging
+
+import pytest
+
+from tasks.train.progress import Progress
+from tasks.train.run_folder import RunFolder
+
+
+@pytest.fixture
+def told(tmp_path, caplog):
+    run = RunFolder(tmp_path)
+    caplog.set_level(logging.INFO, logger="infini_llama.train")
+
+    def write(*steps, seconds):
+        with run.metrics.open("a") as file:
+            for step in steps:
+                line = {"kind": "train", "step": step, "loss": 2.0, "tokens_per_second": 10.0, "step_time": seconds}
+                file.write(json.dumps(line) + "\n")
+
+    return run, write, lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_the_second_step_says_how_long_it_will_take_and_no_other(told):
+    run, write, said = told
+    progress = Progress(run, max_steps=721, log_every=100)
+    write(1, seconds=900)
+    progress.poll()
+    assert said() == []
+    for step in (2, 3):
+        write(step, seconds=10)
+        progress.poll()
+    assert said() == ["1 h 59 min to go at the speed of step 2"]
+
+
+def test_a_resumed_run_says_what_is_left_of_it(told):
+    run, write, said = told
+    write(*range(1, 51), seconds=10)
+    progress = Progress(run, max_steps=100, log_every=100)
+    write(51, 52, seconds=10)
+    progress.poll()
+    assert said() == ["8 min to go at the speed of step 52"]
+
+
+def test_a_short_run_needs_no_announcement(told):
+    run, write, said = told
+    progress = Progress(run, max_steps=20, log_every=100)
+    write(*range(1, 20), seconds=0.1)
+    progress.poll()
+    assert said() == []
