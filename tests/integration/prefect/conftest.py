@@ -157,7 +157,7 @@ class House:
 
     def attempts(self, name: str) -> list[dict]:
         path = self.home / "runs" / name / "attempts.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def processes_of_run(self, name: str) -> dict[int, str]:
         return {pid: command for pid, command in processes_of(self.marker).items() if f"/runs/{name}/" in command}

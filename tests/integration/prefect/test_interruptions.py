@@ -91,6 +91,7 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resuming_carries_it_on(house
     answer = httpx.post(f"{house.api}/flow_runs/{run}/set_state", json=suspend, timeout=30)
     assert answer.json()["status"] == "ACCEPT", answer.text
     house.wait(lambda: not house.processes_of_run("suspended"), 60, "its workers go on")
+    house.wait(lambda: house.attempts("suspended"), 60, "how they ended is not written down")
     (attempt,) = house.attempts("suspended")
     assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] == attempt["step"]
     assert house.state(run) == "PAUSED"
