@@ -1,4 +1,5 @@
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -85,6 +86,18 @@ def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built
     assert len(fingerprints) == 2  # `datasets` names its caches by them
     assert list(folder.rglob("cache-*.arrow"))
     check(folder, "dataset", checksums=True)
+
+
+def test_others_open_a_dataset_as_the_page_says(built, tmp_path, monkeypatch):
+    home, reference = built
+    home.rename(tmp_path / "workspace")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[4] / "docs/data.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?load_from_disk.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    exec(program, names)
+    documents, first = names["documents"]["input_ids"], names["shard"]["input_ids"].to_pylist()
+    assert len(documents) == reference["train"]["documents"] and documents[: len(first)] == first != []
 
 
 def test_arrays_are_numpys_own_format(tmp_path):
