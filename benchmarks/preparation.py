@@ -80,7 +80,7 @@ def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
 
     engine = ENGINES["gigatoken"](encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
     texts = [(text, len(text)) for text in _texts(corpus)]
-    return lambda: sum(len(ids) for batch, _ in batches(texts) for ids in engine(batch))
+    return lambda: sum(len(engine(batch)[0]) for batch, _ in batches(texts))
 
 
 def megatron_fast(corpus: Path, tokenizer: Path, output: Path) -> Work:

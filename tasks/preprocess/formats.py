@@ -143,7 +143,7 @@ def _lines(stream: IO[bytes], text_column: str, wanted: Iterator[int] | None = N
             yield Fault(f"has a line longer than {LONGEST_RECORD:,} bytes (line {number})")
             record += 1
             continue
-        if not line.strip():
+        if line.isspace():
             continue
         if wanted is not None and record != following and len(line) <= LONGEST_DOCUMENT:  # that is one record
             yield NOT_READ

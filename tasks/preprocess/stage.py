@@ -164,14 +164,14 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         wanted = REFERENCE
     engine = choose_engine(wanted, tokenizer, lambda: _first_texts(plan), checks)
     try:
-        _encode(data, plan, eos, engine, folder.parent, journal)
+        _encode(data, plan, tokenizer, eos, engine, folder.parent, journal)
     except EngineDiffers as fault:
         log.warning("%s; all of the text is encoded again by %s", fault, REFERENCE)
         journal.forget(unit.file for unit in plan.units)  # first: what carries on after a kill sees the refusal alone
         refuse(engine["name"], tokenizer, checks, str(fault))
         refused = engine["refused"] | {engine["name"]: str(fault)}
         engine = choose_engine(REFERENCE, tokenizer, list, checks) | {"refused": refused}
-        _encode(data, plan, eos, engine, folder.parent, journal)
+        _encode(data, plan, tokenizer, eos, engine, folder.parent, journal)
     save_array(work / "token_bytes.npy", token_bytes(tokenizer))
     written, size = journal.lines(), tokenizer.get_vocab_size()
 
@@ -202,11 +202,14 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
         "engine": engine,
         "units": {unit.file: written[unit.file]["key"] for unit in plan.units},
     }
-    commit(work, folder, "dataset", TOKENS_VERSION, meta, content)
+    checksums = {name: line["checksum"] for name, line in written.items()}
+    commit(work, folder, "dataset", TOKENS_VERSION, meta, content, checksums)
     journal.close()
 
 
-def _encode(data: dict, plan: Plan, eos: int, engine: dict[str, Any], datasets: Path, journal: Journal) -> None:
+def _encode(
+    data: dict, plan: Plan, tokenizer: Tokenizer, eos: int, engine: dict[str, Any], datasets: Path, journal: Journal
+) -> None:
     """Every shard by this engine: what is done, what earlier datasets have, and the rest, which is tokenized."""
     plan = with_keys(plan, journal.work / "tokenizer.json", eos, engine)
     done = journal.lines()
@@ -214,7 +217,7 @@ def _encode(data: dict, plan: Plan, eos: int, engine: dict[str, Any], datasets: 
     journal.forget(unit.file for unit in missing)  # written by another engine or version than today's
     if len(missing) < len(plan.units):
         log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
-    do_units(plan, reuse(missing, datasets, journal), journal, eos, data, engine["name"])
+    do_units(plan, reuse(missing, datasets, journal), journal, tokenizer, eos, data, engine["name"])
 
 
 def _by_source(units: list[Unit], shards: list[dict[str, Any]]) -> list[dict[str, Any]]:

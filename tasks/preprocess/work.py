@@ -12,6 +12,7 @@ from itertools import islice
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from configs.errors import DataError, PipelineError
@@ -28,7 +29,9 @@ POLL = 0.2  # seconds
 Finish = Callable[..., None]
 
 
-def do_units(plan: Plan, units: list[Unit], journal: Journal, eos: int, data: dict, engine: str) -> None:
+def do_units(
+    plan: Plan, units: list[Unit], journal: Journal, tokenizer: Tokenizer, eos: int, data: dict, engine: str
+) -> None:
     """Writes the shard of every unit in `units` and notes it in the journal, by `data["num_workers"]` processes or by a cluster.
 
     Raises:
@@ -42,14 +45,14 @@ def do_units(plan: Plan, units: list[Unit], journal: Journal, eos: int, data: di
         return
     processes = min(data["num_workers"], len(units))
     if processes < 2:
-        _do(plan, units, journal.work, journal.work, eos, engine, journal.record, tell=True)
+        _do(plan, units, tokenizer, journal.work, eos, engine, journal.record, tell=True)
         return
     shares = [units[len(units) * k // processes : len(units) * (k + 1) // processes] for k in range(processes)]
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads,)) as pool:
         pending = {
-            pool.submit(_do, plan, share, journal.work, journal.work, eos, engine, journal.record) for share in shares
+            pool.submit(_do, plan, share, tokenizer, journal.work, eos, engine, journal.record) for share in shares
         }
         while pending:
             done, pending = wait(pending, timeout=POLL)
@@ -73,14 +76,20 @@ def _begin(threads: int) -> None:
 
 
 def _do_remotely(eos: int, engine: str, plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish) -> None:
-    _do(plan, units, work, into, eos, engine, finish)
+    _do(plan, units, Tokenizer.from_file(str(work / "tokenizer.json")), into, eos, engine, finish)
 
 
 def _do(
-    plan: Plan, units: list[Unit], work: Path, into: Path, eos: int, engine: str, finish: Finish, tell: bool = False
+    plan: Plan,
+    units: list[Unit],
+    tokenizer: Tokenizer,
+    into: Path,
+    eos: int,
+    engine: str,
+    finish: Finish,
+    tell: bool = False,
 ) -> None:
-    """Writes the shards of `units` below `into` with the tokenizer of `work`; `finish` is told each one's name, key and counts."""
-    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    """Writes the shards of `units` below `into`; `finish` is told each one's name, key and counts."""
     encode, dtype = open_engine(engine, tokenizer), dtype_for(tokenizer.get_vocab_size())
     special = special_ids(tokenizer)
     texts: Iterator[tuple[str, int]] = iter(())
@@ -91,14 +100,14 @@ def _do(
         stream = Stream(dtype, unit.size + unit.documents)
         done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
         for batch, size in batches(islice(texts, unit.documents)):
-            for ids in encode(batch):
-                if special[ids].any():
-                    token = tokenizer.id_to_token(int(ids[special[ids]][0]))
-                    raise DataError(
-                        f"a text that contains '{token}' becomes that special token with this tokenizer; name a tokenizer in which it is "
-                        "an added token alone, or remove it from the text."
-                    )
-                stream.add(ids, eos)
+            ids, offsets = encode(batch)
+            if special[ids].any():
+                token = tokenizer.id_to_token(int(ids[special[ids]][0]))
+                raise DataError(
+                    f"a text that contains '{token}' becomes that special token with this tokenizer; name a tokenizer in which it is "
+                    "an added token alone, or remove it from the text."
+                )
+            stream.add(ids, offsets, eos)
             done += size
             if tell:
                 total = sum(other.size for other in plan.units if other.split == unit.split)
@@ -106,8 +115,8 @@ def _do(
                 log.info(LABELS[unit.split], extra={"progress": progress})
         path = into / unit.file
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_shard(path, stream.values[: stream.filled], stream.lengths)
-        finish(unit.file, key=unit.key, documents=len(stream.lengths), tokens=stream.filled)
+        write_shard(path, stream.values[: stream.filled], np.concatenate(stream.lengths))
+        finish(unit.file, key=unit.key, documents=unit.documents, tokens=stream.filled)
         following = (unit.split, unit.first + unit.documents)
 
 

@@ -126,7 +126,7 @@ BUILD = """
 import json, sys
 from tasks.preprocess.stage import preprocess
 reference = preprocess(json.loads(sys.argv[1]), sys.argv[2])
-loaded = [name for name in ("torch", "datasets", "transformers", "prefect") if name in sys.modules]
+loaded = [name for name in ("torch", "datasets", "transformers", "prefect", "pandas") if name in sys.modules]
 print(json.dumps([reference, loaded]))
 """
 

@@ -3,7 +3,7 @@ import re
 import resource
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import datasets
@@ -24,16 +24,20 @@ from tasks.preprocess.units import plan_units
 @settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=30),
+    at_once=st.integers(0, 30),
     capacity=st.integers(1, 80),
     dtype=st.sampled_from([np.uint16, np.uint32]),
 )
-def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(tmp_path_factory, lengths, capacity, dtype):
+def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(
+    tmp_path_factory, lengths, at_once, capacity, dtype
+):
     folder = tmp_path_factory.mktemp("shards")
     documents = [(np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)]
     stream = Stream(np.dtype(dtype), capacity)
-    for document in documents:
-        stream.add(document, 0)
-    write_shard(folder / "x.arrow", stream.values[: stream.filled], stream.lengths)
+    for several in filter(None, (documents[:at_once], documents[at_once:])):
+        joined = np.array([*chain.from_iterable(several)], dtype=np.uint32)
+        stream.add(joined, np.cumsum([0, *map(len, several)]), 0)
+    write_shard(folder / "x.arrow", stream.values[: stream.filled], np.concatenate(stream.lengths))
     offsets, values = map_list(folder / "x.arrow")
     assert values.dtype == dtype and [path.name for path in folder.iterdir()] == ["x.arrow"]
     assert [values[start:end].tolist() for start, end in pairwise(offsets)] == [
