@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from laboratory import found_by_ranks
 
 
-def test_ranks_that_share_rows_have_the_gradients_of_one_process(tmp_path):
+@pytest.mark.parametrize(("which", "cells"), [("some", 9), pytest.param("all", 54, marks=pytest.mark.slow)])
+def test_ranks_that_share_rows_have_the_gradients_of_one_process(tmp_path, which, cells):
     target = tmp_path / "found.json"
-    found = found_by_ranks(4, target, Path(__file__).parent / "exactness/context.py", str(target))
-    assert len(found) == 54
+    found = found_by_ranks(4, target, Path(__file__).parent / "exactness/context.py", str(target), which)
+    assert len(found) == cells
     assert not {cell: largest for cell, largest in found.items() if not largest < 1e-10}
