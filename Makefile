@@ -4,9 +4,10 @@
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
 
-# two processes of tests, a file to each: several machines' worth would make the tests of time limits fail
+# two processes of tests, a file to each: several machines' worth would make the tests of time limits fail; in the order of the
+# folders, or a long file of a few tests would be the last one
 test: setup
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	.venv/bin/ruff check .
