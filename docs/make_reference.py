@@ -14,9 +14,9 @@ from configs.schema import PipelineConfig
 TARGET = Path(__file__).with_name("configuration.md")
 HEAD = """# Configuration
 
-Every key of a run's YAML (or JSON) file. What is left out has the default. On the command line any key can be set as
-`section.key=value`, which wins over the file. An unknown key, or a value that is not allowed, ends the command with exit code 64 and a
-sentence for each; nothing is started.
+Every key of a run's YAML (or JSON) file. What is left out has the default. In italics stands what a key takes. On the command line any
+key can be set as `section.key=value`, which wins over the file. An unknown key, or a value that is not allowed, ends the command with
+exit code 64 and a sentence for each; nothing is started.
 
 This page is made from the schema (`configs/schema/`) by `python docs/make_reference.py`; a test keeps it true.
 """
@@ -36,7 +36,7 @@ def section(path: str, holder: Any) -> str:
     rows = "".join(
         row(name, field) for name, field in holder.model_fields.items() if section_of(field.annotation) is None
     )
-    table = f"\n| key | allowed | default | |\n|---|---|---|---|\n{rows}" if rows else ""
+    table = f"\n| key | |\n|---|---|\n{rows}" if rows else ""
     return f"\n## {path}\n\n{holder.__doc__.strip().splitlines()[0]}\n{table}" + "".join(section(*one) for one in inner)
 
 
@@ -49,7 +49,7 @@ def entry(annotation: Any) -> type[BaseModel] | None:
 
 def row(name: str, field: Any) -> str:
     allowed = words(Annotated[field.annotation, field] if field.metadata else field.annotation)
-    return f"| `{name}` | {plain(allowed)} | {default(field)} | {plain(field.description)} |\n"
+    return f"| `{name}` | {plain(field.description)} *{plain(allowed)}*; default: {default(field)} |\n"
 
 
 def default(field: Any) -> str:

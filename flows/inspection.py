@@ -42,6 +42,8 @@ def describe_run(path: Path) -> dict:
 
 def dataset_text(record: dict) -> str:
     """A dataset's facts; a line for each split, and one for each row table of a split."""
+    from tasks.wording import packed
+
     lengths = {split: facts["document_tokens"] for split, facts in record["splits"].items()}
     splits = {
         split: {name: value for name, value in facts.items() if name != "document_tokens"}
@@ -54,7 +56,7 @@ def dataset_text(record: dict) -> str:
             "sequence length": table["sequence_length"],
             "split": split,
             "rows": rows,
-            **_packed(table["packing"].get(split, {})),
+            **packed(table["packing"].get(split, {})),
         }
         for name, table in record["chunks"].items()
         for split, rows in table["rows"].items()
@@ -62,13 +64,6 @@ def dataset_text(record: dict) -> str:
     shown = {key: value for key, value in record.items() if key not in ("chunks", "left_out", "samples")}
     shown |= {"splits": splits, "tokens a document": lengths, "row tables": tables}
     return as_text(shown | {"left out": record["left_out"], "samples": record["samples"]})
-
-
-def _packed(costs: dict) -> dict:
-    """What packing cost a split, in words; nothing for a table that does not say it."""
-    words = {"cut_documents": "documents cut", "lost_tokens": "tokens in no row"}
-    filled = {"filled": f"{costs['efficiency']:.2%}"} if "efficiency" in costs else {}
-    return filled | {word: costs[name] for name, word in words.items() if name in costs}
 
 
 def estimate_text(record: dict) -> str:

@@ -37,3 +37,15 @@ def in_time(seconds: float) -> str:
         if count or (unit == "s" and not found):
             found.append(f"{count} {unit}")
     return " ".join(found[:2])
+
+
+def packed(costs: dict[str, Any]) -> dict[str, str]:
+    """What packing cost a split, as a row table's manifest has it; nothing where that does not say it."""
+    filled = {"filled": f"{costs['efficiency']:.2%}"} if "efficiency" in costs else {}
+    names = {"cut_documents": "documents cut", "lost_tokens": "tokens in no row", "targets": "targets"}
+    return filled | {words: f"{costs[name]:,}" for name, words in names.items() if name in costs}
+
+
+def share(value: float) -> str:
+    """A part of a whole, for example 81.3%."""
+    return f"{value:.1%}"

@@ -1,5 +1,6 @@
 """The estimate of a run: what its configuration and this machine's plan come to."""
 
+import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tasks.patch_environment.speed import loss_chunk
 from tasks.preprocess import tokenizers
 from tasks.train.initial import initial_of
 from tasks.train.worker.strategy import shards_of
+
+log = logging.getLogger("infini_llama.estimate")
 
 # Of a step's tensors: what lies free between living ones at the peak. Real runs of 5 to 110 million parameters had from 0 to 0.3 under
 # glibc's allocator (docs/huggingface.md), beyond what a small model has, which `process` holds.
@@ -64,6 +67,7 @@ def estimate(config: dict) -> dict[str, Any]:
     memory = step_memory(model, train, layout)
     state = 4 * 3 * parameters(model)  # fp32: weights and both moments
     if plan["device"] == "cpu":
+        log.info("measuring what a worker holds beside its tensors, by a few steps of a small model")
         memory |= on_cpu(train, state // workers if train["async_save"] else 0, plan, sum(memory.values()))
     tokens, steps = train["global_batch_size"] * length, planned_steps(train, length)
     each = flops_of(model, length)

@@ -10,6 +10,7 @@ from configs.errors import ConfigError
 from tasks.report import page
 from tasks.report.charts import Chart, Curve, figures
 from tasks.report.record import RunRecord
+from tasks.wording import in_time, share
 
 MOST = len(page.LIGHT)  # as many as there are colours
 OWN = ("runtime.name", "runtime.home")  # differ without a difference
@@ -88,7 +89,12 @@ NOT_THE_SAME = (
 def columns_of_runs(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A record for each number, with a column for each run; numbers that no run has are left out."""
     names = list(dict.fromkeys(name for values in runs.values() for name in values))
-    rows = [{"": name.replace("_", " "), **{run: values[name] for run, values in runs.items()}} for name in names]
+    told = {"mfu": ("MFU", share), "goodput": ("goodput", share), "seconds": ("time", in_time)}
+    rows = []
+    for name in names:
+        words, form = told.get(name, (name.replace("_", " "), lambda value: value))
+        known = {run: None if values[name] is None else form(values[name]) for run, values in runs.items()}
+        rows.append({"": words} | known)
     return [row for row in rows if any(value is not None for name, value in row.items() if name)]
 
 

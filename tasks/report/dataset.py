@@ -11,7 +11,7 @@ from tasks.preprocess.reader import TokenReader, document_lengths, map_list
 from tasks.preprocess.summary import describe
 from tasks.report import page
 from tasks.report.charts import Chart, Curve, figures
-from tasks.wording import in_bytes
+from tasks.wording import in_bytes, packed
 
 MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
 BINS, COMMON = 40, 24
@@ -44,12 +44,12 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
     token_bytes = np.load(path / "token_bytes.npy", allow_pickle=False)
     drawn = [
         Chart(
-            "Tokens a document",
+            "Tokens a document, share of documents",
             _histograms({split: document_lengths(path, content[split]["shards"]) for split in splits}),
             "tokens",
             log_x=True,
         ),
-        Chart("Bytes a token, by how often they occur", [_widths(counts, token_bytes)], "bytes"),
+        Chart("Bytes a token, share of all tokens", [_widths(counts, token_bytes)], "bytes"),
         Chart("How often the n-th most frequent token occurs", [_ranks(counts)], "n", log=True, log_x=True),
         *(_fill(path, name) for name in chunks),
     ]
@@ -91,8 +91,10 @@ def _histograms(of: dict[str, np.ndarray]) -> list[Curve]:
 
 
 def _widths(counts: np.ndarray, token_bytes: np.ndarray) -> Curve:
-    """Share of the text's tokens that stand for so many bytes."""
+    """Share of the text's tokens that stand for so many bytes; the last bar also has the longest thousandth of them."""
     widths = np.bincount(token_bytes, weights=counts) / max(1, counts.sum())
+    last = int(np.searchsorted(np.cumsum(widths), 0.999))
+    widths = np.append(widths[:last], widths[last:].sum())
     return Curve("share of tokens", (np.arange(len(widths) + 1) - 0.5).tolist(), widths.tolist(), "bars")
 
 
@@ -125,10 +127,11 @@ def _beside(splits: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _rows(name: str, table: dict[str, Any]) -> str:
     facts = {"row table": name} | {key: value for key, value in table.items() if key not in ("rows", "packing")}
-    packing = [
-        {"rows of": split, "rows": count} | _worded(table["packing"].get(split, {}))
-        for split, count in table["rows"].items()
-    ]
+    splits = {
+        split: {"rows": count} | packed(table["packing"].get(split, {})) for split, count in table["rows"].items()
+    }
+    names = next(iter(splits.values()))
+    packing = [{"": name} | {split: facts[name] for split, facts in splits.items()} for name in names]
     return page.facts(_worded(facts)) + page.table(packing)
 
 

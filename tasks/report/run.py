@@ -11,7 +11,7 @@ from tasks.artifacts import write_atomic
 from tasks.report import page
 from tasks.report.charts import Chart, Curve, figures, save_picture
 from tasks.report.record import RunRecord
-from tasks.wording import in_bytes, in_time, shown
+from tasks.wording import in_bytes, in_time, packed, shown
 
 BITS = 1.4426950408889634  # in a nat
 MOST_VALIDATIONS = 40
@@ -223,10 +223,11 @@ def _rows_and_filters(run: RunRecord) -> list[str]:
     """How well the rows are filled, and what was left out of the text."""
     if not run.dataset:
         return []
-    packing = run.dataset["rows"]["meta"].get("packing", {})
+    splits = {split: packed(costs) for split, costs in run.dataset["rows"]["meta"].get("packing", {}).items()}
+    names = next(iter(splits.values()), {})
     left_out = run.dataset["tokens"]["meta"].get("left_out", {})
     return [
-        page.table([{"rows of": split} | _worded(values) for split, values in packing.items()]),
+        page.table([{"": name} | {split: facts[name] for split, facts in splits.items()} for name in names]),
         page.details("Records read and left out", page.facts(_worded(left_out))),
     ]
 

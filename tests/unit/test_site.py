@@ -1,6 +1,7 @@
 """The documentation as a site, and the reference of the configuration as the schema has it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,10 @@ def test_the_site_builds_strictly(tmp_path):
     result = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "site/quickstart/index.html").read_text(encoding="utf-8")
+    for scheme in ("default", "slate"):
+        assert re.search(f'<input[^>]*data-md-color-scheme="{scheme}"', page), (
+            "the theme follows the reader by its toggles"
+        )
     assert "fonts.googleapis" not in page and "cdn" not in page.lower(), "a page that needs a network"
 
 

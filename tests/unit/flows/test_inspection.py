@@ -24,7 +24,7 @@ def test_a_dataset_is_told_in_words(dataset):
     text = inspection.dataset_text(dataset)
     assert not re.search(r"\w=", text), "a record of the program"
     (row,) = [line.split() for line in text.splitlines() if " abc " in line]
-    assert row == ["abc", "best_fit", "16", "train", "50", "99.99%", "4", "7"]
+    assert row == ["abc", "best_fit", "16", "train", "50", "99.99%", "4", "7", "800"]
     assert "documents cut" in text and "tokens in no row" in text and text.endswith("one\ntext")
 
 

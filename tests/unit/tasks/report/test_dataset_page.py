@@ -5,7 +5,7 @@ import pytest
 
 from tasks.artifacts import Damaged, read_manifest
 from tasks.preprocess.stage import preprocess
-from tasks.report.dataset import dataset_page, token_counts
+from tasks.report.dataset import _widths, dataset_page, token_counts
 from tasks.verify_data.checks import verify
 
 
@@ -52,3 +52,9 @@ def test_tokens_are_counted(built, monkeypatch):
 def test_what_is_no_dataset(tmp_path):
     with pytest.raises(Damaged):
         dataset_page(tmp_path)
+
+
+def test_one_long_token_does_not_squeeze_the_others():
+    counts, token_bytes = np.array([6000, 3900, 95, 5]), np.array([1, 2, 3, 256])
+    curve = _widths(counts, token_bytes)
+    assert curve.y == pytest.approx([0, 0.6, 0.39, 0.01]) and len(curve.x) == 5
