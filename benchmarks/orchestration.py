@@ -9,6 +9,7 @@ differences are taken within a round. The raw times go to benchmarks/results/orc
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from pathlib import Path
 
 from flows.server import lasting_api
 
-PORT = 4299
 COMMAND = [sys.executable, "-m", "flows.cli"]
 SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
 SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
@@ -56,6 +56,12 @@ def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> 
     return timed(command, run / "metrics.jsonl", environment | plan)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> dict[str, float]:
     command = [*COMMAND, "run", "tiny", f"runtime.name={name}", *SMALL, *options]
     return timed(command, home / "runs" / name / "metrics.jsonl", environment)
@@ -70,7 +76,7 @@ def main(rounds: int) -> None:
         os.environ |= {"PREFECT_HOME": f"{folder}/prefect"}
         whole(home, "first", environment, "--direct")
         template = home / "runs/first/logs/attempt-01/order.json"
-        with lasting_api(home, "127.0.0.1", PORT):
+        with lasting_api(home, "127.0.0.1", free_port()):
             served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
             whole(home, "warm", served)
             cases = {
