@@ -3,8 +3,8 @@
     python benchmarks/preparation.py [--megabytes 118] [--rounds 3] [--only NAME …] [--corpus FILE.jsonl] [--output FILE.json]
 
 The corpus, unless one is given: the Python sources of the standard library and of what is installed beside it, a record a file,
-exact duplicates left out, repeated where --megabytes asks for more. The tokenizer: byte-level BPE of 32k tokens learned from an
-eighth of it.
+exact duplicates left out, repeated where --megabytes asks for more. The tokenizer, unless one is given: byte-level BPE of 32k tokens
+learned from the first eighth of it whose tokenizer every fast engine that is installed takes.
 Each round runs every program once, each in a process of its own. `work_seconds` and `cpu_seconds` are of the preparation alone
 (with the processes it starts), `start_seconds` of its imports and, for us, of the engine's check, which is made once a tokenizer and
 not once a corpus; `peak_megabytes` is the largest process's. Peers that are not installed are named and left out. `megatron-fast`
@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
@@ -40,6 +41,7 @@ Work = Callable[[], int]  # returns the tokens written
 
 def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     from configs.loading import parse_config
+    from tasks.artifacts import read_manifest
     from tasks.preprocess.engines import choose_engine
     from tasks.preprocess.stage import preprocess
     from tasks.preprocess.tokenizers import load
@@ -58,6 +60,9 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
 
     def work() -> int:
         reference = preprocess(data, str(output))
+        used = read_manifest(output / reference["path"], "dataset")["meta"]["engine"]
+        if used["name"] != engine:
+            raise SystemExit(f"{engine} does not take this tokenizer: {used['refused']}")
         return reference["train"]["tokens"] + reference["validation"]["tokens"]
 
     return work
@@ -209,6 +214,20 @@ def _texts(corpus: Path) -> list[str]:
         return [json.loads(line)["text"] for line in file]
 
 
+def train_tokenizer(texts: list[str]) -> Any:
+    from tasks.preprocess.engines import FAST, compare, golden
+    from tasks.preprocess.tokenizers import train_bpe
+
+    for part in range(8):
+        tokenizer = train_bpe(texts[part::8], 32768, 2)
+        fast = [name for name in FAST if find_spec(name)]
+        faults = [f"{name}: {fault}" for name in fast if (fault := compare(name, tokenizer, golden(tokenizer)))]
+        if not faults:
+            return tokenizer
+        print(f"the tokenizer of eighth {part} is not used ({'; '.join(faults)})", flush=True)
+    raise SystemExit("no eighth of the corpus gives a tokenizer that every engine takes; name one by --tokenizer.")
+
+
 def write_corpus(file: Path, size: int) -> None:
     roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     lines: dict[str, None] = {}
@@ -279,9 +298,7 @@ def main() -> None:
         if not options.corpus:
             write_corpus(corpus, options.megabytes * 1_000_000)
         if not options.tokenizer:
-            from tasks.preprocess.tokenizers import train_bpe
-
-            train_bpe(_texts(corpus)[::8], 32768, 2).save(str(tokenizer))
+            train_tokenizer(_texts(corpus)).save(str(tokenizer))
         found: dict[str, list[dict[str, float]]] = {}
         for _ in range(options.rounds):
             for name in options.only:

@@ -280,10 +280,11 @@ def _text(value: Any, text_column: str, place: str) -> str | Fault:
 def as_text(value: Any, place: str) -> str | Fault:
     if not isinstance(value, str):
         return Fault(f"has {type(value).__name__} instead of text in {place}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return Fault(f"has half a character (a lone surrogate) in {place}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return Fault(f"has half a character (a lone surrogate) in {place}")
     return value
 
 

@@ -20,6 +20,7 @@ from tasks.preprocess.keys import TOKENS_VERSION
 from tasks.preprocess.units import Plan, Unit
 
 log = logging.getLogger("infini_llama.preprocess")
+RULES = ["young characters by the reference"]  # shards that were encoded by other rules are not taken
 
 
 def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: dict[str, Any]) -> Plan:
@@ -29,7 +30,7 @@ def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: dict[str, Any]) -> 
     reference's, so that it may be refused later), the token that ends a document, and who writes the file. Where the documents lie,
     what their files are called and which shard of its dataset it is decide nothing.
     """
-    encoder = [engine["name"], engine["version"], tokenizers.__version__]
+    encoder = [engine["name"], engine["version"], tokenizers.__version__, *RULES]
     common = [TOKENS_VERSION, *encoder, pa.__version__, file_checksum(tokenizer), eos]
 
     def key(unit: Unit) -> str:

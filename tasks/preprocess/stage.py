@@ -149,14 +149,15 @@ def _build_tokens(data: dict, corpus: Corpus, plan: Plan, folder: Path, key: str
             )
     work = journal.work
     work.mkdir(parents=True, exist_ok=True)
-    if "tokenizer.json" not in journal.resume():  # it decides every shard
+    if "tokenizer.json" in journal.resume():  # it decides every shard
+        tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    else:
         journal.close()
         work.mkdir()
         settings = data["tokenizer"]
         tokenizer = load(settings) if is_given(settings) else train(_read(plan), settings)
         (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         journal.record("tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     eos = end_of_text(tokenizer, data["tokenizer"])
     checks = folder.parent.parent / "engine-checks"
     wanted = data["tokenizer_engine"]

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from configs.errors import ConfigError
@@ -118,7 +120,7 @@ def load(settings: dict) -> Tokenizer:
         elif file.suffix == ".tiktoken":
             tokenizer = from_rank_file(file, settings["pattern"], [EOS, *settings["special_tokens"]])
         else:
-            tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+            tokenizer = _parsed(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"{said}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
@@ -131,6 +133,11 @@ def load(settings: dict) -> Tokenizer:
         raise ConfigError(f"{said}: the ids of {file} have gaps; use one without.")
     end_of_text(tokenizer, settings)
     return tokenizer
+
+
+@lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
+def _parsed(description: str) -> Tokenizer:
+    return Tokenizer.from_str(description)
 
 
 def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
@@ -188,10 +195,10 @@ def _type(part: Any) -> str | None:
 
 def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer for documents: no text, whatever it contains, yields the id of a special token."""
-    description = json.loads(tokenizer.to_str())
+    description = orjson.loads(tokenizer.to_str())
     if all(token["special"] for token in description["added_tokens"]):
         description["added_tokens"] = []
-        return Tokenizer.from_str(json.dumps(description))
+        return Tokenizer.from_str(orjson.dumps(description).decode())
     encoder = Tokenizer.from_str(tokenizer.to_str())  # added tokens that are ordinary text stay, with their ids
     encoder.encode_special_tokens = True
     return encoder

@@ -101,7 +101,7 @@ def _do(
         done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
         for batch, size in batches(islice(texts, unit.documents)):
             ids, offsets = encode(batch)
-            if special[ids].any():
+            if special.take(ids).any():
                 token = tokenizer.id_to_token(int(ids[special[ids]][0]))
                 raise DataError(
                     f"a text that contains '{token}' becomes that special token with this tokenizer; name a tokenizer in which it is "

@@ -179,6 +179,25 @@ def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch)
         encode(["a", "x:"])
 
 
+@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
+def test_a_character_that_not_every_unicode_knows_is_left_to_the_reference(engine):
+    pytest.importorskip(engine)
+    texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
+    tokenizer = train_bpe(texts * 50, 300, 2)
+    slow, fast = engines.reference(engines.encoder_of(tokenizer)), open_engine(engine, tokenizer)
+    for found, right in zip(fast(texts), slow(texts), strict=True):
+        assert found.tolist() == right.tolist()
+    assert [engines._is_young(text) for text in texts] == [True, False, False, True]
+
+
+def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
+    monkeypatch.setattr(engines, "LONGEST_SAMPLED", 10)
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))
+    encode(["a" * 20 + "x:"])
+    with pytest.raises(EngineDiffers, match="x:"):
+        open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))(["x:" + "a" * 20])
+
+
 def test_a_tokenizer_that_an_engine_does_not_take_is_refused_in_words():
     pytest.importorskip("gigatoken")
     description = json.loads(train_bpe(TEXTS * 3, 300, 2).to_str())
