@@ -70,9 +70,8 @@ def runs(arguments: Namespace) -> Answer:
     from tasks.housekeeping.runs import list_runs
 
     found = list_runs(home_folder())
-    return {"home": str(home_folder()), "runs": found}, runs_text(
-        found
-    ) if found else f"no run in {home_folder() / 'runs'}"
+    nothing = f"no run in {home_folder() / 'runs'}; call it where they were started, or set INFINI_LLAMA_HOME"
+    return {"home": str(home_folder()), "runs": found}, runs_text(found) if found else nothing
 
 
 def write_page(file: str, content: str) -> str:

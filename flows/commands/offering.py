@@ -16,8 +16,11 @@ def serve(arguments: Namespace) -> Answer:
     with lasting_api(home, arguments.host, arguments.port) as own:
         from flows.serving import serve
 
+        log = logging.getLogger("infini_llama.serve")
         api = os.environ["PREFECT_API_URL"] if own else "that of PREFECT_API_URL"
-        logging.getLogger("infini_llama.serve").info("UI: %s", api.removesuffix("/api"))
+        log.info("UI: %s", api.removesuffix("/api"))
+        if own:
+            log.info("from another shell: PREFECT_API_URL=%s infini-llama submit %s", api, arguments.configs[0])
         serve(arguments.configs, home, arguments.limit, arguments.gpus)
     return {}, ""
 

@@ -229,7 +229,7 @@ def test_init_writes_what_run_can_read(texts):
 
 
 def test_a_home_without_runs(texts):
-    for words, said_there in ((["runs"], "no run in"), (["gc"], "nothing to remove")):
+    for words, said_there in ((["runs"], "or set INFINI_LLAMA_HOME"), (["gc"], "nothing to remove")):
         result = command(*words, cwd=texts)
         assert result.returncode == 0 and said_there in result.stdout, result.stderr
     assert json.loads(command("runs", "--json", cwd=texts).stdout)["runs"] == []
