@@ -6,6 +6,7 @@ import sys
 import time
 
 LINES_APART = 2.0  # seconds between the plain lines of one stage's progress
+ROOM_FOR_BARS = 110  # columns of a terminal
 BLOCKS, SPARKS = "▁▂▃▄▅▆▇█", 16
 
 
@@ -35,19 +36,23 @@ class BarHandler(logging.Handler):
     def __init__(self, level: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
 
         super().__init__(logging.DEBUG)
         self.lines_from = level
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         columns = [
             TextColumn("{task.fields[stage]:<11}", style="bold"),
-            BarColumn(bar_width=24),
+            *([BarColumn(bar_width=24)] if console.width >= ROOM_FOR_BARS else []),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
+            # what is left of the line: times are never cut for it
+            TextColumn(
+                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
         ]
-        self.progress = Progress(*columns, console=console)
+        self.progress = Progress(*columns, console=console, expand=True)
         self.bars: dict[str, tuple] = {}
         self.losses: dict[int, tuple[float, int]] = {}  # of each of SPARKS parts of the run: their sum and number
         self.saved = ""

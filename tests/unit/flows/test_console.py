@@ -102,6 +102,25 @@ def test_a_bar_shows_the_loss_of_the_whole_run_and_the_newest_checkpoint():
         handler.close()
 
 
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_narrow_terminal_keeps_the_times_whole(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    handler = console.BarHandler(logging.INFO)
+    try:
+        words = "step 14/150  loss 7.3314  1,352 tokens/s  MFU 11.1%"
+        for _ in range(2):
+            handler.emit(record(words, progress={"done": 14, "total": 150, "unit": "", "loss": 7.3}))
+        with handler.progress.console.capture() as shown:
+            handler.progress.console.print(handler.progress.get_renderable())
+    finally:
+        handler.close()
+    (line,) = shown.get().splitlines()
+    assert (
+        len(line) <= columns and "step 14/150  loss 7.3314" in line and line.split()[:2] == ["train", "9%"]
+    ) or "━" in line
+    assert line.count(":") == 4, "hours, minutes and seconds passed, and to go"
+
+
 def record(message: str, **extra: object) -> logging.LogRecord:
     made = logging.LogRecord("infini_llama.train", logging.INFO, "", 0, message, (), None)
     made.__dict__ |= extra
