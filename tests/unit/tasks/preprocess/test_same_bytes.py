@@ -1,0 +1,82 @@
+"""One dataset, whoever builds it: any number of workers, any engine, left alone or killed again and again."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tasks.artifacts import read_manifest
+from tasks.preprocess.stage import preprocess
+from tasks.preprocess.tokenizers import train_bpe
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+KILLS = 20
+BUILD = """
+import json, sys
+from tasks.preprocess.stage import preprocess
+if __name__ == "__main__":
+    print("begun", flush=True)
+    print(json.dumps(preprocess(json.loads(sys.argv[1]), sys.argv[2])))
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py"))]
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_bpe(texts, 600, 2).save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("engine", ["tokenizers", "gigatoken", "fastokens"])
+def test_any_engine_and_number_of_workers_killed_at_random_or_not_gives_the_same_bytes(
+    data, digests, tokenizer, tmp_path, engine, workers
+):
+    if not find_spec(engine):
+        pytest.skip(f"{engine} is not installed (infini-llama[fast])")
+    text = f"{Path(json.__file__).parent.parent}/[a-h]*/*.py"
+    plain = data(files=[text], tokenizer={"path": str(tokenizer)}, shard_size=100_000, tokenizer_engine="tokenizers")
+    settings = plain | {"tokenizer_engine": engine, "num_workers": workers}
+    expected, whole = preprocess(plain, str(tmp_path / "plain")), digests(tmp_path / "plain" / "datasets")
+    script = tmp_path / "build.py"
+    script.write_text(BUILD)
+
+    def start(home: Path) -> subprocess.Popen:
+        command = [sys.executable, str(script), json.dumps(settings), str(home)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        assert child.stdout and child.stdout.readline() == "begun\n"
+        return child
+
+    def finish(home: Path) -> None:
+        """Builds to the end, and finds every byte as it should be."""
+        reference = json.loads(start(home).communicate()[0])
+        assert reference | {"built": []} == expected | {"built": []}
+        assert digests(home / "datasets") == whole
+        assert read_manifest(home / reference["path"], "dataset")["meta"]["engine"]["name"] == engine
+        assert not [
+            path
+            for path in (home / "datasets").rglob(".*")
+            if path.name.endswith((".tmp", ".part", ".work", ".journal"))
+        ]
+
+    started = time.monotonic()
+    finish(tmp_path / "whole")
+    seconds = time.monotonic() - started
+    choose, home, killed = random.Random(f"{engine} {workers}"), 0, 0
+    while killed < KILLS:
+        child = start(tmp_path / str(home))
+        time.sleep(choose.uniform(0, seconds / 3))
+        child.kill()
+        child.communicate()
+        killed += child.returncode == -9
+        if child.returncode == 0 or choose.random() < 0.25:  # sometimes many kills in one build, sometimes one
+            finish(tmp_path / str(home))
+            home += 1
+    finish(tmp_path / str(home))
