@@ -133,7 +133,10 @@ def attach(quiet: bool, verbose: bool) -> logging.Handler:
 
 
 def detach(handler: logging.Handler) -> None:
-    logging.getLogger("infini_llama").removeHandler(handler)
+    logger = logging.getLogger("infini_llama")
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
     handler.close()
 
 

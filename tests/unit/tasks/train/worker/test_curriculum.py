@@ -72,6 +72,7 @@ def config(**data) -> dict:
 
 
 def test_steps_and_shares_become_samples(caplog):
+    caplog.set_level("WARNING", "infini_llama")
     tables = {"curriculum": [{"chunks": "a"}, {"chunks": "b"}]}
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
     shares = [length | {"until_fraction": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
