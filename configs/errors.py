@@ -1,6 +1,8 @@
 """The errors a user meets, each with the exit code that says who acts on it (docs/resume.md)."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -47,3 +49,14 @@ def no_space(error: BaseException, what: str = "") -> str | None:
         return None
     what = what or (f"'{error.filename}'" if error.filename else "a file")
     return f"no space to write {what} ({error.strerror}); free space and run the same command again."
+
+
+@contextmanager
+def told_when_full(what: str, kind: type[PipelineError] = PipelineError) -> Iterator[None]:
+    """Turns a full disk that is met inside into its sentence, an error of this `kind`; `what` is written there."""
+    try:
+        yield
+    except OSError as error:
+        if sentence := no_space(error, what):
+            raise kind(sentence) from error
+        raise

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers as tokenizers_library
 from tokenizers import Tokenizer
 
-from configs.errors import DataError, PipelineError, no_space
+from configs.errors import DataError, told_when_full
 from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer
 from tasks.preprocess.arrays import save_array
 from tasks.preprocess.chunking import resolve_devices
@@ -102,7 +102,10 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
     folder = Path(home) / "datasets" / planned["name"]
     chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []
-    with _space(folder), _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"):
+    with (
+        told_when_full(f"the dataset in {folder.parent}"),
+        _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"),
+    ):
         sections = {chunks_key(section, planned["key"]): section for section in with_curriculum(data)}
         if not all(is_complete(folder / "chunks" / key[:12], "chunks") for key in sections):
             resolve_devices(data["device"])  # a device that is not there is refused before the work, not after it
@@ -277,14 +280,3 @@ def _alone(path: Path) -> Iterator[None]:
             log.info("another process builds this dataset; waiting for it (%s)", other)
             held.enter_context(Lock(path, wait=FOREVER))
         yield
-
-
-@contextmanager
-def _space(folder: Path) -> Iterator[None]:
-    """Turns a full disk into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        if sentence := no_space(error, f"the dataset in {folder.parent}"):
-            raise PipelineError(sentence) from error
-        raise

@@ -3,14 +3,13 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from configs.architecture import architecture
 from configs.deepspeed import TAKEN, engine_settings
-from configs.errors import ConfigError, DataError, TrainFailed, no_space
+from configs.errors import ConfigError, DataError, TrainFailed, told_when_full
 from tasks.artifacts import Lock, write_atomic
 from tasks.lease import Lease
 from tasks.train import checkpoints
@@ -53,7 +52,7 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
     run = RunFolder(home / "runs" / config["runtime"]["name"])
     run.path.mkdir(parents=True, exist_ok=True)
     with (
-        _told_when_full(run),
+        told_when_full(f"the run in {run.path}", TrainFailed),
         Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock,
         Lease(run.path / "lease") as lease,
     ):
@@ -81,17 +80,6 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
                     return summarize(run, config, reference)
                 if not goes_on(run, config, plan, outcome):
                     raise failure(outcome)
-
-
-@contextmanager
-def _told_when_full(run: RunFolder) -> Iterator[None]:
-    """Turns a full disk that this process meets into the end that it is to its workers."""
-    try:
-        yield
-    except OSError as error:
-        if sentence := no_space(error, f"the run in {run.path}"):
-            raise TrainFailed(sentence) from error
-        raise
 
 
 def deepspeed(train: dict, plan: dict) -> dict[str, Any]:
