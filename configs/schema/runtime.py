@@ -50,7 +50,8 @@ class RuntimeConfig(Section):
     hang_after: Annotated[float, Field(gt=0)] = Field(
         default=20.0,
         title="Hang after",
-        description="Seconds that a worker may be silent beyond twice the longest time its step, evaluation or save has taken.",
+        description="Seconds that a worker may be silent beyond twice the longest time its step, evaluation or save has taken; half as "
+        "many where its process is stopped.",
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=25.0,

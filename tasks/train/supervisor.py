@@ -12,6 +12,10 @@ from tasks.train.worker.heartbeat import PHASES, Beat, heartbeat_path, read_hear
 from tasks.train.worker.status import is_here, read_status
 
 FAR_SECONDS = 1.0
+AWAY_SECONDS = (
+    5.0  # of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks
+)
+STOPPED_SHARE = 0.5  # of the patience, for a rank whose process is stopped: that is seen, not guessed from its silence
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 
 
@@ -29,7 +33,8 @@ class Watch:
     Args:
         attempt_dir: where the ranks write.
         processes: how many there are.
-        patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that.
+        patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that. A rank whose
+            process is stopped (SIGSTOP) has half of it.
     """
 
     attempt_dir: Path
@@ -43,8 +48,10 @@ class Watch:
     far: bool = False  # whether ranks are on other machines
     stopped: set[int] = field(default_factory=set)  # of those, the ones whose process is stopped
 
-    def limit(self, phase: str) -> float:
+    def limit(self, phase: str, stopped: bool = False) -> float:
         """Seconds after which a rank in `phase` is taken for hung."""
+        if stopped:
+            return STOPPED_SHARE * self.patience
         known = self.longest.get(phase)
         return 30 * self.patience if known is None else self.patience + 2 * known
 
@@ -58,6 +65,8 @@ class Watch:
     def hung(self) -> str | None:
         """A sentence naming the rank that holds up the others, None while all of them move."""
         now, overdue = self.clock(), False
+        away = max(0.0, now - self.looked - AWAY_SECONDS) if self.since else 0.0
+        self.since = {rank: since + away for rank, since in self.since.items()}
         self.looked = now
         beats, relays = {}, {}
         for rank in range(self.processes):
@@ -75,11 +84,14 @@ class Watch:
                 continue
             beats[rank] = beat
             before = self.seen.get(rank)
-            if before is not None and before != beat:
+            if before is not None and before != beat and not away:  # else it may have been stopped, too
                 self.longest[before[1]] = max(self.longest.get(before[1], 0.0), beat[2] - before[2])
             if before != beat:
                 self.seen[rank], self.since[rank] = beat, now
-            overdue |= now - self.since[rank] > self.limit(beat[1])
+            silent_for = now - self.since[rank]
+            # Whether it is stopped is only asked of one that has been silent as long as that would matter.
+            stopped = silent_for > self.limit(beat[1], stopped=True) and self._is_stopped(rank)
+            overdue |= silent_for > self.limit(beat[1], stopped)
         if not overdue:
             return None
         if silent := [rank for rank in range(self.processes) if rank not in self.seen]:

@@ -22,6 +22,12 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def passes(self, seconds: float, watch: Watch) -> None:
+        """Moves on, with the looks that a supervisor takes meanwhile."""
+        for _ in range(round(2 * seconds)):
+            watch.hung()
+            self.now += 0.5
+
 
 def place(folder, rank: int, step: int, phase: str, moment: float = 0.0) -> None:
     """Rank `rank` entered `phase` of the step after `step` at `moment` of its own host's clock."""
@@ -57,7 +63,7 @@ def test_a_sign_of_life_is_read_as_it_was_written(tmp_path):
 
 def test_nobody_is_hung_while_all_move(watch, clock, tmp_path):
     for step in range(8, 20):
-        clock.now += 6.5
+        clock.passes(6.5, watch)
         for rank in range(3):
             place(tmp_path, rank, step, "compute", step)
         assert watch.hung() is None
@@ -65,9 +71,9 @@ def test_nobody_is_hung_while_all_move(watch, clock, tmp_path):
 
 def test_a_known_phase_has_twice_its_longest_time_and_the_patience(watch, clock):
     assert watch.limit("compute") == 7.0 and watch.limit("save") == 150.0
-    clock.now += 6.5
+    clock.passes(6.5, watch)
     assert watch.hung() is None
-    clock.now += 1.0
+    clock.passes(1.0, watch)
     with pytest.raises(Hung, match=r"rank 0 has not moved for [78] s in phase 'compute' after step 7"):
         watch.poll()
 
@@ -77,20 +83,20 @@ def test_the_clock_of_another_host_is_not_believed(watch, clock, tmp_path, momen
     """Neither does one far behind make a moving rank hung, nor one far ahead hide that it hangs."""
     place(tmp_path, 1, 8, "compute", moment)
     assert watch.hung() is None
-    clock.now += 6.5
+    clock.passes(6.5, watch)
     place(tmp_path, 0, 8, "compute", 1.0)
     place(tmp_path, 2, 8, "compute", 1.0)
     assert watch.hung() is None
     watch.longest["compute"] = 1.0
-    clock.now += 1.0
+    clock.passes(1.0, watch)
     assert watch.hung().startswith("rank 1 ")
 
 
 def test_the_rank_in_the_earlier_step_or_phase_is_named_although_others_wait_longer(watch, clock, tmp_path):
-    clock.now += 1.0
+    clock.passes(1.0, watch)
     place(tmp_path, 1, 7, "data")
     watch.hung()
-    clock.now += 9.0
+    clock.passes(9.0, watch)
     assert watch.hung().startswith("rank 1 ")
     place(tmp_path, 2, 6, "save")
     assert watch.hung().startswith("rank 2 ")
@@ -108,12 +114,50 @@ def test_a_rank_that_never_spoke_is_named_when_the_others_wait(tmp_path, clock):
     place(tmp_path, 0, 0, "compute")
     watch = Watch(tmp_path, 3, patience=5.0, longest={"compute": 1.0}, clock=clock)
     watch.hung()
-    clock.now += 100.0
+    clock.passes(100.0, watch)
     assert "rank 1, 2 has not given a sign of life" in watch.hung()
 
 
+@pytest.fixture
+def sleeper(tmp_path):
+    """A process that is rank 1's, as far as its status and its command line say."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", str(tmp_path)])
+    path = status_path(tmp_path, 1)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": process.pid}))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_that_is_stopped_has_half_the_patience(watch, clock, sleeper):
+    watch.longest["compute"] = 30.0  # so that silence alone would mean nothing for long
+    clock.passes(3.0, watch)
+    assert watch.hung() is None
+    sleeper.send_signal(signal.SIGSTOP)
+    until = time.monotonic() + 20
+    while (sentence := watch.hung()) is None and time.monotonic() < until:  # the kernel takes a moment to stop it
+        time.sleep(0.01)
+    assert sentence == "rank 1 (the process is stopped) has not moved for 3 s in phase 'compute' after step 7"
+    sleeper.send_signal(signal.SIGCONT)
+    while watch.hung() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert watch.hung() is None
+
+
+def test_nobody_is_hung_because_the_supervisor_itself_was_stopped(watch, clock, tmp_path):
+    """Ctrl-Z, or a scheduler that suspends the whole job: who goes on first is not for the ranks to answer for."""
+    clock.now += 3600.0
+    place(tmp_path, 2, 8, "compute", 3600.0)
+    assert watch.hung() is None
+    clock.passes(1.5, watch)
+    assert watch.hung() is None
+    assert watch.longest["compute"] == 1.0  # nor is it how long a step takes
+    clock.passes(1.5, watch)
+    assert watch.hung().startswith("rank 0 has not moved for 8 s")  # what counts of the hour, and what came after
+
+
 def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
-    clock.now += 100.0
+    clock.passes(100.0, watch)
     for rank in (0, 2):
         place(tmp_path, rank, 8, "compute", 1.0)
     write_status(tmp_path, 1, "done", 0)
@@ -124,11 +168,11 @@ def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
 def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
     elsewhere = json.loads(status_path(tmp_path, 1).read_text()) | {"host": "far", "machine": "another", "node": 3}
     status_path(tmp_path, 1).write_text(json.dumps(elsewhere))
-    clock.now += 1.0
+    clock.passes(1.0, watch)
     place(tmp_path, 1, 9, "save")  # in place, which another machine may see late; its node passes on what is true
     relay_path(tmp_path, 3).write_text(json.dumps({"1": [7, "compute", 0.0, True]}))
     watch.poll()
-    clock.now += 9.0
+    clock.passes(9.0, watch)
     assert watch.hung().startswith("rank 1 on far (node 3) (the process is stopped) has not moved")
 
 
