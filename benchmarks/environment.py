@@ -42,7 +42,8 @@ def cases(config: dict, facts: dict) -> dict[str, dict]:
     found["attention_backend=blocked alone"] = resolve(asking(config, {"attention_backend": "blocked"}), facts)
     found["plan, attention_backend=blocked"] = resolve(asking(tuned, {"attention_backend": "blocked"}), facts)
     if facts["compilers"]["cxx"]:
-        found["plan, compile=block"] = resolve(asking(tuned, {"compile": "block"}), facts)
+        for what in ("block", "whole"):
+            found[f"plan, compile={what}"] = resolve(asking(tuned, {"compile": what}), facts)
     return found
 
 
