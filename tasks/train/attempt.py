@@ -102,8 +102,7 @@ def living_job(run: RunFolder, config: dict) -> tuple[Path, Launched] | None:
 def prepare(run: RunFolder, config: dict, model: dict, reference: dict, plan: dict, grace: float) -> Path:
     """The folder of a new attempt, with its order."""
     remove_staging(run)
-    chosen = choose_checkpoint(run, config["runtime"]["resume"])
-    first_step = refuse_other_model(chosen, model, plan) if chosen else 0
+    chosen, first_step = choose_checkpoint(run, config["runtime"]["resume"], model, plan)
     cut_metrics(run, first_step)
     number = account_for_killed(run) + 1
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
@@ -190,16 +189,20 @@ def stop(launched: Launched, run: RunFolder, runtime: dict) -> None:
         log.warning("asked again; ending at once, with the newest checkpoint that is whole")
 
 
-def choose_checkpoint(run: RunFolder, resume: str) -> Path | None:
-    """The checkpoint to start from; a rule other than auto holds for the first attempt of a command, a path only once ever."""
+def choose_checkpoint(run: RunFolder, resume: str, model: dict, plan: dict) -> tuple[Path | None, int]:
+    """The checkpoint to start from and its step, None and 0 for a fresh start.
+
+    A rule other than auto holds for the first attempt of a command; a path until the run has a checkpoint of its own since.
+    """
     lineage = run.read(run.lineage)
     tried = any(record["invocation"] == INVOCATION for record in attempts(run))
     if resume in ("must", "never", "best") and tried:
         resume = "auto"
     chosen = checkpoints.choose(run.checkpoints, resume, lineage.get("resumed_from"))
+    first_step = refuse_other_model(chosen, model, plan) if chosen else 0
     if resume not in ("auto", "must", "never", "best"):
         write_atomic(run.lineage, json.dumps(lineage | {"resumed_from": resume}, indent=1))
-    return chosen
+    return chosen, first_step
 
 
 def write_order(

@@ -105,8 +105,8 @@ def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> l
 def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
     """The checkpoint to start from under the rule `runtime.resume`, verified; None is a fresh start.
 
-    A PATH is followed once (`resumed_before` remembers it), so that the same command carries on after a crash.
-    Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
+    A PATH is followed until the run has a good checkpoint of its own since (`resumed_before` remembers that it was followed), so
+    that the same command carries on after a crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
     """
     if resume == "never":
         if committed(folder):
@@ -114,8 +114,9 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
                 f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or runtime.resume=auto to carry on."
             )
         return None
-    if resume not in ("auto", "must", "best") and resume != resumed_before:
-        return _explicit(folder, Path(resume))
+    if resume not in ("auto", "must", "best"):
+        carried_on = newest_good(folder) if resume == resumed_before else None
+        return carried_on or _explicit(folder, Path(resume))
     if resume == "best" and (chosen := best(folder)) is not None:
         check(chosen, KIND, checksums=True)
         abandon_newer(folder, step_of(chosen))

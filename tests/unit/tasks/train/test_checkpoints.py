@@ -131,6 +131,8 @@ def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):
     mine.mkdir()
     theirs = checkpoint_path(folder, 20)
     assert choose(mine, str(theirs), None) == theirs
+    assert choose(mine, str(theirs), str(theirs)) == theirs, "an attempt that saved nothing does not forget it"
     make(mine, 25)
+    assert choose(mine, str(theirs), str(theirs)) == checkpoint_path(mine, 25)
     with pytest.raises(ConfigError, match="another run"):
         choose(mine, str(theirs), None)

@@ -7,10 +7,12 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.loading import parse_config
+from tasks.artifacts import commit, staging
 from tasks.patch_environment.devices import choose_devices
-from tasks.train.attempt import refuse_other_model
-from tasks.train.checkpoints import STATE_FILE
+from tasks.train.attempt import choose_checkpoint, refuse_other_model
+from tasks.train.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from tasks.train.length import in_steps
+from tasks.train.run_folder import RunFolder
 from tasks.train.worker.reporters import reporters
 
 INFINI = {"attention": "infini", "segment_length": 32}
@@ -159,6 +161,21 @@ def test_a_checkpoint_of_another_model(tmp_path):
     assert refuse_other_model(tmp_path, {"hidden_size": 64, "vocab_size": 512}, plan) == 7
     with pytest.raises(ConfigError, match=r"another architecture:\n  model.hidden_size: 64 there, 128 here"):
         refuse_other_model(tmp_path, {"hidden_size": 128, "vocab_size": 512}, plan)
+
+
+def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
+    theirs, run = checkpoint_path(tmp_path / "theirs", 7), RunFolder(tmp_path / "mine")
+    run.checkpoints.mkdir(parents=True)
+    staged, plan = staging(theirs), {"nproc_per_node": 1, "nnodes": 1}
+    (staged / STATE_FILE).write_text(json.dumps({"model": {"hidden_size": 64}, "world_size": 1, "step": 7}))
+    commit(staged, theirs, KIND, FORMAT_VERSION, meta={})
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="another architecture"):
+            choose_checkpoint(run, str(theirs), {"hidden_size": 128}, plan)
+        assert "resumed_from" not in run.read(run.lineage)
+    for _ in range(2):
+        assert choose_checkpoint(run, str(theirs), {"hidden_size": 64}, plan) == (theirs, 7)
+        assert run.read(run.lineage)["resumed_from"] == str(theirs)
 
 
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
