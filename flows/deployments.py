@@ -22,6 +22,7 @@ from configs.errors import ConfigError
 from configs.loading import load_config
 from configs.schema import PipelineConfig, ScheduleConfig
 from flows.pretrain import pretrain
+from tasks.secrets import refuse_secrets
 from tasks.train.task import GPU_LIMIT
 
 HEARTBEAT = 30  # seconds
@@ -66,7 +67,12 @@ def default_pool() -> str:
 
 
 def parameters_of(config: PipelineConfig) -> dict[str, Any]:
-    """The flow's parameters: every key in full, so that the form shows what a run will have."""
+    """The flow's parameters: every key in full, so that the form shows what a run will have.
+
+    Raises:
+        ConfigError: they would hold secrets.
+    """
+    refuse_secrets(config)
     return {"config": config.model_dump(mode="json", exclude={"deployment"})}
 
 

@@ -1,5 +1,6 @@
 """What makes or carries on a run, and the four stages alone."""
 
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from configs.errors import DataError, PipelineError
 from flows.commands.looking import write_page
 from flows.commands.places import Answer, find, home_folder, prefect_speaks_into
+from tasks.secrets import apart, refuse_secrets
 
 if TYPE_CHECKING:
     from configs.schema import PipelineConfig
@@ -28,6 +30,10 @@ def run(arguments: Namespace) -> Answer:
     else:
         from flows.server import prefect_api
 
+        if config.environment.launcher == "kubernetes":
+            refuse_secrets(config)
+        config, secrets = apart(config)
+        os.environ.update(secrets)  # which the workers have, too
         home = config.runtime.home.resolve()
         prefect_speaks_into(home, arguments)
         with prefect_api(home):

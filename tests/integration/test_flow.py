@@ -8,9 +8,11 @@ from laboratory import exact_metrics, inject, kill
 
 OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
 
-# One rank raises once, in the middle of training.
+# One rank raises once, in the middle of training; every one has the secret.
+SECRET = "hunter2"
 FAULT = """
 def change(module):
+    assert os.environ["SOME_API_KEY"] == "2retnuh"[::-1]
     step, calls = module.train_step, []
     def failing(*arguments):
         calls.append(1)
@@ -30,7 +32,8 @@ def task_states(home) -> list[tuple[str, str]]:
 
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
-    started = lab.start("raises", *OVERRIDES, inject(tmp_path, "tasks.train.worker.step", FAULT), direct=False)
+    fault = inject(tmp_path, "tasks.train.worker.step", FAULT)
+    started = lab.start("raises", *OVERRIDES, fault, f"environment.env.SOME_API_KEY={SECRET}", direct=False)
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
     attempts = [json.loads(line) for line in (lab.run_dir("raises") / "attempts.jsonl").read_text().splitlines()]
@@ -39,6 +42,8 @@ def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(l
     assert attempts[1]["from_step"] == 20
     assert attempts[0]["invocation"] == attempts[1]["invocation"], "one process, one flow run"
     assert started.log.read_text().count("nothing to do") == 1, "preprocess ran once"
+    written = [path for path in lab.home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert not written, "a secret is in a file; Prefect's database is one of them"
     summary = json.loads((lab.run_dir("raises") / "summary.json").read_text())
     assert summary["weights_sha256"] == expected["weights_sha256"]
     assert exact_metrics(lab.run_dir("raises")) == expected_metrics

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tasks.secrets import masked, without_secrets
+from configs.errors import ConfigError
+from configs.loading import parse_config
+from tasks.secrets import apart, masked, refuse_secrets, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -16,3 +18,16 @@ def test_secrets_are_masked(name):
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "KEYBOARD", "PATH"])
 def test_ordinary_variables_are_kept(name):
     assert masked({name: "1"}) == {name: "1"}
+
+
+ENV = {"HF_TOKEN": "hunter2", "NCCL_DEBUG": "INFO"}
+
+
+def test_secrets_are_kept_apart_from_what_prefect_is_told():
+    config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": ENV}})
+    told, secrets = apart(config)
+    assert told.environment.env == {"NCCL_DEBUG": "INFO"} and secrets == {"HF_TOKEN": "hunter2"}
+    assert told.model_copy(update={"environment": config.environment}) == config, "nothing else is changed"
+    refuse_secrets(told)
+    with pytest.raises(ConfigError, match="HF_TOKEN is a secret"):
+        refuse_secrets(config)
