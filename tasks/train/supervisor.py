@@ -64,10 +64,15 @@ class Watch:
 
     def hung(self) -> str | None:
         """A sentence naming the rank that holds up the others, None while all of them move."""
-        now, overdue = self.clock(), False
+        try:
+            return self._look(self.clock())
+        finally:
+            self.looked = self.clock()  # a look may itself take seconds, at many ranks on a network filesystem
+
+    def _look(self, now: float) -> str | None:
+        overdue = False
         away = max(0.0, now - self.looked - AWAY_SECONDS) if self.since else 0.0
         self.since = {rank: since + away for rank, since in self.since.items()}
-        self.looked = now
         beats, relays = {}, {}
         for rank in range(self.processes):
             status = read_status(self.attempt_dir, rank)

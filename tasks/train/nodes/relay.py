@@ -51,7 +51,7 @@ def relayed(attempt_dir: Path, node: int) -> dict[int, tuple[Beat, bool]]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped (SIGSTOP, a debugger); False where that is unknown."""
+    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not one in a debugger, which is "t"); False where unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
     except (OSError, IndexError):

@@ -118,6 +118,20 @@ def test_a_rank_that_never_spoke_is_named_when_the_others_wait(tmp_path, clock):
     assert "rank 1, 2 has not given a sign of life" in watch.hung()
 
 
+def test_a_look_that_takes_seconds_is_no_absence(watch, clock, tmp_path, monkeypatch):
+    """Hundreds of ranks' files on a network filesystem."""
+
+    def slowly(path):
+        clock.now += 3.0
+        return read_heartbeat(path)
+
+    monkeypatch.setattr("tasks.train.supervisor.read_heartbeat", slowly)
+    watch.hung()
+    place(tmp_path, 0, 8, "compute", 4.0)
+    watch.hung()
+    assert watch.longest["compute"] == 4.0  # learned, in the look behind a slow one
+
+
 @pytest.fixture
 def sleeper(tmp_path):
     """A process that is rank 1's, as far as its status and its command line say."""
