@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from configs.errors import ConfigError, Preempted
@@ -55,6 +56,7 @@ def attempt(
 
     Raises:
         Preempted: this process was asked to stop, and the workers with it.
+        Exception: what watching the workers met; they have ended, and it is on record as a failure.
     """
     living = living_job(run, config)
     if living:
@@ -72,6 +74,9 @@ def attempt(
     outcome = Outcome("failed", 76, hang) if hang else classify(code, statuses, str(attempt_dir))
     if refused := refusal(attempt_dir):
         outcome = Outcome("failed", refused.exit_code, str(refused))
+    fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
+    if fault is not None:
+        outcome = Outcome("failed", 70, f"watching the workers failed: {fault!r}", outcome.step)
     step = checkpoints.latest_step(run.checkpoints)
     record = {"attempt": number_of(attempt_dir), "invocation": INVOCATION, "from_step": order["from_step"]}
     record |= {"checkpoint_step": step, "seconds": time.time() - order["began"]["wall"]}
@@ -79,6 +84,8 @@ def attempt(
     known = ("type", "phase", "sample_rows", "memory")
     error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
     append_attempt(run, record | ending | error)
+    if fault is not None:
+        raise fault
     if interrupted is not None and outcome.kind != "done":
         raise Preempted(
             f"run {run.path.name} was stopped; the newest checkpoint is at step {step}. Run the same command to carry on."
@@ -122,8 +129,8 @@ def supervise(
     """Watches the workers to their end, and leaves no rank behind.
 
     Returns:
-        the exit code; what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation), if anything did; which rank hung,
-        if one did.
+        the exit code; what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation: no Exception) or what went wrong
+        here (an Exception), if anything did; which rank hung, if one did.
     """
     interrupted, hang, let_go = None, None, False
     try:
@@ -134,6 +141,8 @@ def supervise(
         let_go = launched.outlives
         raise
     except BaseException as raised:
+        if isinstance(raised, Exception):
+            log.error("watching the workers failed (%r); they save and end", raised)
         stop(launched, run, config["runtime"])
         interrupted = raised
     finally:
@@ -158,7 +167,8 @@ def watch(
     ended = False
     while not ended:
         ended = launched.poll() is not None
-        progress.poll()
+        with suppress(OSError):  # the filesystem does not answer just now
+            progress.poll()
         if (telling := told_of(attempt_dir)) != told:
             told = telling
             for line in told:
@@ -181,6 +191,8 @@ def stop(launched: Launched, run: RunFolder, runtime: dict) -> None:
     except ConfigError as refused:  # measured meanwhile: all the time there is
         log.warning("%s", refused)
         grace = runtime["orchestrator_grace"]
+    except (OSError, ValueError):  # metrics.jsonl cannot be read just now
+        grace = runtime["grace_period"]
     log.warning("asked to stop; waiting up to %.0f s for a checkpoint (asked again: not waiting)", grace)
     tell_orchestrator(grace)
     try:

@@ -36,7 +36,8 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
     (71) and divergence (72) lead to another attempt at once.
 
     Args:
-        each_poll: called a few times a second; what it raises is a request to stop, as a signal is.
+        each_poll: called a few times a second; what it raises is a request to stop, as a signal is, and a failure where it is an
+            Exception.
 
     Returns:
         the summary (also runs/<name>/summary.json); `"already_finished": True` when there was nothing left to do.

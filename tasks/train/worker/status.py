@@ -29,9 +29,11 @@ def write_status(
 
 
 def read_status(attempt_dir: Path, rank: int) -> dict | None:
-    """A rank's last word, None before its first."""
-    path = status_path(attempt_dir, rank)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    """A rank's last word; None before its first, or where the filesystem does not answer just now."""
+    try:
+        return json.loads(status_path(attempt_dir, rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def read_statuses(attempt_dir: Path, processes: int) -> list[dict | None]:

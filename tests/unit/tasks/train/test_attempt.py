@@ -1,0 +1,108 @@
+"""An attempt's outcome on record, with real processes in the workers' place."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.errors import Preempted
+from configs.loading import parse_config
+from tasks.train.attempt import attempt
+from tasks.train.launchers import local
+from tasks.train.retries import Retries
+from tasks.train.run_folder import RunFolder, attempts
+from tasks.train.worker.status import read_status, status_path
+
+# Ends by SIGTERM as a worker does, having said that it has saved.
+WORKER = """
+import signal, sys, time
+from pathlib import Path
+from tasks.train.worker.status import write_status
+
+def stop(number, frame):
+    write_status(Path(sys.argv[1]), 0, "preempted", 75, step=3)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+write_status(Path(sys.argv[1]), 0, "running", 70)
+time.sleep(100)
+"""
+REFERENCE = {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 256}
+PLAN = {"nproc_per_node": 1, "nnodes": 1, "env": {}, "port": "auto"}
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.checkpoints.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def train(run, monkeypatch):
+    """Makes one attempt at the run."""
+
+    def command(order_path: Path, plan: dict, where: list[str]) -> list[str]:
+        return [sys.executable, "-c", WORKER, str(order_path.parent)]
+
+    monkeypatch.setattr(local, "torchrun", command)
+    own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
+
+    def make(each_poll=lambda: None, **sections):
+        config = parse_config(own | sections).model_dump(mode="json")
+        return attempt(run, [], config, {}, REFERENCE, PLAN, each_poll)
+
+    return make
+
+
+def is_up(run: RunFolder, number: int) -> bool:
+    status = read_status(run.path / "logs" / f"attempt-{number:02d}", 0)
+    return status is not None and status["state"] == "running"
+
+
+def test_an_error_of_the_supervisor_is_a_failure_that_is_tried_again_not_a_request_to_stop(run, train):
+    def spoil() -> None:
+        if is_up(run, 1):
+            run.metrics.write_text("no line of JSON\n", encoding="utf-8")
+
+    with pytest.raises(ValueError) as fault:
+        train(spoil)
+    assert Retries(1, 0.0, lambda: 0).delay_after(fault.value) == 0.0
+    record = attempts(run)[-1]
+    assert (record["kind"], record["code"], record["step"]) == ("failed", 70, 3), "and the workers have saved"
+    assert "JSONDecodeError" in record["message"]
+    assert not local.is_rank(read_status(run.path / "logs" / "attempt-01", 0)["pid"], run.path / "logs" / "attempt-01")
+
+
+def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train):
+    """And a request to stop is still one."""
+    looks = 0
+
+    def spoil() -> None:
+        nonlocal looks
+        if is_up(run, 1):
+            run.metrics.mkdir(exist_ok=True)  # reading it is an OSError
+            looks += 1
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Preempted, match="was stopped"):
+        train(spoil)
+    assert (attempts(run)[-1]["kind"], attempts(run)[-1]["code"]) == ("preempted", 75)
+
+
+def test_prefects_requests_to_stop_are_no_exceptions():
+    """Which `attempt` takes for faults."""
+    from prefect.exceptions import Pause, TerminationSignal
+
+    assert not any(issubclass(kind, Exception) for kind in (Pause, TerminationSignal))
+
+
+@pytest.mark.parametrize("word", ["", "[]no", "a folder"])
+def test_a_status_that_cannot_be_read_just_now_is_none(tmp_path, word):
+    path = status_path(tmp_path, 0)
+    if word == "a folder":
+        path.mkdir()
+    else:
+        path.write_text(word)
+    assert read_status(tmp_path, 0) is None
