@@ -41,10 +41,14 @@ class Mirror:
         """Where `path`, below home, is kept."""
         return f"{self.root.rstrip('/')}/{path.relative_to(self.home).as_posix()}"
 
-    def has(self, path: Path) -> bool:
-        """Whether the artifact that is committed at `path` is kept whole, byte for byte the same manifest."""
+    def has(self, path: Path, of: Path | None = None) -> bool:
+        """Whether the artifact that is committed at `path` is kept whole, byte for byte the same manifest.
+
+        Args:
+            of: where it has been moved to since.
+        """
         place = f"{self.place(path)}/{MANIFEST}"
-        return self._exists(place) and self.files.cat_file(place) == (path / MANIFEST).read_bytes()
+        return self._exists(place) and self.files.cat_file(place) == ((of or path) / MANIFEST).read_bytes()
 
     def keep(self, path: Path, kind: str) -> int:
         """Copies the artifact at `path`, manifest last; returns the bytes that were sent, 0 where it was kept before.

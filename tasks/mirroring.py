@@ -45,19 +45,18 @@ def restore_run(settings: dict) -> None:
     if (mirror := _mirror(settings)) is None:
         return
     run = mirror.home / "runs" / settings["runtime"]["name"]
-    kept = mirror.kept(run / "checkpoints")
     if (run / "lineage.json").exists():
-        here = checkpoints.latest_step(run / "checkpoints")
-        if kept and checkpoints.step_of(kept[-1]) > here:
+        if ahead := _of_another(mirror, run):
             log.warning(
-                "the mirror has step %d of run %s, and this machine goes on from step %d; to take the mirror's, move %s away.",
-                checkpoints.step_of(kept[-1]),
+                "the mirror has step %d of run %s, and this machine goes on from step %d; to take the mirror's, move %s away. "
+                "Until this machine has passed that step, nothing of the run is copied.",
+                checkpoints.step_of(ahead),
                 run.name,
-                here,
+                checkpoints.latest_step(run / "checkpoints"),
                 run,
             )
         return
-    for path in reversed(kept):
+    for path in reversed(mirror.kept(run / "checkpoints")):
         if mirror.restore(path, KIND):
             for name in RECORDS:
                 mirror.restore_file(run / name)
@@ -81,13 +80,15 @@ def mirrored(settings: dict, reference: dict) -> Iterator[None]:
     def copy() -> None:
         while True:
             last = over.is_set()
-            pending = [*artifacts, *((path, KIND) for path in reversed(checkpoints.committed(run / "checkpoints")))]
             try:
-                for path, kind in pending:
+                for path, kind in artifacts:
                     _keep(mirror, run, path, kind)
-                if last:
-                    _records(mirror, run)
-                _forget(mirror, run)
+                if not _of_another(mirror, run):
+                    for path in reversed(checkpoints.committed(run / "checkpoints")):
+                        _keep(mirror, run, path, KIND)
+                    if last:
+                        _records(mirror, run)
+                    _forget(mirror, run)
             except Exception as fault:  # of any filesystem's making
                 log.warning("storage.mirror=%s: %s; it is tried again", mirror.url, fault)
             if last:
@@ -118,12 +119,25 @@ def _records(mirror: Mirror, run: Path) -> None:
             mirror.keep_file(run / name)
 
 
+def _of_another(mirror: Mirror, run: Path) -> Path | None:
+    """The newest copy of a later step that this folder never had: another machine took the run further, and its copy is left whole."""
+    here = checkpoints.latest_step(run / "checkpoints")
+    ahead = [path for path in mirror.kept(run / "checkpoints") if checkpoints.step_of(path) > here]
+    return next((path for path in reversed(ahead) if not _abandoned(mirror, path)), None)
+
+
 def _forget(mirror: Mirror, run: Path) -> None:
-    """Follows the pruning of this run's checkpoints."""
+    """Follows the pruning of this run's checkpoints, and its going back to an older one."""
     here = checkpoints.committed(run / "checkpoints")
+    newest = checkpoints.step_of(here[0]) if here else 0
     for path in mirror.kept(run / "checkpoints"):
-        if here and path not in here:
+        if path not in here and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):
             mirror.forget(path)
+
+
+def _abandoned(mirror: Mirror, path: Path) -> bool:
+    """Whether the copy of this checkpoint is of one that this run has gone back from."""
+    return any(mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*"))
 
 
 def _mirror(settings: dict) -> Mirror | None:

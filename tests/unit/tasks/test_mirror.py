@@ -144,6 +144,49 @@ def test_an_empty_machine_goes_on_from_the_mirror(url, home, built, data, caplog
     assert "goes on from step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
 
 
+def steps_kept(url: str, run: Path) -> list[int]:
+    return [checkpoints.step_of(path) for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")]
+
+
+def test_another_machines_newer_checkpoint_stays_until_this_one_has_passed_it(url, tmp_path, built, caplog):
+    """Machine b has an older copy of a run that machine a took further before it was lost."""
+    _, reference = built
+    first, second = (tmp_path / name / "runs" / "one" for name in ("a", "b"))
+    for run in (first, second):
+        checkpoint(run, 100, run.parents[1].name)
+        (run / "lineage.json").write_text(f'"{run.parents[1].name}"')
+    with mirrored(settings(first.parents[1], url), reference):
+        checkpoint(first, 200, "a")
+    wanted = settings(second.parents[1], url)
+    restore_run(wanted)
+    assert "the mirror has step 200 of run one, and this machine goes on from step 100" in caplog.text
+    with mirrored(wanted, reference):
+        checkpoint(second, 150, "b")
+    assert steps_kept(url, second) == [100, 200], "and with the records that belong to it"
+    shutil.rmtree(tmp_path / "a")
+    restore_run(settings(first.parents[1], url))
+    assert checkpoints.latest_step(first / "checkpoints") == 200 and (first / "lineage.json").read_text() == '"a"'
+    with mirrored(wanted, reference):
+        checkpoint(second, 200, "b")
+    assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
+        second / "checkpoints" / "step-00000200"
+    )
+
+
+@pytest.mark.parametrize("back_to", [10, 0])
+def test_a_rollback_is_followed(url, home, built, back_to):
+    _, reference = built
+    run, wanted = home / "runs" / "one", settings(home, url)
+    for step in (10, 20, 30):
+        checkpoint(run, step)
+    with mirrored(wanted, reference):
+        pass
+    assert steps_kept(url, run) == [10, 20, 30]
+    with mirrored(wanted, reference):
+        checkpoints.abandon_newer(run / "checkpoints", back_to)
+    assert steps_kept(url, run) == [step for step in (10, 20, 30) if step <= back_to]
+
+
 def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplog, monkeypatch):
     _, reference = built
     monkeypatch.setattr(Mirror, "has", lambda self, path: (_ for _ in ()).throw(OSError("no route to host")))
