@@ -267,12 +267,15 @@ def refuse_other_model(chosen: Path, model: dict, plan: dict) -> int:
 
 
 def account_for_killed(run: RunFolder) -> int:
-    """Number of attempts so far. One that left a folder but no record was killed together with the command that watched it."""
-    number = len(attempt_folders(run))
+    """Number of the newest attempt. One that left a folder but no record was killed together with the command that watched it.
+
+    A record without a folder is one whose logs were removed, or not brought along to this machine.
+    """
+    begun = set(map(number_of, attempt_folders(run)))
     recorded = {record["attempt"] for record in attempts(run)}
-    for missing in sorted(set(range(1, number + 1)) - recorded):
+    for missing in sorted(begun - recorded):
         append_attempt(
             run,
             {"attempt": missing, "invocation": None, "kind": "failed", "code": 70, "message": "the command was killed"},
         )
-    return number
+    return max(begun | recorded, default=0)

@@ -7,10 +7,10 @@ import pytest
 
 from configs.errors import Preempted
 from configs.loading import parse_config
-from tasks.train.attempt import attempt
+from tasks.train.attempt import account_for_killed, attempt
 from tasks.train.launchers import local
 from tasks.train.retries import Retries
-from tasks.train.run_folder import RunFolder, attempts
+from tasks.train.run_folder import RunFolder, append_attempt, attempts
 from tasks.train.worker.status import read_status, status_path
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
@@ -71,7 +71,9 @@ def test_an_error_of_the_supervisor_is_a_failure_that_is_tried_again_not_a_reque
     record = attempts(run)[-1]
     assert (record["kind"], record["code"], record["step"]) == ("failed", 70, 3), "and the workers have saved"
     assert "JSONDecodeError" in record["message"]
-    assert not local.is_rank(read_status(run.path / "logs" / "attempt-01", 0)["pid"], run.path / "logs" / "attempt-01")
+    attempt_dir = run.path / "logs" / "attempt-01"
+    ended = read_status(attempt_dir, 0)
+    assert ended is not None and not local.is_rank(ended["pid"], attempt_dir)
 
 
 def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train):
@@ -106,3 +108,31 @@ def test_a_status_that_cannot_be_read_just_now_is_none(tmp_path, word):
     else:
         path.write_text(word)
     assert read_status(tmp_path, 0) is None
+
+
+@pytest.mark.parametrize("kept", [(), (1,), (2,)])
+def test_an_attempt_has_a_number_of_its_own_although_folders_of_earlier_ones_are_gone(run, train, kept):
+    """Restored from a mirror, which has attempts.jsonl without the logs, or tidied by hand."""
+    for number in (1, 2):
+        append_attempt(
+            run, {"attempt": number, "invocation": None, "kind": "failed", "code": 70, "message": "it was so"}
+        )
+    for number in kept:
+        (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
+
+    def stop_when_up() -> None:
+        if is_up(run, 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(Preempted):
+        train(stop_when_up)
+    assert [record["attempt"] for record in attempts(run)] == [1, 2, 3]
+
+
+def test_an_attempt_that_left_no_record_was_killed_and_one_without_a_folder_never_was(run):
+    for number in (2, 4):
+        (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
+    append_attempt(run, {"attempt": 2, "invocation": None, "kind": "failed", "code": 70})
+    assert account_for_killed(run) == 4
+    assert [record["attempt"] for record in attempts(run)] == [2, 4]
+    assert account_for_killed(run) == 4 and len(attempts(run)) == 2
