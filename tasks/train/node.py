@@ -90,19 +90,22 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
         timeout: seconds without a leader after which it is not waited for any more.
     """
     taken: set[Path] = set()
+    led = False  # else an end on record is from before this node came, and a leader may be about to carry the run on
     with Leader(run.path / "lease") as leader:
         since = time.monotonic()
         while True:
             order = newest_order(run)
+            led |= leader.lives
+            late = time.monotonic() - since > timeout
             if order is not None and order.parent not in taken and leader.lives:
                 taken.add(order.parent)
                 log.info("%s ended with %d here", order.parent.name, _one(order, wishes, leader))
                 since = time.monotonic()
-            elif (ended := end_of(run, leader)) is not None:
+            elif (led or late) and (ended := end_of(run, leader)) is not None:
                 return ended
             elif leader.lives:
                 since = time.monotonic()
-            elif time.monotonic() - since > timeout:
+            elif late:
                 raise PipelineError(
                     f"no command has led the run {run.path} for {timeout:.0f} s; start it on the first node."
                 )
@@ -132,8 +135,11 @@ def newest_order(run: RunFolder) -> Path | None:
 
 def end_of(run: RunFolder, leader: Leader) -> int | None:
     """The exit code with which the leader has left the run for good; None where it is there or may come back."""
+    if leader.lives or not leader.known:
+        return None
+    begun = max(map(number_of, attempt_folders(run)), default=0)
     ends = attempts(run)
-    if leader.lives or not leader.known or not ends:
+    if not ends or ends[-1]["attempt"] < begun:  # it was killed in its newest attempt
         return None
     code = ends[-1]["code"]
     return code if code in ORDERLY or code == Preempted.exit_code else None

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -131,17 +132,64 @@ def test_where_ranks_were_killed_no_other_process_is_sent_a_signal(tmp_path):
         other.wait()
 
 
-@pytest.mark.parametrize(("code", "ended"), [(0, 0), (64, 64), (65, 65), (75, 75), (70, None), (71, None)])
-def test_ends_after_which_nobody_comes_back_by_himself_end_the_node_too(run, code, ended):
-    append_attempt(run, {"attempt": 1, "kind": "done" if code == 0 else "failed", "code": code})
-    with Leader(run.path / "lease", every=0.01) as leader:
-        wait_until(lambda: leader.known)
-        assert node.end_of(run, leader) == ended
-    if ended is not None:
-        assert node.follow(run, node.Wishes(), timeout=30.0) == ended
-    else:
-        with pytest.raises(PipelineError, match=r"no command has led the run .* for 0 s"):
-            node.follow(run, node.Wishes(), timeout=0.3)
+@pytest.fixture
+def follower(run, monkeypatch):
+    """Starts `node.follow` beside the test; it and its eye on the leader look often."""
+    monkeypatch.setattr(node, "Leader", partial(Leader, expired=1.0, every=0.01))
+    monkeypatch.setattr(node, "POLL_SECONDS", 0.01)
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda timeout: pool.submit(node.follow, run, node.Wishes(), timeout)
+
+
+def end(run: RunFolder, number: int, code: int) -> None:
+    append_attempt(run, {"attempt": number, "kind": "failed" if code else "done", "code": code})
+
+
+@pytest.mark.parametrize("code", [0, 64, 65, 75])
+def test_ends_after_which_nobody_comes_back_by_himself_end_the_node_too(run, follower, code):
+    with Lease(run.path / "lease", renew=0.05):
+        following = follower(timeout=60.0)
+        end(run, 1, code)
+        time.sleep(1.0)
+        assert not following.done(), "the leader still has it"
+    assert following.result(20) == code
+
+
+@pytest.mark.parametrize("code", [70, 71])
+def test_after_other_ends_a_node_waits_for_the_leader_to_come_back(run, follower, code):
+    with Lease(run.path / "lease", renew=0.05):
+        following = follower(timeout=0.3)
+        end(run, 1, code)
+        time.sleep(1.0)
+    with pytest.raises(PipelineError, match=r"no command has led the run .* for 0 s"):
+        following.result(20)
+
+
+@pytest.mark.parametrize("code", [0, 64, 75])
+def test_a_node_that_is_there_before_the_leader_of_a_run_that_is_carried_on_waits_for_it(run, follower, code):
+    end(run, 1, code)
+    following = follower(timeout=10.0)
+    time.sleep(0.5)
+    with Lease(run.path / "lease", renew=0.05):
+        time.sleep(1.0)
+        end(run, 2, 65)
+    assert following.result(20) == 65, "not how it ended before"
+
+
+def test_where_nobody_comes_to_lead_a_run_its_last_end_was_that_of_the_run(run, follower):
+    end(run, 1, 0)
+    assert follower(timeout=0.3).result(20) == 0
+
+
+def test_the_end_of_an_earlier_attempt_is_not_that_of_one_whose_leader_was_killed(run, follower):
+    for number in (1, 2):
+        (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
+    end(run, 1, 75)
+    with Lease(run.path / "lease", renew=0.05):
+        following = follower(timeout=0.3)
+        time.sleep(1.0)
+    with pytest.raises(PipelineError, match=r"no command has led the run"):
+        following.result(20)
 
 
 def test_command_line_then_variables_then_the_order_say_where_a_node_is(monkeypatch, tmp_path):
