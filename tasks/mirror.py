@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from configs.errors import ConfigError
-from tasks.artifacts import MANIFEST, Damaged, check, read_manifest, staging, sync
+from tasks.artifacts import MANIFEST, Damaged, check, is_complete, read_manifest, staging, sync
 
 log = logging.getLogger("infini_llama.mirror")
 TRIES, PAUSE = 3, 1.0  # of one transfer; seconds before the second, doubled for each further one
@@ -86,11 +86,13 @@ class Mirror:
         return [folder / name for name in sorted(names) if self._exists(f"{place}/{name}/{MANIFEST}")]
 
     def restore(self, path: Path, kind: str) -> bool:
-        """Fetches the artifact to `path`, where nothing is, if it is kept; believed only once every checksum holds.
+        """Fetches the artifact to `path`, unless it is there, if it is kept; believed only once every checksum holds.
 
         Returns:
             whether it is there now.
         """
+        if is_complete(path, kind):  # of a restoring that was cut off behind it
+            return True
         if not self._exists(f"{self.place(path)}/{MANIFEST}"):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,13 +117,15 @@ class Mirror:
         return True
 
     def restore_file(self, path: Path) -> bool:
-        """Fetches one file where it is kept and not here."""
-        if path.exists() or not self._exists(self.place(path)):
+        """Fetches one file where it is kept, in place of any that is here."""
+        if not self._exists(self.place(path)):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         self._fetch(path, part)
+        sync(part)
         part.replace(path)
+        sync(path.parent)
         return True
 
     def forget(self, path: Path) -> None:

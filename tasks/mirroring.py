@@ -15,14 +15,19 @@ from tasks.train.checkpoints import KIND
 log = logging.getLogger("infini_llama.mirror")
 LOOK_EVERY = 1.0  # seconds
 # What a run is beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
+# The lineage comes back last: where it is, everything is.
 RECORDS = (
     "config.yaml",
-    "lineage.json",
     "environment.json",
+    "compile.json",
     "attempts.jsonl",
     "metrics.jsonl",
+    "samples.jsonl",
+    "wandb.json",
     "result.json",
     "summary.json",
+    "evaluations.jsonl",
+    "lineage.json",
 )
 
 

@@ -7,6 +7,8 @@ import signal
 import pytest
 from laboratory import exact_metrics
 
+from tasks.mirroring import RECORDS
+
 
 @pytest.mark.slow
 def test_an_empty_machine_carries_the_run_on_to_the_bit(lab, uninterrupted, tmp_path):
@@ -34,3 +36,4 @@ def test_an_empty_machine_carries_the_run_on_to_the_bit(lab, uninterrupted, tmp_
     assert exact_metrics(lost) == calm
     assert again["validation_loss"] == summary["validation_loss"]
     assert (tmp_path / "mirror" / "runs" / "mirrored" / "summary.json").exists()
+    assert {file.name for file in lost.glob("*.json*")} <= set(RECORDS), "what is not of these is lost with its machine"

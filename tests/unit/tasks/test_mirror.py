@@ -11,7 +11,7 @@ import pytest
 from configs.errors import ConfigError
 from tasks.artifacts import MANIFEST, Damaged, check, commit, staging
 from tasks.mirror import Mirror
-from tasks.mirroring import mirrored, restore_dataset, restore_run
+from tasks.mirroring import RECORDS, mirrored, restore_dataset, restore_run
 from tasks.preprocess.stage import lookup
 from tasks.train import checkpoints
 
@@ -171,6 +171,35 @@ def test_another_machines_newer_checkpoint_stays_until_this_one_has_passed_it(ur
     assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
         second / "checkpoints" / "step-00000200"
     )
+
+
+def test_a_restore_that_is_cut_off_anywhere_is_taken_up(url, home, built, monkeypatch):
+    _, reference = built
+    run, wanted = home / "runs" / "one", settings(home, url)
+    checkpoint(run, 10)
+    for name in RECORDS:
+        (run / name).write_text(name)
+    with mirrored(wanted, reference):
+        pass
+    before = {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    fetch, left = Mirror._fetch, [0]
+
+    def cut_off(self: Mirror, path: Path, to: Path) -> None:
+        if not left[0]:
+            raise RuntimeError("cut off")
+        left[0] -= 1
+        fetch(self, path, to)
+
+    monkeypatch.setattr(Mirror, "_fetch", cut_off)
+    for transfers in range(len(before)):
+        shutil.rmtree(run)
+        left[0] = transfers
+        with pytest.raises(RuntimeError, match="cut off"):
+            restore_run(wanted)
+        left[0] = -1  # no more cuts
+        (run / "environment.json").write_text("pinned here meanwhile")
+        restore_run(wanted)
+        assert {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 @pytest.mark.parametrize("back_to", [10, 0])
