@@ -2,9 +2,11 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tasks.lease import EXPIRED, RENEW
+from tasks.train.supervisor import AWAY_SECONDS
 
 
 class Leader:
@@ -16,17 +18,33 @@ class Leader:
     Args:
         lease: the file's path.
         expired: seconds without a change after which the leader is taken for dead.
+        every: seconds between two readings.
     """
 
-    def __init__(self, lease: Path, expired: float = EXPIRED, every: float = RENEW / 5) -> None:
-        self.lease, self.expired, self.every = lease, expired, every
-        self.seen, self.changed, self.known = "", float("-inf"), False
+    def __init__(
+        self,
+        lease: Path,
+        expired: float = EXPIRED,
+        every: float = RENEW / 5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lease, self.expired, self.every, self.clock = lease, expired, every, clock
+        self.found: str | None = None  # what the thread has read last; None: nobody leads
+        self.known = False
+        self.seen: str | None = (
+            None  # what whoever asks has learned last, for how long that has been so, and when that was
+        )
+        self.silent, self.looked = 0.0, clock()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="leader", daemon=True)
 
     @property
     def lives(self) -> bool:
-        return time.monotonic() - self.changed < self.expired
+        """To be asked a few times a second; of a longer silence between two questions this process itself was stopped."""
+        now, found = self.clock(), self.found
+        self.silent = 0.0 if found != self.seen else self.silent + min(now - self.looked, AWAY_SECONDS)
+        self.seen, self.looked = found, now
+        return found is not None and self.silent < self.expired
 
     def __enter__(self) -> "Leader":
         self.thread.start()
@@ -38,11 +56,9 @@ class Leader:
     def _watch(self) -> None:
         while not self.ended.is_set():
             try:
-                found = self.lease.read_text(encoding="utf-8")
-                if found != self.seen:
-                    self.seen, self.changed = found, time.monotonic()
+                self.found = self.lease.read_text(encoding="utf-8")
             except FileNotFoundError:  # given back
-                self.seen, self.changed = "", float("-inf")
+                self.found = None
             except OSError:  # the filesystem does not answer
                 pass
             self.known = True

@@ -51,6 +51,25 @@ def test_a_leader_lives_while_its_lease_changes_whatever_the_clocks_say(tmp_path
         wait_until(lambda: not leader.lives)  # not renewed any more
 
 
+def test_a_leader_is_not_dead_because_this_process_was_stopped(tmp_path):
+    """Ctrl-Z, or a suspended job: it looks before its thread has read the lease again."""
+    now = 1000.0
+    path = tmp_path / "lease"
+    path.write_text("renewed once")
+    with Leader(path, expired=30.0, every=0.01, clock=lambda: now) as leader:
+        wait_until(lambda: leader.lives)
+        now += 3600.0
+        assert leader.lives
+        path.write_text("renewed twice")
+        wait_until(lambda: leader.found == "renewed twice")
+        for _ in range(29):
+            assert leader.lives
+            now += 1.0
+        assert leader.lives
+        now += 1.0
+        assert not leader.lives
+
+
 def test_the_order_of_an_attempt_that_has_ended_is_not_followed(run):
     assert node.newest_order(run) is None
     for number in (1, 2):
