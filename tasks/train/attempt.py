@@ -65,11 +65,14 @@ def attempt(
     else:
         grace = grace_period(run, config["runtime"])
         attempt_dir = prepare(run, config, model, reference, plan, grace)
-        launched = launch(attempt_dir, config, plan, grace, [lock.fd for lock in locks])
-    ordered = run.read(attempt_dir / "order.json")["plan"]
-    processes = ordered["nproc_per_node"] * ordered["nnodes"]
+        try:
+            launched = launch(attempt_dir, config, plan, grace, [lock.fd for lock in locks])
+        except ConfigError as refused:  # by the cluster; after other faults a job may be there all the same
+            put_on_record(run, attempt_dir, Outcome("failed", refused.exit_code, str(refused)))
+            raise
+    order = run.read(attempt_dir / "order.json")
+    processes = order["plan"]["nproc_per_node"] * order["plan"]["nnodes"]
     code, interrupted, hang = supervise(launched, run, attempt_dir, config, processes, each_poll)
-    order = run.read(attempt_dir / "order.json")  # as it is now: a job that started again has renewed it
     statuses = read_statuses(attempt_dir, processes)
     outcome = Outcome("failed", 76, hang) if hang else classify(code, statuses, str(attempt_dir))
     if refused := refusal(attempt_dir):
@@ -77,13 +80,7 @@ def attempt(
     fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
     if fault is not None:
         outcome = Outcome("failed", 70, f"watching the workers failed: {fault!r}", outcome.step)
-    step = checkpoints.latest_step(run.checkpoints)
-    record = {"attempt": number_of(attempt_dir), "invocation": INVOCATION, "from_step": order["from_step"]}
-    record |= {"checkpoint_step": step, "seconds": time.time() - order["began"]["wall"]}
-    ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message, "step": outcome.step}
-    known = ("type", "phase", "sample_rows", "memory")
-    error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
-    append_attempt(run, record | ending | error)
+    step = put_on_record(run, attempt_dir, outcome)
     if fault is not None:
         raise fault
     if interrupted is not None and outcome.kind != "done":
@@ -95,6 +92,19 @@ def attempt(
     if outcome.kind == "done" and order["config"]["train"]["max_steps"] != config["train"]["max_steps"]:
         return Outcome("preempted", 75, "finished as the command before this one had told them", outcome.step)
     return outcome
+
+
+def put_on_record(run: RunFolder, attempt_dir: Path, outcome: Outcome) -> int:
+    """Adds the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
+    order = run.read(attempt_dir / "order.json")  # as it is now: a job that started again has renewed it
+    step = checkpoints.latest_step(run.checkpoints)
+    record = {"attempt": number_of(attempt_dir), "invocation": INVOCATION, "from_step": order["from_step"]}
+    record |= {"checkpoint_step": step, "seconds": time.time() - order["began"]["wall"]}
+    ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message, "step": outcome.step}
+    known = ("type", "phase", "sample_rows", "memory")
+    error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
+    append_attempt(run, record | ending | error)
+    return step
 
 
 def living_job(run: RunFolder, config: dict) -> tuple[Path, Launched] | None:

@@ -31,9 +31,8 @@ class Leader:
         self.lease, self.expired, self.every, self.clock = lease, expired, every, clock
         self.found: str | None = None  # what the thread has read last; None: nobody leads
         self.known = False
-        self.seen: str | None = (
-            None  # what whoever asks has learned last, for how long that has been so, and when that was
-        )
+        # What was found at the last question, the seconds since that was new, and when the question was:
+        self.seen: str | None = None
         self.silent, self.looked = 0.0, clock()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="leader", daemon=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import Preempted
+from configs.errors import ConfigError, Preempted
 from configs.loading import parse_config
 from tasks.train.attempt import account_for_killed, attempt
 from tasks.train.launchers import local
@@ -28,7 +28,7 @@ write_status(Path(sys.argv[1]), 0, "running", 70)
 time.sleep(100)
 """
 REFERENCE = {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 256}
-PLAN = {"nproc_per_node": 1, "nnodes": 1, "env": {}, "port": "auto"}
+PLAN = {"nproc_per_node": 1, "nnodes": 1, "env": {}, "port": "auto", "threads": 1, "device": "cpu"}
 
 
 @pytest.fixture
@@ -136,3 +136,16 @@ def test_an_attempt_that_left_no_record_was_killed_and_one_without_a_folder_neve
     assert account_for_killed(run) == 4
     assert [record["attempt"] for record in attempts(run)] == [2, 4]
     assert account_for_killed(run) == 4 and len(attempts(run)) == 2
+
+
+def test_a_job_that_the_cluster_refuses_is_on_record_with_the_refusal(run, train, tmp_path, monkeypatch):
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\necho 'invalid partition specified: nowhere' >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/bin:/usr/bin")
+    with pytest.raises(ConfigError, match="sbatch refused the job"):
+        train(environment={"launcher": "slurm", "slurm": {"partition": "nowhere"}})
+    (record,) = attempts(run)
+    assert (record["attempt"], record["kind"], record["code"]) == (1, "failed", 64)
+    assert "invalid partition specified: nowhere" in record["message"]
