@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 from configs.schema import PipelineConfig
+from tasks.patch_environment import pin
 from tasks.patch_environment.gpu_questions import ANSWER, ATTENTION
 from tasks.patch_environment.machine import Machine
+from tasks.patch_environment.stage import patch_environment
 
 GIB = 1024**3
 H100 = {"name": "H100", "capability": [9, 0], "memory": 80 * GIB, "free": 79 * GIB, "bf16": True}
@@ -29,6 +31,14 @@ HEADING = "| NVIDIA-SMI {version}   Driver Version: {version}   CUDA Version: {c
 def settings(environment: dict | None = None, train: dict | None = None, **sections: dict) -> dict:
     given = {"data": {"source": "python-stdlib"}, "environment": environment or {}, "train": train or {}}
     return PipelineConfig.model_validate(given | sections).model_dump(mode="json")
+
+
+def begun(config: dict, home: str, run: str, vocab_size: int | None = None, machine: Machine | None = None) -> dict:
+    """The plan of a run whose training has begun with it."""
+    path = Path(home) / "runs" / run / "environment.json"
+    plan = patch_environment(config, home, run, vocab_size, machine)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return pin.write(path, plan)
 
 
 def write_command(folder: Path, name: str, script: str) -> None:

@@ -1,9 +1,12 @@
 """A run keeps the settings of its first attempt, since they decide the bits of its result; leaving them is said aloud."""
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from tasks.artifacts import write_atomic
 from tasks.patch_environment.plan import resolve
 
 log = logging.getLogger("infini_llama.environment")
@@ -49,6 +52,15 @@ def to_pin(config: dict, plan: dict, pinned: dict[str, Any]) -> dict[str, Any]:
     """
     explicit = {name: value for name in EXACT if (value := wish(config, name)) != "auto"}
     return {name: plan[name] for name in EXACT} | pinned | explicit
+
+
+def write(path: Path, plan: dict) -> dict:
+    """Writes what the plan carries as its record to `path`, a run's environment.json; returns the plan without it.
+
+    To be called by whoever holds the run's lock and knows that the run takes this configuration.
+    """
+    write_atomic(path, json.dumps(plan["record"], indent=1))
+    return {name: value for name, value in plan.items() if name != "record"}
 
 
 def complete(pinned: dict[str, Any], config: dict, plan: dict) -> dict[str, Any]:

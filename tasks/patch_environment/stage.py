@@ -10,7 +10,6 @@ from typing import Any
 
 from configs.architecture import of_vocabulary
 from configs.errors import ConfigError, PipelineError
-from tasks.artifacts import write_atomic
 from tasks.patch_environment.compare import KEPT, LOST, differences
 from tasks.patch_environment.findings import judge
 from tasks.patch_environment.machine import Machine
@@ -39,7 +38,10 @@ SAID = (
 def patch_environment(
     config: dict, home: str, run: str, vocab_size: int | None = None, machine: Machine | None = None
 ) -> dict[str, Any]:
-    """The plan of run `run`: the one pinned at its first attempt where there is one, else a new one, pinned now.
+    """The plan of run `run`: the one pinned at its first attempt where there is one, else a new one.
+
+    Nothing is written: under "record" the plan carries what `pin.write` puts into the run's environment.json once training has the run,
+    so that a command which is refused leaves the pin of a living run alone.
 
     An explicit setting that differs from the pin is followed, and a machine that cannot follow the pin is not made to; both are
     said aloud, since the run is then no longer bitwise the one that began.
@@ -81,7 +83,6 @@ def patch_environment(
     for found in [*judge(facts), *plan["findings"]]:
         if found["severity"] in ("warning", "error"):
             log.warning("%s: %s. %s", found["name"], found["value"], found["sentence"])
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "pinned": to_pin(config, plan, pinned),
         "pinned_at": before["pinned_at"] if before else datetime.now(UTC).isoformat(timespec="seconds"),
@@ -90,12 +91,11 @@ def patch_environment(
         "tuned": tuned,
         "facts": facts,
     }
-    write_atomic(path, json.dumps(record, indent=1))
     log.info(
         "%s, %d worker(s) x %d thread(s), %s, %s, compile %s, allocator %s, %s",
         *(plan[name] for name in SAID),
     )
-    return plan
+    return plan | {"record": record}
 
 
 def _refuse_bad_disk(disk: dict, home: str) -> None:

@@ -1,8 +1,5 @@
 """patch-environment as a Prefect task: a plan for this machine and this run, neither cached nor stored by Prefect."""
 
-import json
-from pathlib import Path
-
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
@@ -18,8 +15,7 @@ def patch_environment(config: dict, home: str, run: str, vocab_size: int) -> dic
     """The plan of `stage.patch_environment`; it may hold the user's environment variables, so Prefect keeps no copy."""
     plan = stage.patch_environment(config, home, run, vocab_size)
     with never_in_the_way("the environment's card"):
-        path = Path(home) / "runs" / run / "environment.json"
-        record = json.loads(path.read_text(encoding="utf-8"))  # secrets are masked
+        record = plan["record"]  # secrets are masked
         create_markdown_artifact(
             card(record, [*judge(record["facts"]), *plan["findings"]]),
             key=key_of("environment", run),

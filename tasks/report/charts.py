@@ -13,6 +13,7 @@ import numpy as np
 from tasks.report.page import LIGHT, text
 
 INCHES = (4.6, 2.5)
+DIGIT = 0.08  # inches, of a number beside an axis
 MOST_POINTS = 400  # of one curve; more of them would not be seen, and a page of a long run would be large
 # matplotlib writes colours as #rrggbb; these stand for the page's variables.
 INK, LINE = "#010101", "#020202"
@@ -87,6 +88,7 @@ def save_picture(chart: Chart, target: Path | BinaryIO) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
     axes.set_ylabel(chart.title)
+    _margins(drawn, left=0.3)
     drawn.savefig(target, format="png", dpi=120, facecolor="white")
 
 
@@ -116,7 +118,7 @@ def _draw(chart: Chart, series: Sequence[str], ink: str, line: str, inches: tupl
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    drawn = Figure(figsize=inches, layout="constrained")
+    drawn = Figure(figsize=inches)
     axes = drawn.add_subplot()
     named = dict(zip((*SERIES, INK), (*series, ink), strict=False)) | {INK: ink}
     for curve, colour in zip(chart.curves, (named[colour] for colour in _colours(chart)), strict=True):
@@ -150,4 +152,23 @@ def _draw(chart: Chart, series: Sequence[str], ink: str, line: str, inches: tupl
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(side == "bottom")
         axes.spines[side].set_color(line)
+    _margins(drawn)
     return drawn
+
+
+def _margins(drawn: Any, left: float = 0.0) -> None:
+    """Room for what stands around the axes, from the length of its words: matplotlib's own layouts draw everything to measure it.
+
+    Args:
+        left: inches for what stands left of the numbers.
+    """
+    (axes,), (width, height) = drawn.axes, drawn.get_size_inches()
+    labels = [re.sub(r"\\\w+|[${}^]", "", label.get_text()) for label in axes.get_yticklabels(which="both")]  # 10^{-3}
+    numbers = max(map(len, labels), default=0)
+    above = 0.24 if axes.yaxis.get_major_formatter().get_offset() else 0.1
+    drawn.subplots_adjust(
+        left=(0.12 + left + DIGIT * numbers) / width,
+        right=1 - 0.22 / width,
+        bottom=0.5 / height,
+        top=1 - above / height,
+    )

@@ -12,6 +12,7 @@ from configs.deepspeed import TAKEN, engine_settings
 from configs.errors import ConfigError, DataError, TrainFailed, told_when_full
 from tasks.artifacts import Lock, write_atomic
 from tasks.lease import Lease
+from tasks.patch_environment import pin
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
 from tasks.train.attempt import INVOCATION, attempt
@@ -30,7 +31,7 @@ PLANNED = ("micro_batch_size", "compile")
 
 
 def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], None] = lambda: None) -> dict:
-    """Trains the run `config["runtime"]["name"]` on the dataset `reference` under the environment plan `plan`.
+    """Trains the run `config["runtime"]["name"]` on the dataset `reference` under the environment plan `plan`, which is pinned here.
 
     Who acts on which end of an attempt stands in docs/resume.md; here: a request to the workers (75), a hang (76), no memory
     (71) and divergence (72) lead to another attempt at once.
@@ -68,6 +69,7 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         config = config | {"train": config["train"] | deepspeed(config["train"], plan)}
         refuse_stages(config)  # before the run is bound to them
         lineage = claim(run, config, model, reference, initial)
+        plan = pin.write(run.path / "environment.json", plan)
         stages = in_samples(config, reference, lineage["curriculum_ends"])
         told = config | {"data": config["data"] | {"curriculum": stages}}
         if summary := finished(run, config["train"]):

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from machines import H100, lay_out, settings
+from machines import H100, begun, lay_out, settings
 
 from configs.errors import ConfigError
 from tasks.patch_environment.card import card
 from tasks.patch_environment.doctor import doctor
 from tasks.patch_environment.findings import judge
 from tasks.patch_environment.patches import registry
-from tasks.patch_environment.stage import patch_environment
 
 
 def test_the_exit_code_follows_the_worst_finding(tmp_path):
@@ -26,7 +25,7 @@ def test_against_a_run_says_what_changed_and_whether_resume_stays_exact(tmp_path
     home = tmp_path / "home"
     home.mkdir()
     before = lay_out(tmp_path / "before")
-    patch_environment(settings(), str(home), "first", machine=before)
+    begun(settings(), str(home), "first", machine=before)
 
     def since(machine, **wishes):
         return doctor(settings(**wishes), str(home), home / "runs/first", machine)["against"]
@@ -47,10 +46,10 @@ def test_against_what_is_no_run_is_refused(tmp_path):
 
 
 def test_a_run_that_resumes_elsewhere_says_what_differs_before_its_first_step(tmp_path, caplog):
-    patch_environment(settings(), str(tmp_path), "run", machine=lay_out(tmp_path / "here"))
+    begun(settings(), str(tmp_path), "run", machine=lay_out(tmp_path / "here"))
     caplog.clear()
     there = lay_out(tmp_path / "there", {"proc/cpuinfo": "model name: Epyc\nflags: fpu\n"}, gpus=[H100])
-    plan = patch_environment(settings(), str(tmp_path), "run", machine=there)
+    plan = begun(settings(), str(tmp_path), "run", machine=there)
     assert plan["device"] == "cpu", "a run stays where it began"
     assert "the processor was Xeon at the last attempt and is Epyc now" in caplog.text
     assert "the list of GPUs was [] at the last attempt and is ['H100'] now" in caplog.text
@@ -58,14 +57,14 @@ def test_a_run_that_resumes_elsewhere_says_what_differs_before_its_first_step(tm
 
 def test_a_run_of_an_older_version_goes_on_as_it_was(tmp_path, caplog):
     machine = lay_out(tmp_path / "here")
-    patch_environment(settings(), str(tmp_path), "run", machine=machine)
+    begun(settings(), str(tmp_path), "run", machine=machine)
     path = tmp_path / "runs/run/environment.json"
     record = json.loads(path.read_text())
     for name in ("compile", "allocator", "micro_batch_size"):
         del record["pinned"][name]
     path.write_text(json.dumps(record))
     caplog.clear()
-    plan = patch_environment(settings({"tune": "quick"}), str(tmp_path), "run", machine=machine)
+    plan = begun(settings({"tune": "quick"}), str(tmp_path), "run", machine=machine)
     assert (plan["precision"], plan["allocator"], plan["compile"]) == ("fp32", "system", "off")
     assert "bitwise" not in caplog.text and "written anew" not in caplog.text
 
@@ -79,7 +78,7 @@ def test_a_patch_that_has_outlived_its_fault_is_reported(tmp_path, monkeypatch):
 
 def test_the_card_shows_plan_findings_and_patches(tmp_path):
     machine = lay_out(tmp_path / "here", gpus=[H100] * 2, busy=1)
-    plan = patch_environment(settings(), str(tmp_path), "run", machine=machine)
+    plan = begun(settings(), str(tmp_path), "run", machine=machine)
     record = json.loads((tmp_path / "runs/run/environment.json").read_text())
     text = card(record, [*judge(record["facts"]), *plan["findings"]])
     assert "| nproc_per_node | 1 |" in text and "- nproc_per_node: one worker a GPU" in text

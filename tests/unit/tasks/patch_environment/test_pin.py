@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from machines import begun
 
 from configs.errors import ConfigError, PipelineError
 from configs.schema import PipelineConfig
@@ -43,9 +44,9 @@ def gpus_4(tmp_path_factory):
 
 
 def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
-    first = patch_environment(config({"threads": 3}), str(tmp_path), "run")
+    first = begun(config({"threads": 3}), str(tmp_path), "run")
     caplog.clear()
-    again = patch_environment(config(), str(tmp_path), "run")  # "auto" now, so the pin decides
+    again = begun(config(), str(tmp_path), "run")  # "auto" now, so the pin decides
     assert again["threads"] == first["threads"] == 3
     assert again["reasons"]["threads"] == "pinned by an earlier attempt of this run"
     record = record_of(tmp_path)
@@ -53,36 +54,45 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     assert "bitwise" not in caplog.text
 
 
+def test_a_command_that_is_refused_leaves_the_pin_of_a_run_alone(tmp_path):
+    """Nothing is written before training has the run."""
+    begun(config({"threads": 3}), str(tmp_path), "run")
+    before = record_of(tmp_path)
+    other = patch_environment(config({"threads": 1}), str(tmp_path), "run")
+    assert other["threads"] == 1 and record_of(tmp_path) == before
+    assert begun(config(), str(tmp_path), "run")["threads"] == 3
+
+
 def test_the_datasets_vocabulary_decides_how_the_loss_is_cut_and_the_first_attempt_fixes_it(tmp_path):
-    first = patch_environment(config(), str(tmp_path), "run", vocab_size=128_256)
+    first = begun(config(), str(tmp_path), "run", vocab_size=128_256)
     assert first["loss_chunk"] == record_of(tmp_path)["pinned"]["loss_chunk"] == 256
-    assert patch_environment(config(), str(tmp_path), "run", vocab_size=300)["loss_chunk"] == 256
-    assert patch_environment(config(), str(tmp_path), "other", vocab_size=300)["loss_chunk"] == 0
+    assert begun(config(), str(tmp_path), "run", vocab_size=300)["loss_chunk"] == 256
+    assert begun(config(), str(tmp_path), "other", vocab_size=300)["loss_chunk"] == 0
 
 
 def test_the_time_of_the_pin_and_the_environment_of_this_process_stay(tmp_path):
     before = dict(os.environ)
-    patch_environment(config({"env": {"MINE": "1"}}), str(tmp_path), "run")
+    begun(config({"env": {"MINE": "1"}}), str(tmp_path), "run")
     change_record(tmp_path)
     pinned_at = record_of(tmp_path)["pinned_at"]
-    patch_environment(config(), str(tmp_path), "run")
+    begun(config(), str(tmp_path), "run")
     assert record_of(tmp_path)["pinned_at"] == pinned_at and dict(os.environ) == before
 
 
 def test_leaving_the_pin_is_said_aloud(tmp_path, caplog):
-    patch_environment(config({"threads": 1}), str(tmp_path), "run")
+    begun(config({"threads": 1}), str(tmp_path), "run")
     caplog.clear()
-    assert patch_environment(config({"threads": 2}), str(tmp_path), "run")["threads"] == 2
+    assert begun(config({"threads": 2}), str(tmp_path), "run")["threads"] == 2
     assert "threads was 1 in this run so far and is 2 now: the result is no longer bitwise the same" in caplog.text
     assert record_of(tmp_path)["pinned"]["threads"] == 2, "what the user asks for is the pin from now on"
 
 
 def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path, caplog):
-    patch_environment(config(), str(tmp_path), "run")
+    begun(config(), str(tmp_path), "run")
     change_record(tmp_path, pinned={"device": "cuda", "precision": "bf16"})
     for _ in range(2):
         caplog.clear()
-        assert patch_environment(config(), str(tmp_path), "run")["device"] == "cpu"
+        assert begun(config(), str(tmp_path), "run")["device"] == "cpu"
         assert "cannot follow the plan" in caplog.text and "device was cuda" in caplog.text
     assert record_of(tmp_path)["pinned"]["device"] == "cuda", "with the GPU back, the run goes back to it"
 
@@ -97,13 +107,13 @@ def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path
     ],
 )
 def test_other_hardware_and_versions_are_said_aloud_once(tmp_path, caplog, facts, words):
-    patch_environment(config(), str(tmp_path), "run")
+    begun(config(), str(tmp_path), "run")
     change_record(tmp_path, facts=facts)
     caplog.clear()
-    patch_environment(config(), str(tmp_path), "run")
+    begun(config(), str(tmp_path), "run")
     assert words in caplog.text and "may no longer be bitwise the same" in caplog.text
     caplog.clear()
-    patch_environment(config(), str(tmp_path), "run")
+    begun(config(), str(tmp_path), "run")
     assert "bitwise" not in caplog.text
 
 
@@ -112,12 +122,12 @@ def test_a_damaged_record_is_said_and_written_anew(tmp_path, caplog, text):
     path = tmp_path / "runs/run/environment.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert patch_environment(config(), str(tmp_path), "run")["device"]
+    assert begun(config(), str(tmp_path), "run")["device"]
     assert "is written anew" in caplog.text and record_of(tmp_path)["pinned"]["device"]
 
 
 def test_secrets_reach_the_workers_and_not_the_record(tmp_path):
-    plan = patch_environment(config({"env": {"WANDB_API_KEY": "abc123", "MINE": "x"}}), str(tmp_path), "run")
+    plan = begun(config({"env": {"WANDB_API_KEY": "abc123", "MINE": "x"}}), str(tmp_path), "run")
     assert plan["env"]["WANDB_API_KEY"] == "abc123"
     assert "abc123" not in (tmp_path / "runs/run/environment.json").read_text()
     assert record_of(tmp_path)["plan"]["env"]["MINE"] == "x"

@@ -97,7 +97,6 @@ def test_a_disk_with_room_for_no_checkpoint_is_refused(laptop, tmp_path, monkeyp
         if severity == "error":
             with pytest.raises(PipelineError, match="Not one checkpoint fits"):
                 stage.patch_environment(wish, str(tmp_path / severity), "run")
-            assert not list((tmp_path / severity).rglob("environment.json"))
         else:
             stage.patch_environment(wish, str(tmp_path / severity), "run")
 

@@ -3,12 +3,11 @@
 import os
 
 import pytest
-from machines import lay_out, settings
+from machines import begun, lay_out, settings
 
 from tasks.patch_environment import trials
 from tasks.patch_environment.plan import resolve
 from tasks.patch_environment.probe import probe
-from tasks.patch_environment.stage import patch_environment
 from tasks.patch_environment.trials import TrialFailed
 from tasks.patch_environment.tune import tune
 
@@ -139,9 +138,9 @@ def test_the_tuned_plan_is_pinned_at_the_first_attempt(case, tmp_path, monkeypat
     tried = speeds(monkeypatch, lambda plan: 200 if plan["nproc_per_node"] == 8 else 100)
     config, _ = case()
     machine = lay_out(tmp_path / "again")
-    plan = patch_environment(config, str(tmp_path), "run", machine=machine)
+    plan = begun(config, str(tmp_path), "run", machine=machine)
     assert (plan["nproc_per_node"], plan["threads"]) == (8, 1) and "2.00x" in plan["reasons"]["threads"]
     count = len(tried)
     monkeypatch.setattr("tasks.patch_environment.stage.tune", lambda *arguments: pytest.fail("tuned again"))
-    later = patch_environment(config, str(tmp_path), "run", machine=machine)
+    later = begun(config, str(tmp_path), "run", machine=machine)
     assert (later["nproc_per_node"], later["threads"]) == (8, 1) and len(tried) == count
