@@ -30,10 +30,10 @@ def describe_run(path: Path) -> dict:
         "checkpoints": [
             {
                 "step": checkpoints.step_of(folder),
-                "validation_loss": checkpoints.read_state(folder)["validation_loss"],
+                "validation_loss": loss,
                 "best": folder == best,
             }
-            for folder in checkpoints.committed(run.checkpoints)
+            for folder, loss in checkpoints.losses(run.checkpoints).items()
         ],
         "attempts": attempts(run),
         "summary": run.read(run.summary) or None,

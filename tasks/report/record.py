@@ -101,16 +101,16 @@ class RunRecord:
         """The committed ones, newest first."""
         folder = self.folder.checkpoints
         best = checkpoints.best(folder)
-        found = checkpoints.committed(folder)
+        found = checkpoints.losses(folder)
         return [
             {
                 "name": path.name,
                 "step": checkpoints.step_of(path),
-                "validation_loss": checkpoints.read_state(path)["validation_loss"],
+                "validation_loss": loss,
                 "bytes": sum(file["size"] for file in read_manifest(path, checkpoints.KIND)["files"].values()),
-                "is": " ".join(["latest"] * (path == found[0]) + ["best"] * (path == best)),
+                "is": " ".join(["latest"] * (path == next(iter(found))) + ["best"] * (path == best)),
             }
-            for path in found
+            for path, loss in found.items()
         ]
 
     @cached_property

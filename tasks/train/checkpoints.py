@@ -4,10 +4,11 @@ import json
 import logging
 import math
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from configs.errors import ConfigError
-from tasks.artifacts import Damaged, check, is_complete, move_aside, remove, set_pointer
+from tasks.artifacts import Damaged, check, file_checksum, is_complete, move_aside, read_manifest, remove, set_pointer
 
 KIND, FORMAT_VERSION = "checkpoint", 2
 STATE_FILE = "train_state.json"
@@ -54,31 +55,56 @@ def read_state(checkpoint: Path) -> dict:
 
 def newest_good(folder: Path) -> Path | None:
     """The newest checkpoint whose every checksum holds; damaged ones are moved aside, with a line that says so."""
-    for path in _named(folder):
-        try:
-            check(path, KIND, checksums=True)
-        except Damaged as fault:
-            aside = move_aside(path)
-            log.warning(
-                "checkpoint %s is damaged and not used: %s It was moved to %s; the next older one serves.",
-                path.name,
-                fault,
-                aside,
-            )
-        else:
-            return path
-    return None
+    return next((path for path in _named(folder) if _is_good(path)), None)
+
+
+def _is_good(path: Path) -> bool:
+    """Whether every checksum holds; else it is moved aside."""
+    try:
+        check(path, KIND, checksums=True)
+    except Damaged as fault:
+        aside = move_aside(path)
+        log.warning(
+            "checkpoint %s is damaged and not used: %s It was moved to %s; the next one serves.",
+            path.name,
+            fault,
+            aside,
+        )
+        return False
+    return True
+
+
+def losses(folder: Path) -> dict[Path, float | None]:
+    """The validation loss of each committed checkpoint, newest first; None where none was measured or the file is not as it was written.
+
+    Those that cannot be read just now, or were pruned a moment ago, are left out.
+    """
+    found = {}
+    for path in committed(folder):
+        with suppress(OSError):
+            found[path] = _loss(path)
+    return found
+
+
+def _loss(checkpoint: Path) -> float | None:
+    try:
+        expected = read_manifest(checkpoint, KIND)["files"][STATE_FILE]
+        if file_checksum(checkpoint / STATE_FILE) != expected["checksum"]:
+            return None
+        loss = read_state(checkpoint)["validation_loss"]
+    except (Damaged, KeyError):
+        return None
+    return loss if loss is not None and math.isfinite(loss) else None  # checkpoints of before may say NaN
 
 
 def best(folder: Path) -> Path | None:
     """The committed checkpoint with the lowest validation loss; the earlier one of two equals."""
-    measured = [
-        (state["validation_loss"], step_of(path), path)
-        for path in committed(folder)
-        # Checkpoints of before may say NaN, with which the order of comparison would decide.
-        if (state := read_state(path))["validation_loss"] is not None and math.isfinite(state["validation_loss"])
-    ]
-    return min(measured)[2] if measured else None
+    return _lowest(losses(folder))
+
+
+def _lowest(measured: dict[Path, float | None]) -> Path | None:
+    found = [(loss, step_of(path), path) for path, loss in measured.items() if loss is not None]
+    return min(found)[2] if found else None
 
 
 def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None) -> None:
@@ -97,9 +123,13 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
 
 
 def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:
-    """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step."""
-    passing = [path for path in committed(folder) if not permanent_every or step_of(path) % permanent_every]
-    return [path for path in passing[keep:] if path != best(folder)]
+    """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step.
+
+    One that cannot be read just now stays: it may be the best.
+    """
+    measured = losses(folder)
+    passing = [path for path in measured if not permanent_every or step_of(path) % permanent_every]
+    return [path for path in passing[keep:] if path != _lowest(measured)]
 
 
 def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
@@ -117,10 +147,10 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
     if resume not in ("auto", "must", "best"):
         carried_on = newest_good(folder) if resume == resumed_before else None
         return carried_on or _explicit(folder, Path(resume))
-    if resume == "best" and (chosen := best(folder)) is not None:
-        check(chosen, KIND, checksums=True)
-        abandon_newer(folder, step_of(chosen))
-        return chosen
+    while resume == "best" and (chosen := best(folder)) is not None:
+        if _is_good(chosen):
+            abandon_newer(folder, step_of(chosen))
+            return chosen
     chosen = newest_good(folder)
     if chosen is None and resume == "must":
         raise ConfigError(

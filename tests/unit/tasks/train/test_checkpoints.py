@@ -1,11 +1,14 @@
 """Which checkpoint serves: the newest whole one, the best one, the one that was asked for; nothing is deleted silently."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError
-from tasks.artifacts import commit, staging
+from tasks.artifacts import commit, file_checksum, remove, staging
+from tasks.train import checkpoints
 from tasks.train.checkpoints import (
     FORMAT_VERSION,
     KIND,
@@ -14,6 +17,7 @@ from tasks.train.checkpoints import (
     choose,
     committed,
     latest_step,
+    losses,
     newest_good,
     point_and_prune,
 )
@@ -68,6 +72,44 @@ def test_a_loss_that_is_not_finite_is_never_the_best(folder):
     for step, loss in ((5, float("nan")), (15, float("inf")), (25, float("-inf"))):
         make(folder, step, loss)
     assert best(folder) == checkpoint_path(folder, 20)
+
+
+@pytest.mark.parametrize(
+    "change", [(b"{", b"["), (b"validation_loss", b"validatiom_loss"), (b"1.0", b"0.1")], ids=["JSON", "key", "value"]
+)
+def test_one_whose_losses_are_damaged_is_not_measured(folder, change):
+    state = checkpoint_path(folder, 20) / "train_state.json"
+    state.write_bytes(state.read_bytes().replace(*change))
+    assert losses(folder) == {checkpoint_path(folder, step): loss for step, loss in ((30, None), (20, None), (10, 3.0))}
+    assert best(folder) == checkpoint_path(folder, 10)
+    point_and_prune(folder, keep=1)
+    assert steps(folder) == [30, 10], "a healthy run goes on saving"
+
+
+def test_one_that_cannot_be_read_just_now_is_not_pruned(folder, monkeypatch):
+    def not_just_now(file: Path) -> str:
+        if file.parent == checkpoint_path(folder, 20):
+            raise OSError(errno.EIO, "Input/output error")
+        return file_checksum(file)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(checkpoints, "file_checksum", not_just_now)
+        point_and_prune(folder, keep=1)
+    assert steps(folder) == [30, 20, 10] and best(folder) == checkpoint_path(folder, 20)
+
+
+def test_the_best_that_is_damaged_is_kept_aside_and_the_next_best_serves(folder, caplog):
+    damage(checkpoint_path(folder, 20))
+    assert choose(folder, "best", None) == checkpoint_path(folder, 10)
+    assert "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
+    assert [path.name for path in (folder / "abandoned").iterdir()] == ["step-00000030"]
+
+
+def test_one_that_is_pruned_while_losses_are_read_is_not_the_best(folder, monkeypatch):
+    listed = committed(folder)
+    remove(checkpoint_path(folder, 20))
+    monkeypatch.setattr(checkpoints, "committed", lambda folder: listed)
+    assert best(folder) == checkpoint_path(folder, 10)
 
 
 def test_pruning_keeps_the_newest_and_the_best(folder):
