@@ -1,0 +1,127 @@
+"""Every command that a page shows, run as it stands there; with small models, so that all of them take minutes.
+
+The guide has its own test (test_first_hour.py), and so has what needs a server, a cluster or a second machine: ELSEWHERE.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "quickstart")]
+SHOWN = re.compile(r"^ {4}(infini-llama .+?)(?: {2,}# .*)?$", re.MULTILINE)
+SPOKEN = re.compile(r"`(infini-llama [^`\n]+)`")
+MEANT = {"CONFIG": "configs/tiny.yaml", "RUN": "tiny", "DATASET": "latest", "TEXT": "import", "DIR": "exported"}
+MEANT |= {
+    "A": "tiny",
+    "B": "tiny_infini",
+    "D": "latest",
+    "FILE": "page.html",
+    "HF_DIR": "~/models/Llama-3.2-1B",
+    "cuda": "auto",
+}
+ORDER = ("import ", "run ", "train ", "preprocess ", "verify ")  # what makes something before what looks at it
+ELSEWHERE = {
+    r"infini-llama (serve|deploy|submit)\b": "tests/integration/prefect/test_triggers.py",
+    r"environment\.launcher=slurm": "tests/integration/test_slurm_launcher.py",
+    r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
+    r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
+    r"infini-llama init\b|infini-llama run my\.yaml": "tests/integration/test_first_hour.py",
+    r"infini-llama completion\b": "tests/unit/flows/test_cli.py",
+}
+SMALL = {
+    "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},
+    "model": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "train": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 2, "warmup_steps": 1, "eval_every": 2},
+}
+SMALL["model"] |= {"num_key_value_heads": 2, "segment_length": 16}
+SMALL["train"] |= {"save_every": 2}
+
+
+def meant(command: str) -> str:
+    """With names in place of what stands for them."""
+    return re.sub(r"(?<![\w/=-])[A-Z_]+\b|\bcuda\b", lambda word: MEANT.get(word[0], word[0]), command)
+
+
+def commands() -> list[str]:
+    """Of all pages, each once; a longer run after the plain one, and what removes something last."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        spoken = [
+            one for one in SPOKEN.findall(text) if " " in one.removeprefix("infini-llama ") or one.endswith("runs")
+        ]
+        found += [meant(one) for one in SHOWN.findall(text) + spoken if not re.search(r"[…\[]", one)]
+
+    def place(command: str) -> int:
+        if "max_steps=" in command or " gc " in command:
+            return 60
+        return next((n for n, name in enumerate(ORDER) if command.startswith(f"infini-llama {name}")), 50)
+
+    return sorted(dict.fromkeys(found), key=place)
+
+
+def a_place(folder: Path) -> None:
+    """What a reader of the pages has: texts, configurations, a folder of Hugging Face's."""
+    (folder / "texts").mkdir()
+    for number in range(60):
+        text = (
+            f"def count_{number}(cats):\n    '''How many of {number} cats are there.'''\n    return cats + {number}\n"
+        )
+        (folder / f"texts/{number}.txt").write_text(text * 20)
+    (folder / "book.txt").write_text("import os\n" * 300)
+    (folder / "notes.jsonl").write_text('{"text": "import sys, then import os"}\n' * 30)
+    (folder / "docs").mkdir()
+    (folder / "docs/page.md").write_text("# A page\n\nclass Reader: reads.\n" * 20)
+    (folder / "configs").mkdir()
+    for file in (ROOT / "configs").glob("*.yaml"):
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for section, changes in SMALL.items():
+            config[section] |= changes
+        if config["data"]["source"] == "passkey":
+            config["data"]["passkey"]["documents"] = 200
+        else:
+            config["data"] |= {"source": "files", "files": ["texts"]}
+        (folder / "configs" / file.name).write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_command_of_the_pages(tmp_path):
+    a_place(tmp_path)
+    place = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
+    if "PYTHONPATH" in os.environ:
+        place["PYTHONPATH"] = os.environ["PYTHONPATH"]
+
+    def run(command: str) -> None:
+        done = subprocess.run(
+            ["bash", "-ec", command], cwd=tmp_path, env=place, capture_output=True, text=True, check=False
+        )
+        allowed = (0, 1) if "doctor" in command else (0,)  # 1: warnings, for example of a busy machine
+        assert done.returncode in allowed, f"{command}: {done.stdout}{done.stderr}"
+
+    here = [one for one in commands() if not any(re.search(words, one) for words in ELSEWHERE)]
+    assert len(here) > 40
+    run("infini-llama run configs/tiny.yaml --direct")  # some pages begin with a run that others have shown
+    run("infini-llama run configs/tiny_infini.yaml --direct")
+    run("infini-llama run configs/tiny.yaml --direct runtime.name=long data.sequence_length=1024")
+    run("infini-llama export long --output models/Llama-3.2-1B")
+    for command in here:
+        if "--output start.yaml" in command:  # each is shown as the first one
+            (tmp_path / "start.yaml").unlink(missing_ok=True)
+        run(command)
+        if "--output start.yaml" in command:  # "name your text in it"
+            config = yaml.safe_load((tmp_path / "start.yaml").read_text(encoding="utf-8"))
+            config["data"] |= {"files": ["texts"]}
+            config["train"] |= SMALL["train"]
+            (tmp_path / "start.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_what_is_run_elsewhere_has_its_test():
+    for words, test in ELSEWHERE.items():
+        assert (ROOT / test).is_file() and any(re.search(words, one) for one in commands()), words
