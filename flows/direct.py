@@ -9,6 +9,7 @@ from tasks.mirroring import mirrored, restore_dataset, restore_run
 from tasks.patch_environment.stage import patch_environment
 from tasks.preprocess.stage import preprocess
 from tasks.report.run import write_report
+from tasks.train.attempt import new_invocation
 from tasks.train.retries import retries_for
 from tasks.train.stage import train
 from tasks.verify_data.checks import verify
@@ -47,11 +48,11 @@ def verify_and_train(settings: dict, reference: dict) -> dict:
     reference["verify_on_read"] = report["verify_on_read"]
     restore_run(settings)
     environment = patch_environment(settings, home, settings["runtime"]["name"], reference["vocab_size"])
-    retries = retries_for(settings)
+    retries, invocation = retries_for(settings), new_invocation()
     with mirrored(settings, reference):
         while True:
             try:
-                summary = train(settings, reference, environment)
+                summary = train(settings, reference, environment, invocation)
                 break
             except Exception as error:
                 delay = retries.delay_after(error)

@@ -16,6 +16,7 @@ from tasks.preprocess.stage import lookup, plan
 from tasks.preprocess.tables import digest_of_tables, name_of_tables
 from tasks.report.task import closing_card
 from tasks.results import trusted
+from tasks.train.attempt import new_invocation
 from tasks.train.retries import retries_for
 from tasks.train.task import with_retries
 from tasks.verify_data import task as verify_task
@@ -63,7 +64,7 @@ def pretrain(config: PipelineConfig) -> dict:
         environment = patch_environment(settings, home, run, reference["vocab_size"])
         with mirrored(settings, reference):
             with closing_card(Path(home) / "runs" / run) as tell:
-                summary = with_retries(retries_for(settings))(settings, reference, environment)
+                summary = with_retries(retries_for(settings))(settings, reference, environment, new_invocation())
                 done = "had finished already" if summary.get("already_finished") else "finished"
                 tell(f"Training {done}: {summary['steps']:,} steps.")
             if settings["evaluate"]["after_training"]:

@@ -35,8 +35,11 @@ from tasks.train.worker.status import read_statuses
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
-# Tells the attempts of this process from those of earlier commands.
-INVOCATION = f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"
+
+
+def new_invocation() -> str:
+    """Tells the attempts of one command, with all its retries, from those of others."""
+    return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
 
 def attempt(
@@ -46,12 +49,14 @@ def attempt(
     model: dict,
     reference: dict,
     plan: dict,
+    invocation: str,
     each_poll: Callable[[], None],
 ) -> Outcome:
     """One torchrun, from the checkpoint that `runtime.resume` names to its end.
 
     Args:
         locks: the run's, and those of its GPUs; torchrun holds them as long as it lives.
+        invocation: as `stage.train` takes it.
         each_poll: as `stage.train` takes it; a Busy that it raises ends the workers at once.
 
     Raises:
@@ -64,11 +69,11 @@ def attempt(
         log.info("the workers of %s outlived the command that started them; watching them", attempt_dir.name)
     else:
         grace = grace_period(run, config["runtime"])
-        attempt_dir = prepare(run, config, model, reference, plan, grace)
+        attempt_dir = prepare(run, config, model, reference, plan, invocation, grace)
         try:
             launched = launch(attempt_dir, config, plan, grace, [lock.fd for lock in locks])
         except ConfigError as refused:  # by the cluster; after other faults a job may be there all the same
-            put_on_record(run, attempt_dir, Outcome("failed", refused.exit_code, str(refused)))
+            put_on_record(run, attempt_dir, invocation, Outcome("failed", refused.exit_code, str(refused)))
             raise
     order = run.read(attempt_dir / "order.json")
     processes = order["plan"]["nproc_per_node"] * order["plan"]["nnodes"]
@@ -80,7 +85,7 @@ def attempt(
     fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
     if fault is not None:
         outcome = Outcome("failed", 70, f"watching the workers failed: {fault!r}", outcome.step)
-    step = put_on_record(run, attempt_dir, outcome)
+    step = put_on_record(run, attempt_dir, invocation, outcome)
     if fault is not None:
         raise fault
     if interrupted is not None and outcome.kind != "done":
@@ -94,11 +99,11 @@ def attempt(
     return outcome
 
 
-def put_on_record(run: RunFolder, attempt_dir: Path, outcome: Outcome) -> int:
+def put_on_record(run: RunFolder, attempt_dir: Path, invocation: str, outcome: Outcome) -> int:
     """Adds the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
     order = run.read(attempt_dir / "order.json")  # as it is now: a job that started again has renewed it
     step = checkpoints.latest_step(run.checkpoints)
-    record = {"attempt": number_of(attempt_dir), "invocation": INVOCATION, "from_step": order["from_step"]}
+    record = {"attempt": number_of(attempt_dir), "invocation": invocation, "from_step": order["from_step"]}
     record |= {"checkpoint_step": step, "seconds": time.time() - order["began"]["wall"]}
     ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message, "step": outcome.step}
     known = ("type", "phase", "sample_rows", "memory")
@@ -116,10 +121,12 @@ def living_job(run: RunFolder, config: dict) -> tuple[Path, Launched] | None:
     return (folders[-1], launched) if launched else None
 
 
-def prepare(run: RunFolder, config: dict, model: dict, reference: dict, plan: dict, grace: float) -> Path:
+def prepare(
+    run: RunFolder, config: dict, model: dict, reference: dict, plan: dict, invocation: str, grace: float
+) -> Path:
     """The folder of a new attempt, with its order."""
     remove_staging(run)
-    chosen, first_step = choose_checkpoint(run, config["runtime"]["resume"], model, plan)
+    chosen, first_step = choose_checkpoint(run, config["runtime"]["resume"], invocation, model, plan)
     cut_metrics(run, first_step)
     number = account_for_killed(run) + 1
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
@@ -211,13 +218,13 @@ def stop(launched: Launched, run: RunFolder, runtime: dict) -> None:
         log.warning("asked again; ending at once, with the newest checkpoint that is whole")
 
 
-def choose_checkpoint(run: RunFolder, resume: str, model: dict, plan: dict) -> tuple[Path | None, int]:
+def choose_checkpoint(run: RunFolder, resume: str, invocation: str, model: dict, plan: dict) -> tuple[Path | None, int]:
     """The checkpoint to start from and its step, None and 0 for a fresh start.
 
     A rule other than auto holds for the first attempt of a command; a path until the run has a checkpoint of its own since.
     """
     lineage = run.read(run.lineage)
-    tried = any(record["invocation"] == INVOCATION for record in attempts(run))
+    tried = any(record["invocation"] == invocation for record in attempts(run))
     if resume in ("must", "never", "best") and tried:
         resume = "auto"
     chosen = checkpoints.choose(run.checkpoints, resume, lineage.get("resumed_from"))

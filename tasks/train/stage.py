@@ -15,7 +15,7 @@ from tasks.lease import Lease
 from tasks.patch_environment import pin
 from tasks.train import checkpoints
 from tasks.train.adapt import halve_micro_batch, roll_back
-from tasks.train.attempt import INVOCATION, attempt
+from tasks.train.attempt import attempt
 from tasks.train.curriculum import in_samples, refuse_stages
 from tasks.train.goodput import goodput
 from tasks.train.gpu_locks import gpus_of, held
@@ -30,13 +30,17 @@ log = logging.getLogger("infini_llama.train")
 PLANNED = ("micro_batch_size", "compile")
 
 
-def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], None] = lambda: None) -> dict:
+def train(
+    config: dict, reference: dict, plan: dict, invocation: str, each_poll: Callable[[], None] = lambda: None
+) -> dict:
     """Trains the run `config["runtime"]["name"]` on the dataset `reference` under the environment plan `plan`, which is pinned here.
 
     Who acts on which end of an attempt stands in docs/resume.md; here: a request to the workers (75), a hang (76), no memory
     (71) and divergence (72) lead to another attempt at once.
 
     Args:
+        invocation: of `attempt.new_invocation`, the same for all calls of one command: what `runtime.resume` says is followed
+            once for each.
         each_poll: called a few times a second; what it raises is a request to stop, as a signal is, and a failure where it is an
             Exception.
 
@@ -78,10 +82,10 @@ def train(config: dict, reference: dict, plan: dict, each_poll: Callable[[], Non
         here = config["environment"]["launcher"] == "local"
         with held(gpus_of(run, plan) if here else [], poll) as gpus:
             while True:
-                outcome = attempt(run, [lock, *gpus], told, model, reference, plan, poll)
+                outcome = attempt(run, [lock, *gpus], told, model, reference, plan, invocation, poll)
                 if outcome.kind == "done":
                     return summarize(run, config, reference)
-                if not goes_on(run, config, plan, outcome):
+                if not goes_on(run, config, plan, invocation, outcome):
                     raise failure(outcome)
 
 
@@ -96,14 +100,14 @@ def deepspeed(train: dict, plan: dict) -> dict[str, Any]:
     return {"deepspeed_config": {name: value for name, value in settings.items() if name in TAKEN}}
 
 
-def goes_on(run: RunFolder, config: dict, plan: dict, outcome: Outcome) -> bool:
+def goes_on(run: RunFolder, config: dict, plan: dict, invocation: str, outcome: Outcome) -> bool:
     """Whether this stage itself makes another attempt, having prepared it."""
     if outcome.code == 75:
         log.warning("the workers were asked to stop and %s; carrying on at once", outcome.message)
         return True
     if outcome.code == 76:
         log.warning("%s; the workers were ended", outcome.message)
-        return hangs_without_progress(run) <= config["runtime"]["retries"]
+        return hangs_without_progress(run, invocation) <= config["runtime"]["retries"]
     if outcome.code == 71:
         log.warning("out of memory: %s", outcome.message)
         return halve_micro_batch(run, config["train"], plan["nproc_per_node"] * plan["nnodes"])
@@ -113,10 +117,10 @@ def goes_on(run: RunFolder, config: dict, plan: dict, outcome: Outcome) -> bool:
     return False
 
 
-def hangs_without_progress(run: RunFolder) -> int:
-    """Hung attempts of this process since the checkpoint that is the newest now."""
+def hangs_without_progress(run: RunFolder, invocation: str) -> int:
+    """Hung attempts of this command since the checkpoint that is the newest now."""
     step = checkpoints.latest_step(run.checkpoints)
-    mine = [record for record in attempts(run) if record["invocation"] == INVOCATION]
+    mine = [record for record in attempts(run) if record["invocation"] == invocation]
     return sum(record["code"] == 76 and record["checkpoint_step"] == step for record in mine)
 
 

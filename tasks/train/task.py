@@ -28,7 +28,7 @@ LEASE = 60.0  # seconds after which the slots of a process that was killed are f
 
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)
-def train(config: dict, reference: dict, plan: dict) -> dict:
+def train(config: dict, reference: dict, plan: dict, invocation: str) -> dict:
     """`stage.train`, with its progress on the run's page.
 
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
@@ -36,7 +36,7 @@ def train(config: dict, reference: dict, plan: dict) -> dict:
     try:
         here = config["environment"]["launcher"] == "local"
         with _gpu_slots(plan) if here else contextlib.nullcontext(), _progress(config["runtime"]["name"]):
-            return stage.train(config, reference, plan, _raise_if_suspended)
+            return stage.train(config, reference, plan, invocation, _raise_if_suspended)
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped

@@ -1,11 +1,18 @@
-"""The settings of one run: its name in full, and nothing of how it is offered."""
+"""The settings of one run: its name in full, and nothing of how it is offered; and what is one command."""
 
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+from made_up_runs import add_checkpoint
+
+from configs.errors import ConfigError, TrainFailed
 from configs.loading import parse_config
-from flows.direct import resolved, run_name
+from flows.direct import pretrain_directly, resolved, run_name
+from tasks.train.launchers import local
+from tasks.train.run_folder import RunFolder, attempts
 
 
 def test_a_name_tells_when_the_run_was_due_in_this_machines_time_zone(monkeypatch):
@@ -26,3 +33,26 @@ def test_the_settings_of_a_run_hold_no_deployment_and_an_absolute_home(tmp_path,
     settings = resolved(parse_config(config), datetime(2026, 1, 2, 12))
     assert settings["runtime"] | {"name": "a-2026-01-02", "home": str(Path(tmp_path, "here"))} == settings["runtime"]
     assert "deployment" not in settings
+
+
+def test_where_to_start_is_ruled_anew_by_each_command_of_one_process(tmp_path, monkeypatch):
+    """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
+    monkeypatch.setattr(local, "torchrun", lambda order_path, plan, where: [sys.executable, "-c", ""])
+    (tmp_path / "text").mkdir()
+    for number in range(8):
+        words = f"Text {number}, of a few words, again and again.\n" * 20
+        (tmp_path / "text" / f"{number}.txt").write_text(words, encoding="utf-8")
+    data = {"files": [f"{tmp_path}/text/*.txt"], "validation_fraction": 0.25, "sequence_length": 16, "device": "cpu"}
+    settings = {
+        "data": data | {"tokenizer": {"vocab_size": 300}},
+        "runtime": {"name": "twice", "home": str(tmp_path), "resume": "never", "retries": 1, "retry_delay": 0},
+        "environment": {"device": "cpu"},
+    }
+    run = RunFolder(tmp_path / "runs" / "twice")
+    with pytest.raises(TrainFailed, match="no worker started"):
+        pretrain_directly(parse_config(settings))
+    first, second = attempts(run)
+    assert first["invocation"] == second["invocation"]
+    add_checkpoint(run, 10, 1.0)
+    with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):
+        pretrain_directly(parse_config(settings))

@@ -78,4 +78,4 @@ def test_a_run_that_another_machine_trains_is_refused(tmp_path):
     run = tmp_path / "runs/ours"
     run.mkdir(parents=True)
     with Lease(run / "lease", "another", renew=0.3), pytest.raises(Busy, match="runs/ours is in use by process"):
-        train(PipelineConfig.model_validate(given).model_dump(mode="json"), {}, {})
+        train(PipelineConfig.model_validate(given).model_dump(mode="json"), {}, {}, "mine")

@@ -50,7 +50,7 @@ def train(run, monkeypatch):
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections).model_dump(mode="json")
-        return attempt(run, [], config, {}, REFERENCE, PLAN, each_poll)
+        return attempt(run, [], config, {}, REFERENCE, PLAN, "mine", each_poll)
 
     return make
 

@@ -12,7 +12,7 @@ from tasks.patch_environment.devices import choose_devices
 from tasks.train.attempt import choose_checkpoint, refuse_other_model
 from tasks.train.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from tasks.train.length import in_steps
-from tasks.train.run_folder import RunFolder
+from tasks.train.run_folder import RunFolder, append_attempt
 from tasks.train.worker.reporters import reporters
 
 INFINI = {"attention": "infini", "segment_length": 32}
@@ -171,11 +171,23 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
     commit(staged, theirs, KIND, FORMAT_VERSION, meta={})
     for _ in range(2):
         with pytest.raises(ConfigError, match="another architecture"):
-            choose_checkpoint(run, str(theirs), {"hidden_size": 128}, plan)
+            choose_checkpoint(run, str(theirs), "a", {"hidden_size": 128}, plan)
         assert "resumed_from" not in run.read(run.lineage)
     for _ in range(2):
-        assert choose_checkpoint(run, str(theirs), {"hidden_size": 64}, plan) == (theirs, 7)
+        assert choose_checkpoint(run, str(theirs), "a", {"hidden_size": 64}, plan) == (theirs, 7)
         assert run.read(run.lineage)["resumed_from"] == str(theirs)
+
+
+def test_what_resume_rules_holds_for_the_first_attempt_of_each_command(tmp_path):
+    run = RunFolder(tmp_path / "mine")
+    own = checkpoint_path(run.checkpoints, 7)
+    staged, plan = staging(own), {"nproc_per_node": 1, "nnodes": 1}
+    (staged / STATE_FILE).write_text(json.dumps({"model": {}, "world_size": 1, "step": 7}))
+    commit(staged, own, KIND, FORMAT_VERSION, meta={})
+    append_attempt(run, {"attempt": 1, "invocation": "a", "kind": "failed", "code": 70})
+    assert choose_checkpoint(run, "never", "a", {}, plan) == (own, 7), "it was saved since"
+    with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
+        choose_checkpoint(run, "never", "b", {}, plan)
 
 
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
