@@ -58,7 +58,7 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     for run in runs:
         found += _of_run(run, rules)
     now = time.time()
-    return [one for one in found if one.path.resolve() not in needed and _age(one.path, now) >= rules.older_than]
+    return [one for one in found if one.path.resolve() not in needed and _older(one.path, now - rules.older_than)]
 
 
 def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
@@ -104,9 +104,13 @@ def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
             yield Leftover(path, "older checkpoint", lock)
 
 
-def _age(path: Path, now: float) -> float:
-    status = path.lstat()
-    return now - max(status.st_mtime, status.st_ctime)  # a rename changes the latter alone
+def _older(path: Path, moment: float) -> bool:
+    """Whether it is there, and nothing was done to it since that moment."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:  # pruned, or a temporary file that has served
+        return False
+    return max(status.st_mtime, status.st_ctime) <= moment  # a rename changes the latter alone
 
 
 def collect(home: Path, rules: Rules, yes: bool) -> dict[str, Any]:
@@ -135,7 +139,7 @@ def _remove(home: Path, rules: Rules, one: Leftover) -> str | None:
             if one not in leftovers(home, rules):
                 return "what became of it meanwhile"
             if not one.path.is_dir() or one.path.is_symlink():
-                one.path.unlink()
+                one.path.unlink(missing_ok=True)
             elif one.kind == "temporary":
                 shutil.rmtree(one.path)
             else:

@@ -12,6 +12,7 @@ import yaml
 
 from configs.errors import ConfigError
 from tasks.artifacts import Damaged, read_manifest
+from tasks.housekeeping.sizes import size_of
 from tasks.locks import holder
 from tasks.train import checkpoints
 from tasks.train.goodput import goodput
@@ -107,7 +108,7 @@ class RunRecord:
                 "name": path.name,
                 "step": checkpoints.step_of(path),
                 "validation_loss": loss,
-                "bytes": sum(file["size"] for file in read_manifest(path, checkpoints.KIND)["files"].values()),
+                "bytes": size_of(path),
                 "is": " ".join(["latest"] * (path == next(iter(found))) + ["best"] * (path == best)),
             }
             for path, loss in found.items()

@@ -55,15 +55,22 @@ def read_state(checkpoint: Path) -> dict:
 
 def newest_good(folder: Path) -> Path | None:
     """The newest checkpoint whose every checksum holds; damaged ones are moved aside, with a line that says so."""
-    return next((path for path in _named(folder) if _is_good(path)), None)
+    # Looked for anew each time: where one was pruned while it was read, there is a newer one.
+    while named := _named(folder):
+        if _is_good(named[0]):
+            return named[0]
+    return None
 
 
 def _is_good(path: Path) -> bool:
-    """Whether every checksum holds; else it is moved aside."""
+    """Whether every checksum holds; else it is moved aside, or was pruned meanwhile, and has its name no longer."""
     try:
         check(path, KIND, checksums=True)
     except Damaged as fault:
-        aside = move_aside(path)
+        try:
+            aside = move_aside(path)
+        except FileNotFoundError:  # by the training beside which it is read
+            return False
         log.warning(
             "checkpoint %s is damaged and not used: %s It was moved to %s; the next one serves.",
             path.name,

@@ -8,6 +8,7 @@ import pytest
 from made_up_runs import add_checkpoint
 
 from tasks.artifacts import move_aside, staging
+from tasks.housekeeping import gc
 from tasks.housekeeping.gc import Rules, collect
 from tasks.housekeeping.runs import list_runs
 from tasks.locks import Lock
@@ -62,6 +63,21 @@ def test_what_kills_and_rollbacks_leave_is_listed_and_then_removed(home, built):
 def test_what_is_younger_stays(home):
     path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
     assert paths(collect(home, Rules(older_than=3600), yes=True)) == [] and path.exists()
+
+
+def test_what_vanishes_meanwhile_is_no_longer_there_to_go(home, monkeypatch):
+    """A lease is renewed by way of a temporary file every few seconds."""
+    listed, half = gc._of_run, home / "runs" / "run" / ".lease.123-0123abcd.tmp"
+
+    def listed_and_gone(run, rules):
+        half.write_text("{")
+        found = list(listed(run, rules))
+        half.unlink()
+        return found
+
+    monkeypatch.setattr(gc, "_of_run", listed_and_gone)
+    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+    assert paths(collect(home, ALL, yes=True)) == [path.relative_to(home).as_posix()] and not path.exists()
 
 
 def test_what_somebody_works_on_stays(home, built):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from tasks.artifacts import commit, file_checksum, remove, staging
+from tasks.artifacts import check, commit, file_checksum, remove, staging
 from tasks.train import checkpoints
 from tasks.train.checkpoints import (
     FORMAT_VERSION,
@@ -103,6 +103,20 @@ def test_the_best_that_is_damaged_is_kept_aside_and_the_next_best_serves(folder,
     assert choose(folder, "best", None) == checkpoint_path(folder, 10)
     assert "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
     assert [path.name for path in (folder / "abandoned").iterdir()] == ["step-00000030"]
+
+
+def test_one_that_is_pruned_while_it_is_verified_gives_way_to_the_newer(folder, monkeypatch):
+    """As `evaluate` meets it beside a training that keeps one checkpoint."""
+
+    def pruned_meanwhile(path: Path, kind: str, checksums: bool) -> dict:
+        if path == checkpoint_path(folder, 30):
+            make(folder, 40)
+            remove(path)
+        return check(path, kind, checksums)
+
+    monkeypatch.setattr(checkpoints, "check", pruned_meanwhile)
+    assert newest_good(folder) == checkpoint_path(folder, 40)
+    assert not list(folder.glob("*.damaged-*"))
 
 
 def test_one_that_is_pruned_while_losses_are_read_is_not_the_best(folder, monkeypatch):
