@@ -90,7 +90,7 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
         timeout: seconds without a leader after which it is not waited for any more.
     """
     taken: set[Path] = set()
-    led = False  # else an end on record is from before this node came, and a leader may be about to carry the run on
+    led = False  # else an end on record is from before this node came, and a leader may be about to carry on what is not done
     with Leader(run.path / "lease") as leader:
         since = time.monotonic()
         while True:
@@ -101,7 +101,7 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
                 taken.add(order.parent)
                 log.info("%s ended with %d here", order.parent.name, _one(order, wishes, leader))
                 since = time.monotonic()
-            elif (led or late) and (ended := end_of(run, leader)) is not None:
+            elif (ended := end_of(run, leader)) is not None and (led or late or ended == 0):
                 return ended
             elif leader.lives:
                 since = time.monotonic()

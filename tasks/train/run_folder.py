@@ -180,11 +180,18 @@ def _cut(path: Path, step: int) -> None:
 
 
 def read_metrics(run: RunFolder) -> list[dict]:
-    """Every whole line of metrics.jsonl."""
-    if not run.metrics.exists():
-        return []
-    lines = run.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """Every line of metrics.jsonl before the first that is cut short or damaged, where the next attempt will cut the file off."""
+    found = []
+    if run.metrics.exists():
+        for line in run.metrics.read_bytes().splitlines(keepends=True):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            found.append(record)
+    return found
 
 
 def append_attempt(run: RunFolder, record: dict) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from configs.schema import PipelineConfig, TrainingConfig
 from tasks.train.curriculum import in_samples
-from tasks.train.run_folder import RunFolder, append_attempt, attempts, claim
+from tasks.train.run_folder import RunFolder, append_attempt, attempts, claim, cut_metrics, read_metrics
 
 MODEL = {
     "vocab_size": 61,
@@ -58,3 +58,13 @@ def test_a_line_cut_short_costs_only_itself(tmp_path):
     append_attempt(run, {"attempt": 3})
     append_attempt(run, {"attempt": 4})
     assert [record["attempt"] for record in attempts(run)] == [1, 3, 4]
+
+
+@pytest.mark.parametrize("damage", [b'{"step": 3, "lo', b'{"step": 3, "lo\n', b"\0\0\0\0\n", b"\xff\xfe\n"])
+def test_metrics_are_read_up_to_the_line_at_which_they_are_cut(tmp_path, damage):
+    run = RunFolder(tmp_path)
+    whole = b'{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n'
+    run.metrics.write_bytes(whole + damage + b'{"kind": "train", "step": 4}\n' * damage.endswith(b"\n"))
+    assert [record["step"] for record in read_metrics(run)] == [1, 2]
+    cut_metrics(run, 10)
+    assert run.metrics.read_bytes() == whole
