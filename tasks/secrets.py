@@ -37,8 +37,9 @@ def refuse_secrets(config: "PipelineConfig") -> None:
     Raises:
         ConfigError: there are secrets in `environment.env`.
     """
-    for name in apart(config)[1]:
+    if secrets := apart(config)[1]:
+        names = ", ".join(f"environment.env.{name}" for name in secrets)
         raise ConfigError(
-            f"environment.env.{name} is a secret, and Prefect's server would write it down with the run's parameters; set {name} in the "
-            "environment of the process that works off its runs ('infini-llama serve', a worker, or a Secret of the cluster)."
+            f"{names}: that is secret, and Prefect's server would write it down with the run's parameters; set it in the environment of "
+            "the process that works off its runs ('infini-llama serve', a worker, or a Secret of the cluster)."
         )

@@ -83,12 +83,11 @@ def svg(chart: Chart) -> str:
 
 def save_picture(chart: Chart, target: Path | BinaryIO) -> None:
     """The chart as a PNG of 960 by 540 points, with a key, for places that show no SVG."""
-    drawn = _draw(chart, LIGHT, "#16191d", "#d9dde2", (8, 4.5))
+    drawn = _draw(chart, LIGHT, "#16191d", "#d9dde2", (8, 4.5), beside=0.3)
     (axes,) = drawn.axes
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
     axes.set_ylabel(chart.title)
-    _margins(drawn, left=0.3)
     drawn.savefig(target, format="png", dpi=120, facecolor="white")
 
 
@@ -114,7 +113,14 @@ def _finite(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
 
 
-def _draw(chart: Chart, series: Sequence[str], ink: str, line: str, inches: tuple[float, float] = INCHES) -> Any:
+def _draw(
+    chart: Chart,
+    series: Sequence[str],
+    ink: str,
+    line: str,
+    inches: tuple[float, float] = INCHES,
+    beside: float = 0.0,
+) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -153,22 +159,22 @@ def _draw(chart: Chart, series: Sequence[str], ink: str, line: str, inches: tupl
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(side == "bottom")
         axes.spines[side].set_color(line)
-    _margins(drawn)
+    _margins(drawn, beside)
     return drawn
 
 
-def _margins(drawn: Any, left: float = 0.0) -> None:
+def _margins(drawn: Any, beside: float) -> None:
     """Room for what stands around the axes, from the length of its words: matplotlib's own layouts draw everything to measure it.
 
     Args:
-        left: inches for what stands left of the numbers.
+        beside: inches for what stands left of the numbers.
     """
     (axes,), (width, height) = drawn.axes, drawn.get_size_inches()
     labels = [re.sub(r"\\\w+|[${}^]", "", label.get_text()) for label in axes.get_yticklabels(which="both")]  # 10^{-3}
     numbers = max(map(len, labels), default=0)
     above = 0.24 if axes.yaxis.get_major_formatter().get_offset() else 0.1
     drawn.subplots_adjust(
-        left=(0.12 + left + DIGIT * numbers) / width,
+        left=(0.12 + beside + DIGIT * numbers) / width,
         right=1 - 0.22 / width,
         bottom=0.5 / height,
         top=1 - above / height,

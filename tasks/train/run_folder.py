@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,32 +167,30 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
 def _cut(path: Path, step: int) -> None:
     kept = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:  # a line cut short by a kill
-                break
-            if not line.endswith(b"\n") or record["step"] > step:
-                break
-            kept += len(line)
+    for record, size in _whole_lines(path):
+        if record["step"] > step:
+            break
+        kept += size
     with path.open("r+b") as file:
         file.truncate(kept)
 
 
 def read_metrics(run: RunFolder) -> list[dict]:
     """Every line of metrics.jsonl before the first that is cut short or damaged, where the next attempt will cut the file off."""
-    found = []
-    if run.metrics.exists():
-        for line in run.metrics.read_bytes().splitlines(keepends=True):
+    return [record for record, _ in _whole_lines(run.metrics)] if run.metrics.exists() else []
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[dict, int]]:
+    """Records and their bytes, up to a line that a kill has cut short or the disk has damaged."""
+    with path.open("rb") as file:
+        for line in file:
             try:
                 record = json.loads(line)
             except ValueError:
-                break
+                return
             if not line.endswith(b"\n"):
-                break
-            found.append(record)
-    return found
+                return
+            yield record, len(line)
 
 
 def append_attempt(run: RunFolder, record: dict) -> None:

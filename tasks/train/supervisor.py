@@ -12,9 +12,8 @@ from tasks.train.worker.heartbeat import PHASES, Beat, heartbeat_path, read_hear
 from tasks.train.worker.status import is_here, read_status
 
 FAR_SECONDS = 1.0
-AWAY_SECONDS = (
-    5.0  # of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks
-)
+# Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.
+AWAY_SECONDS = 5.0
 STOPPED_SHARE = 0.5  # of the patience, for a rank whose process is stopped: that is seen, not guessed from its silence
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 

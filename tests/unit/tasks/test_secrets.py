@@ -29,5 +29,5 @@ def test_secrets_are_kept_apart_from_what_prefect_is_told():
     assert told.environment.env == {"NCCL_DEBUG": "INFO"} and secrets == {"HF_TOKEN": "hunter2"}
     assert told.model_copy(update={"environment": config.environment}) == config, "nothing else is changed"
     refuse_secrets(told)
-    with pytest.raises(ConfigError, match="HF_TOKEN is a secret"):
+    with pytest.raises(ConfigError, match="HF_TOKEN: that is secret"):
         refuse_secrets(config)
