@@ -10,11 +10,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
 
 from configs.errors import PipelineError, Preempted, no_space
 from flows.parser import build_parser
+from tasks.requests import raises_once
 
 UNEXPECTED = 70
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -22,10 +21,6 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 
 class Stopped(BaseException):
     """SIGTERM: asks whatever runs to save and end, as Ctrl-C does."""
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise Stopped
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -42,7 +37,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     parsed = parse(arguments)
-    before = signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, raises_once(Stopped))
     try:
         with _console(parsed):
             from flows import commands

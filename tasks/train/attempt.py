@@ -12,6 +12,7 @@ from pathlib import Path
 from configs.errors import ConfigError, Preempted
 from tasks.artifacts import Busy, Lock, write_atomic
 from tasks.lease import this_machine
+from tasks.requests import ONE_REQUEST_SECONDS
 from tasks.secrets import masked, without_secrets
 from tasks.train import checkpoints
 from tasks.train.goodput import goodput
@@ -202,7 +203,22 @@ def watch(
 
 
 def stop(launched: Launched, run: RunFolder, runtime: dict) -> None:
-    """Lets the workers save and end within the grace period; another request meanwhile ends them at once (by the caller)."""
+    """Lets the workers save and end within the grace period; another request meanwhile ends them at once (by the caller).
+
+    What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which tell it
+    as often as it comes.
+    """
+    asked = time.monotonic()
+    while True:
+        try:
+            return ask(launched, run, runtime)
+        except BaseException as again:
+            if isinstance(again, Exception) or time.monotonic() - asked > ONE_REQUEST_SECONDS:
+                log.warning("asked again; ending at once, with the newest checkpoint that is whole")
+                return
+
+
+def ask(launched: Launched, run: RunFolder, runtime: dict) -> None:
     try:
         grace = grace_period(run, runtime)
     except ConfigError as refused:  # measured meanwhile: all the time there is
@@ -212,10 +228,7 @@ def stop(launched: Launched, run: RunFolder, runtime: dict) -> None:
         grace = runtime["grace_period"]
     log.warning("asked to stop; waiting up to %.0f s for a checkpoint (asked again: not waiting)", grace)
     tell_orchestrator(grace)
-    try:
-        launched.ask_to_stop(grace)
-    except BaseException:
-        log.warning("asked again; ending at once, with the newest checkpoint that is whole")
+    launched.ask_to_stop(grace)
 
 
 def choose_checkpoint(run: RunFolder, resume: str, invocation: str, model: dict, plan: dict) -> tuple[Path | None, int]:

@@ -20,12 +20,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from configs.errors import ConfigError, PipelineError, Preempted
 from tasks.artifacts import write_atomic
 from tasks.locks import Lock
+from tasks.requests import raises_once
 from tasks.train.launchers import HUNG, local
 from tasks.train.nodes import meeting, records
 from tasks.train.nodes.address import interface_towards
@@ -279,10 +278,6 @@ def _number(variable: str) -> int | None:
     return int(value)
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise Stopped
-
-
 def serve(where: Path, wishes: Wishes) -> int:
     """Takes part in the attempt, or in all attempts of the run, that `where` is the folder of."""
     if where.name.startswith("attempt-") and where.parent.name == "logs":
@@ -292,7 +287,7 @@ def serve(where: Path, wishes: Wishes) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, raises_once(Stopped))
     try:
         return serve(*parse(arguments))
     except PipelineError as fault:

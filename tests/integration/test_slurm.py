@@ -46,30 +46,30 @@ def calm(lab):
 
 
 def test_a_warning_puts_the_job_back_and_it_carries_on_to_the_bit(slurm, submit, lab, calm):
-    job = submit("warned")
-    wait_for_step(lab, slurm, "warned", job, 30)
+    job = submit("script-warned")
+    wait_for_step(lab, slurm, "script-warned", job, 30)
     slurm("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@120 sends when the time is nearly up
     wait_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 60)
     wait_for(lambda: state(slurm, job) == "COMPLETED", 400)
-    assert exact_metrics(lab.run_dir("warned")) == calm
-    assert "start 2" in (lab.home / "warned.out").read_text()
+    assert exact_metrics(lab.run_dir("script-warned")) == calm
+    assert "start 2" in (lab.home / "script-warned.out").read_text()
 
 
 def test_scancel_ends_the_job_with_a_checkpoint_and_the_same_submission_carries_on(slurm, submit, lab, calm):
-    job = submit("cancelled")
-    wait_for_step(lab, slurm, "cancelled", job, 30)
+    job = submit("script-cancelled")
+    wait_for_step(lab, slurm, "script-cancelled", job, 30)
     slurm("scancel", job)
     wait_for(lambda: state(slurm, job) == "CANCELLED" and not slurm("squeue", "--noheader", "--jobs", job).strip(), 90)
-    assert "the newest checkpoint is at step" in (lab.home / "cancelled.out").read_text()
-    again = submit("cancelled")
+    assert "the newest checkpoint is at step" in (lab.home / "script-cancelled.out").read_text()
+    again = submit("script-cancelled")
     wait_for(lambda: state(slurm, again) == "COMPLETED", 400)
-    assert exact_metrics(lab.run_dir("cancelled")) == calm
+    assert exact_metrics(lab.run_dir("script-cancelled")) == calm
 
 
 def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(slurm, submit, lab, calm):
-    job = submit("lost")
-    wait_for_step(lab, slurm, "lost", job, 30)
+    job = submit("script-lost")
+    wait_for_step(lab, slurm, "script-lost", job, 30)
     slurm("scontrol", "requeue", job)
     wait_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 120)
     wait_for(lambda: state(slurm, job) == "COMPLETED", 400)
-    assert exact_metrics(lab.run_dir("lost")) == calm
+    assert exact_metrics(lab.run_dir("script-lost")) == calm

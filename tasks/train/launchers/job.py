@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from tasks.artifacts import write_atomic
+from tasks.requests import raises_once
 from tasks.train import node
 from tasks.train.launchers import HUNG, local
 from tasks.train.launchers.restart import superseded
@@ -67,11 +68,7 @@ def main() -> int:
     number = os.environ.get("SLURM_NODEID", os.environ.get("JOB_COMPLETION_INDEX", "0"))
     if int(os.environ.get("NNODES", "1")) > 1:
         return node.main([str(attempt_dir), f"--node-rank={number}"])
-
-    def raise_asked(number: int, frame: object) -> None:
-        raise Asked
-
-    signal.signal(signal.SIGTERM, raise_asked)
+    signal.signal(signal.SIGTERM, raises_once(Asked))
     return supervise(attempt_dir)
 
 

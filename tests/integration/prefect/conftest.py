@@ -104,9 +104,13 @@ class House:
     def wait(self, true: Callable[[], object], seconds: float, otherwise: str) -> None:
         deadline = time.monotonic() + seconds
         while not true():
-            logs = [f"{log.name}:\n{log.read_text()[-3000:]}" for log in self.home.glob("**/*.log")]
-            assert time.monotonic() < deadline, "\n".join([otherwise, *logs])
+            assert time.monotonic() < deadline, "\n".join([otherwise, *self.logs()])
             time.sleep(0.3)
+
+    def logs(self) -> list[str]:
+        """The end of each; folders may come and go meanwhile."""
+        found = [Path(folder, name) for folder, _, names in os.walk(self.home) for name in names]
+        return [f"{log.name}:\n{log.read_text()[-3000:]}" for log in found if log.suffix == ".log"]
 
     def cli(self, *arguments: str) -> str:
         """Prefect's own command."""

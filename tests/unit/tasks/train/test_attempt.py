@@ -1,6 +1,9 @@
 """An attempt's outcome on record, with real processes in the workers' place."""
 
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,8 @@ from pathlib import Path
 from tasks.train.worker.status import write_status
 
 def stop(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    time.sleep(0.3)
     write_status(Path(sys.argv[1]), 0, "preempted", 75, step=3)
     sys.exit(0)
 
@@ -91,6 +96,26 @@ def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train)
     with pytest.raises(Preempted, match="was stopped"):
         train(spoil)
     assert (attempts(run)[-1]["kind"], attempts(run)[-1]["code"]) == ("preempted", 75)
+
+
+def test_a_request_that_comes_twice_is_one(run, train):
+    """Slurm signals every process of a job, and the job's script passes its own signal on; Prefect's handler raises each time."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise GeneratorExit  # any BaseException but KeyboardInterrupt, for which subprocess has patience of its own
+
+    def ask_twice() -> None:
+        if is_up(run, 1):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with pytest.raises(Preempted, match="was stopped"):
+            train(ask_twice)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (attempts(run)[-1]["kind"], attempts(run)[-1]["code"]) == ("preempted", 75), "its workers have saved"
 
 
 def test_prefects_requests_to_stop_are_no_exceptions():
