@@ -4,10 +4,10 @@ import importlib
 import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 from unicodedata import category
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from configs.errors import ConfigError
 from tasks.artifacts import checksum_of, write_atomic
+from tasks.preprocess.seams import Cut, cut_of
 from tasks.preprocess.tokenizers import encoder_of
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -26,7 +27,9 @@ SAMPLED = 1000  # one document of so many is encoded by the reference too
 # Characters; of a longer one its beginning: the reference takes a hundred bytes of memory a token.
 LONGEST_SAMPLED = 2**18
 BEYOND = 0x34000  # no letter has a number so high
-COMPARED = 64  # texts at once, for the same reason
+BLOCK = 2**18  # characters that are looked at at once
+TOGETHER = 250_000  # characters that it is given at once, for the same reason
+COMPARED = 64  # texts at once
 FUZZ_STRINGS = 3000
 ALPHABETS = (
     "abcXYZ 0123456789",
@@ -48,13 +51,33 @@ class EngineDiffers(Exception):
 
 
 def reference(encoder: Tokenizer) -> Encode:
-    """`tokenizers` itself."""
+    """`tokenizers` itself, over pieces of long texts where it is known where they can be cut."""
+    cut = cut_of(encoder)
 
     def encode(texts: list[str]) -> Ids:
-        encodings = encoder.encode_batch_fast(texts, add_special_tokens=False)
-        return _joined([np.array(encoding.ids, dtype=np.uint32) for encoding in encodings])
+        several = [cut(text) for text in texts]
+        ids = [part for pieces in _together(chain.from_iterable(several)) for part in _encoded(encoder, pieces)]
+        ends = np.cumsum([0, *map(len, ids)])
+        return np.concatenate(ids), ends[np.cumsum([0, *map(len, several)])]
 
     return encode
+
+
+def _encoded(encoder: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    encodings = encoder.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+
+def _together(texts: Iterable[str]) -> Iterator[list[str]]:
+    """As many as the reference takes at once: it needs a hundred bytes of memory a token."""
+    several, size = [], 0
+    for text in texts:
+        several.append(text)
+        if (size := size + len(text)) >= TOGETHER:
+            yield several
+            several, size = [], 0
+    if several:
+        yield several
 
 
 def _joined(several: list[np.ndarray]) -> Ids:
@@ -84,8 +107,8 @@ def _fastokens(description: str) -> Encode:
 ENGINES = {"gigatoken": _gigatoken, "fastokens": _fastokens}
 
 
-def agreed(fast: Encode, slow: Encode) -> Encode:
-    """The fast engine, but for texts with characters younger than this Python's Unicode, which the reference encodes.
+def agreed(fast: Encode, slow: Encode, cut: Cut) -> Encode:
+    """The fast engine, but for pieces of text with characters younger than this Python's Unicode, which the reference encodes.
 
     The tables of the engines are of different versions of Unicode: what is a letter to one is none to another, and words are cut
     elsewhere (gigatoken 0.10.0 and U+16ED1, for one).
@@ -97,7 +120,10 @@ def agreed(fast: Encode, slow: Encode) -> Encode:
             return ids, offsets
         several = np.split(ids, offsets[1:-1])
         for number in young:
-            several[number] = slow([texts[number]])[0]
+            parts = [
+                (slow if young else fast)(["".join(part)])[0] for young, part in groupby(cut(texts[number]), _is_young)
+            ]
+            several[number] = np.concatenate(parts)
         return _joined(several)
 
     return encode
@@ -106,7 +132,8 @@ def agreed(fast: Encode, slow: Encode) -> Encode:
 def _is_young(text: str) -> bool:
     if text.isascii():
         return False
-    return bool(_young_characters().take(np.frombuffer(text.encode("utf-32-le"), "<u4"), mode="clip").any())
+    parts = (text[start : start + BLOCK].encode("utf-32-le") for start in range(0, len(text), BLOCK))
+    return any(_young_characters().take(np.frombuffer(part, "<u4"), mode="clip").any() for part in parts)
 
 
 @cache
@@ -127,7 +154,7 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
     if name == REFERENCE:
         return reference(encoder)
     slow, encoded = reference(encoder), 0
-    fast = agreed(ENGINES[name](encoder.to_str()), slow)
+    fast = agreed(ENGINES[name](encoder.to_str()), slow, cut_of(encoder))
 
     def encode(texts: list[str]) -> Ids:
         nonlocal encoded
@@ -207,7 +234,7 @@ def compare(name: str, tokenizer: Tokenizer, texts: list[str]) -> str | None:
     encoder = encoder_of(tokenizer)
     try:
         slow = reference(encoder)
-        fast = agreed(ENGINES[name](encoder.to_str()), slow)
+        fast = agreed(ENGINES[name](encoder.to_str()), slow, cut_of(encoder))
         for start in range(0, len(texts), COMPARED):
             several = texts[start : start + COMPARED]
             (ids, offsets), (right, ends) = fast(several), slow(several)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
+from tasks.artifacts import sync
 from tasks.preprocess.load_from_disk import describe_for_datasets
 from tasks.preprocess.reader import map_list
 
@@ -68,11 +69,10 @@ def write_shard(path: Path, values: np.ndarray, lengths: np.ndarray | list[int])
     column = pa.LargeListArray.from_buffers(lists, len(lengths), buffers, children=[tokens])
     batch = pa.record_batch([column], names=["input_ids"])
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        with pa.ipc.new_stream(file, batch.schema) as stream:
-            stream.write_batch(batch)
-        file.flush()
-        os.fsync(file.fileno())
+    # Not a file of Python's, for which pyarrow copies all of the tokens.
+    with pa.OSFile(str(part), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+    sync(part)
     part.rename(path)
 
 
