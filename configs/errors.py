@@ -1,6 +1,7 @@
 """The errors a user meets, each with the exit code that says who acts on it (docs/resume.md)."""
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,7 +49,7 @@ def no_space(error: BaseException, what: str = "") -> str | None:
     if not isinstance(error, OSError) or error.errno not in NO_SPACE:
         return None
     what = what or (f"'{error.filename}'" if error.filename else "a file")
-    return f"no space to write {what} ({error.strerror}); free space and run the same command again."
+    return f"no space to write {what} ({os.strerror(error.errno or 0)}); free space and run the same command again."
 
 
 @contextmanager

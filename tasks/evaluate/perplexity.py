@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from configs.errors import ConfigError, DataError
 from model.llama import Llama
 from model.loss import IGNORE_INDEX
-from tasks.preprocess.formats import Fault
 from tasks.preprocess.reader import TokenReader
+from tasks.preprocess.records import Fault
 from tasks.preprocess.sources import sources
 from tasks.train.worker.data import to_batch
 

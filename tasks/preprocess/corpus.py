@@ -13,7 +13,7 @@ import numpy as np
 from blake3 import blake3
 
 from configs.errors import DataError
-from tasks.preprocess.formats import Fault, Unreadable
+from tasks.preprocess.records import Fault, Records, Unreadable
 from tasks.preprocess.sources import Source, origins, sources
 from tasks.preprocess.surveys import Found, remembered
 
@@ -23,15 +23,17 @@ NAMED = 10  # bad places that the report names
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """What is kept of one source, in order: 48 bytes a document, whatever its length."""
+    """What is kept of one source, in order: 56 bytes a document, whatever its length."""
 
     source: Source
     numbers: np.ndarray  # int64 [documents]: place among all records of the source
     sizes: np.ndarray  # int64 [documents]: UTF-8 bytes
     hashes: np.ndarray  # uint8 [documents, 32]: blake3 of those bytes
+    places: np.ndarray  # int64 [documents]: byte of the file at which each begins; [0] where the file is read in order
 
     def keep(self, mask: np.ndarray) -> "Documents":
-        return Documents(self.source, self.numbers[mask], self.sizes[mask], self.hashes[mask])
+        places = self.places[mask] if len(self.places) else self.places
+        return Documents(self.source, self.numbers[mask], self.sizes[mask], self.hashes[mask], places)
 
     def identity(self) -> list[Any]:
         """[name, bytes, hash], which stand for the text in the key."""
@@ -50,11 +52,7 @@ class Documents:
         """
         at = first
         try:
-            for number, record in enumerate(self.source.records(map(int, self.numbers[first:]))):
-                if at == len(self.numbers):
-                    return
-                if number != self.numbers[at]:
-                    continue
+            for record in self._records(first):
                 if isinstance(record, Fault) or blake3(record.encode()).digest() != self.hashes[at].tobytes():
                     break
                 yield record, int(self.sizes[at])
@@ -63,6 +61,19 @@ class Documents:
             pass
         if at < len(self.numbers):
             raise DataError(f"{self.source.path} changed while it was being prepared; run the same command again.")
+
+    def _records(self, first: int) -> Records:
+        if len(self.places):
+            yield from self.source.records_at(map(int, self.places[first:]))
+            return
+        wanted = map(int, self.numbers[first:])
+        following = next(wanted, None)
+        for number, record in enumerate(self.source.records(map(int, self.numbers[first:]))):
+            if following is None:
+                return
+            if number == following:
+                yield record
+                following = next(wanted, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +157,7 @@ def _scan_all(
             for name, count in found.counts.items():
                 report[name] += count
             report["bad"] += found.bad[: NAMED - len(report["bad"])]
-            scanned.append(Documents(source, found.numbers, found.sizes, found.hashes))
+            scanned.append(Documents(source, found.numbers, found.sizes, found.hashes, found.places))
     # The order of documents is that of names; two files of one name are told apart by what they hold.
     scanned.sort(key=lambda documents: documents.identity()[::2])
     return _some([_distinct(documents, data["deduplicate"], report, seen) for documents in scanned])
@@ -159,13 +170,14 @@ def _some(several: list[Documents]) -> list[Documents]:
 def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
     """Counts and hashes; a file that turns out to be damaged half way contributes nothing."""
     numbers: list[int] = []
+    places: list[int] = []
     sizes: list[int] = []
     hashes = bytearray()
     counts: dict[str, int] = dict.fromkeys(("records", "empty", "too_short", "bad_records"), 0)
     bad: list[str] = []
     skip = data["on_bad_input"] == "skip"
     try:
-        for number, record in enumerate(source.records()):
+        for number, record in enumerate(source.records(places=places)):
             counts["records"] += 1
             if isinstance(record, Fault):
                 if not skip:
@@ -190,7 +202,10 @@ def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
         report["bad"] += [reason] * (len(report["bad"]) < NAMED)
         return None
     columns = np.frombuffer(bytes(hashes), dtype=np.uint8).reshape(-1, 32)
-    return Found(np.array(numbers, dtype=np.int64), np.array(sizes, dtype=np.int64), columns, counts, bad)
+    kept, lines = np.array(numbers, dtype=np.int64), np.array(places, dtype=np.int64)
+    found_again = len(lines) > 0 and bool((np.diff(lines) > 0).all())  # not where a long line is several records
+    where = lines[kept] if found_again else lines[:0]
+    return Found(kept, np.array(sizes, dtype=np.int64), columns, where, counts, bad)
 
 
 def _distinct(documents: Documents, drop: bool, report: dict[str, Any], seen: set[bytes]) -> Documents:

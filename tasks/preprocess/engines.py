@@ -27,7 +27,7 @@ SAMPLED = 1000  # one document of so many is encoded by the reference too
 # Characters; of a longer one its beginning: the reference takes a hundred bytes of memory a token.
 LONGEST_SAMPLED = 2**18
 BEYOND = 0x34000  # no letter has a number so high
-BLOCK = 2**18  # characters that are looked at at once
+ASCII = bytes(range(128))
 TOGETHER = 250_000  # characters that it is given at once, for the same reason
 COMPARED = 64  # texts at once
 FUZZ_STRINGS = 3000
@@ -132,8 +132,8 @@ def agreed(fast: Encode, slow: Encode, cut: Cut) -> Encode:
 def _is_young(text: str) -> bool:
     if text.isascii():
         return False
-    parts = (text[start : start + BLOCK].encode("utf-32-le") for start in range(0, len(text), BLOCK))
-    return any(_young_characters().take(np.frombuffer(part, "<u4"), mode="clip").any() for part in parts)
+    rest = text.encode().translate(None, ASCII).decode()  # most of it is ASCII in most texts
+    return bool(_young_characters().take(np.frombuffer(rest.encode("utf-32-le"), "<u4"), mode="clip").any())
 
 
 @cache

@@ -9,37 +9,21 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet
+
+from tasks.preprocess import records
+from tasks.preprocess.lines import lines
+from tasks.preprocess.records import Fault, Records, Unreadable, as_text, cut, pieces, text_of
 
 PLAIN = ("txt", "md", "rst", "py")
 RECORDS = ("json", "jsonl", "csv", "parquet", "arrow")
 COMPRESSED = ("gz", "xz", "zst")
-LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
-LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
-BLOCK = 2**20
 READ_AHEAD = 2**20
-
-
-class Unreadable(Exception):
-    """The file as a whole is bad: nothing of it is used. The message completes '<file> …'."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One bad record among good ones; the text completes '<file> …'."""
-
-    reason: str
-
-
-Records = Iterator[str | Fault]
-NOT_READ = Fault("was not asked for")
 
 
 def format_of(path: Path) -> str | None:
@@ -50,20 +34,28 @@ def format_of(path: Path) -> str | None:
     return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
 
 
-def read(path: Path, text_column: str, form: str = "auto", wanted: Iterator[int] | None = None) -> Records:
+def read(
+    path: Path,
+    text_column: str,
+    form: str = "auto",
+    wanted: Iterator[int] | None = None,
+    places: list[int] | None = None,
+) -> Records:
     """Every text of the file and a Fault for each bad record.
 
     Args:
         form: the file's format; auto: what its name says, and a name without a known ending is one text.
         wanted: ascending numbers of records; others may be NOT_READ where that saves time.
+        places: takes the byte at which each record's line begins, where the file is one of plain lines.
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
         OSError: the disk does not give it.
     """
     reader = READERS.get(form if form != "auto" else format_of(path) or "txt", _plain)
-    if reader is _lines:
-        reader = partial(_lines, wanted=wanted)
+    if reader is lines:
+        packed = path.suffix.lower().lstrip(".") in COMPRESSED
+        reader = partial(lines, wanted=wanted, places=None if packed else places)
     try:
         with _opened(path) as stream:
             for record in reader(stream, text_column):
@@ -89,7 +81,7 @@ def _opened(path: Path) -> IO[bytes]:
         case ".xz":
             return lzma.open(path, "rb")  # type: ignore[return-value]
         case ".zst":
-            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), BLOCK)  # type: ignore[arg-type]
+            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), records.BLOCK)  # type: ignore[arg-type]
     return path.open("rb", READ_AHEAD)
 
 
@@ -97,32 +89,12 @@ def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
     """The file as one text, or as several that end at a line where it is longer than one document may be."""
     rest, base = b"", 0
     while True:
-        data = rest + stream.read(LONGEST_DOCUMENT + 1 - len(rest))
-        end = _cut(data) if len(data) > LONGEST_DOCUMENT else len(data)
+        data = rest + stream.read(records.LONGEST_DOCUMENT + 1 - len(rest))
+        end = cut(data) if len(data) > records.LONGEST_DOCUMENT else len(data)
         yield _decoded(data[:end], base)
         rest, base = data[end:], base + end
         if not rest:
             return
-
-
-def pieces(text: str) -> Iterator[str]:
-    if len(text) * 4 <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
-        yield text
-        return
-    while data:
-        end = _cut(data[: LONGEST_DOCUMENT + 1]) if len(data) > LONGEST_DOCUMENT else len(data)
-        yield data[:end].decode()
-        data = data[end:]
-
-
-def _cut(data: bytes) -> int:
-    """Where a text that is too long ends: after the last line that fits, or else between two characters."""
-    if (line := data.rfind(b"\n", 0, LONGEST_DOCUMENT)) >= 0:
-        return line + 1
-    end = LONGEST_DOCUMENT
-    while end > LONGEST_DOCUMENT - 4 and data[end] & 0xC0 == 0x80:
-        end -= 1
-    return end
 
 
 def _decoded(data: bytes, base: int) -> str:
@@ -132,50 +104,11 @@ def _decoded(data: bytes, base: int) -> str:
         raise Unreadable(f"is not UTF-8 (byte {base + error.start}: 0x{data[error.start]:02x})") from None
 
 
-def _lines(stream: IO[bytes], text_column: str, wanted: Iterator[int] | None = None) -> Records:
-    number = record = 0
-    following = next(wanted, None) if wanted is not None else None
-    while line := stream.readline(LONGEST_RECORD + 1):
-        number += 1
-        if len(line) > LONGEST_RECORD and not line.endswith(b"\n"):
-            while line and not line.endswith(b"\n"):
-                line = stream.readline(BLOCK)
-            yield Fault(f"has a line longer than {LONGEST_RECORD:,} bytes (line {number})")
-            record += 1
-            continue
-        if line.isspace():
-            continue
-        if wanted is not None and record != following and len(line) <= LONGEST_DOCUMENT:  # that is one record
-            yield NOT_READ
-            record += 1
-            continue
-        text = _line(line, text_column, number)
-        for piece in (text,) if isinstance(text, Fault) else pieces(text):
-            yield piece
-            if wanted is not None and record == following:
-                following = next(wanted, None)
-            record += 1
-
-
-def _line(line: bytes, text_column: str, number: int) -> str | Fault:
-    """The text of one line of JSON: by the faster parser, or, where that refuses it, as the standard one sees it."""
-    try:
-        value = orjson.loads(line)
-    except ValueError:
-        try:
-            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError as error:
-            return Fault(f"is not UTF-8 in line {number} (byte {error.start} of it)")
-        except (ValueError, RecursionError):
-            return Fault(f"has a line {number} that is not JSON")
-    return _text(value, text_column, f"line {number}")
-
-
 def _json(stream: IO[bytes], text_column: str) -> Records:
     """An array of records, one record, or one after the other; decoded value by value."""
     decode = json.JSONDecoder().raw_decode
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-    buffer, position, number, wanted, depth, ended = "", 0, 0, BLOCK, 0, False
+    buffer, position, number, wanted, depth, ended = "", 0, 0, records.BLOCK, 0, False
     try:
         while True:
             while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
@@ -191,19 +124,19 @@ def _json(stream: IO[bytes], text_column: str) -> Records:
                 buffer, position = buffer[position:], 0
                 if ended and not buffer and depth == 0:
                     return
-                if ended or depth not in (0, 1) or len(buffer) > LONGEST_RECORD:
+                if ended or depth not in (0, 1) or len(buffer) > records.LONGEST_RECORD:
                     raise Unreadable(f"is not JSON after its value {number}") from None
                 ended = not (more := text.read(wanted))
-                buffer, wanted = buffer + more, max(BLOCK, len(buffer))
+                buffer, wanted = buffer + more, max(records.BLOCK, len(buffer))
                 continue
-            number, position, wanted = number + 1, end, BLOCK
-            yield _text(value, text_column, f"value {number}")
+            number, position, wanted = number + 1, end, records.BLOCK
+            yield text_of(value, text_column, f"value {number}")
     except UnicodeDecodeError as error:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
 
 
 def _csv(stream: IO[bytes], text_column: str) -> Records:
-    csv.field_size_limit(LONGEST_RECORD)
+    csv.field_size_limit(records.LONGEST_RECORD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
         rows = csv.reader(text, strict=True)
@@ -254,7 +187,7 @@ def _seekable(stream: IO[bytes]) -> IO[bytes]:
     if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
         return stream
     unpacked = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
-    shutil.copyfileobj(stream, unpacked, BLOCK)
+    shutil.copyfileobj(stream, unpacked, records.BLOCK)
     unpacked.seek(0)
     return unpacked
 
@@ -268,28 +201,8 @@ def named_column(names: list[str], text_column: str) -> int:
     return names.index(text_column)
 
 
-def _text(value: Any, text_column: str, place: str) -> str | Fault:
-    """The text of one JSON value: a string, or the named field of an object."""
-    if isinstance(value, dict):
-        if text_column not in value:
-            return Fault(f"has no field '{text_column}' in {place}")
-        value = value[text_column]
-    return as_text("" if value is None else value, place)
-
-
-def as_text(value: Any, place: str) -> str | Fault:
-    if not isinstance(value, str):
-        return Fault(f"has {type(value).__name__} instead of text in {place}")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return Fault(f"has half a character (a lone surrogate) in {place}")
-    return value
-
-
 READERS: dict[str, Callable[[IO[bytes], str], Records]] = {
-    "jsonl": _lines,
+    "jsonl": lines,
     "json": _json,
     "csv": _csv,
     "parquet": _parquet,

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import PipelineError
-from tasks.preprocess.formats import Records, Unreadable, as_text, named_column, pieces
+from tasks.preprocess.formats import named_column
+from tasks.preprocess.records import Records, Unreadable, as_text, pieces
 
 AT_ONCE = 256  # rows
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import DataError
-from tasks.preprocess.formats import RECORDS, Records, format_of, read
+from tasks.preprocess.formats import RECORDS, format_of, read
 from tasks.preprocess.hub import texts_of
+from tasks.preprocess.lines import lines_at
 from tasks.preprocess.passkey import PasskeyTexts
+from tasks.preprocess.records import Records
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
 SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
@@ -33,8 +35,11 @@ class Source:
     origin: str = ""  # of several sources in data.sources, the one it belongs to
     made: PasskeyTexts | None = None
 
-    def records(self, wanted: Iterator[int] | None = None) -> Records:
+    def records(self, wanted: Iterator[int] | None = None, places: list[int] | None = None) -> Records:
         """Its texts in order, and a Fault for each bad record; if their ascending numbers are given, perhaps for unwanted ones, too.
+
+        Args:
+            places: takes, of a file whose records can be found again, the byte at which each begins.
 
         Raises:
             Unreadable: as a whole it is damaged.
@@ -44,7 +49,11 @@ class Source:
             return iter(self.made)
         if self.dataset:
             return texts_of(*self.dataset, self.text_column, self.streaming)
-        return read(self.path, self.text_column, self.format, wanted)
+        return read(self.path, self.text_column, self.format, wanted, places)
+
+    def records_at(self, places: Iterable[int]) -> Records:
+        """The records that begin at these of the bytes that `records` gave."""
+        return lines_at(self.path, self.text_column, places)
 
 
 def origins(data: dict) -> dict[str, dict]:

@@ -16,17 +16,18 @@ import numpy as np
 from tasks.artifacts import checksum_of
 from tasks.preprocess.sources import Source
 
-SURVEYS_VERSION = 1
+SURVEYS_VERSION = 2
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed less long ago may change again without a new time
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The documents of one file: place among its records, UTF-8 bytes and blake3 of each; what was left out is counted."""
+    """The documents of one file: number among its records, UTF-8 bytes, blake3 and place of each; what was left out is counted."""
 
     numbers: np.ndarray  # int64 [documents]
     sizes: np.ndarray  # int64 [documents]
     hashes: np.ndarray  # uint8 [documents, 32]
+    places: np.ndarray  # int64 [documents], or [0] where they cannot be gone to
     counts: dict[str, int]
     bad: list[str] = field(default_factory=list)
 
@@ -79,20 +80,22 @@ Notes = dict[str, tuple[list[int], Found]]
 def _read(file: Path) -> Notes:
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            numbers, sizes, hashes = (arrays[name] for name in ("numbers", "sizes", "hashes"))
+            numbers, sizes, hashes, places = (arrays[name] for name in ("numbers", "sizes", "hashes", "places"))
             table = json.loads(arrays["table"].tobytes())
-        notes, first = {}, 0
-        for path, stamp, documents, counts, bad in table:
-            part = slice(first, first + documents)
-            notes[path] = (stamp, Found(numbers[part], sizes[part], hashes[part], counts, bad))
-            first += documents
-        return notes if first == len(numbers) == len(sizes) == len(hashes) else {}
+        notes, first, placed = {}, 0, 0
+        for path, stamp, documents, known, counts, bad in table:
+            part, where = slice(first, first + documents), slice(placed, placed + known)
+            notes[path] = (stamp, Found(numbers[part], sizes[part], hashes[part], places[where], counts, bad))
+            first, placed = first + documents, placed + known
+        return notes if first == len(numbers) == len(sizes) == len(hashes) and placed == len(places) else {}
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         return {}  # none yet, or a damaged one
 
 
 def _write(file: Path, notes: Notes) -> None:
-    table = [[path, stamp, len(one.sizes), one.counts, one.bad] for path, (stamp, one) in notes.items()]
+    table = [
+        [path, stamp, len(one.sizes), len(one.places), one.counts, one.bad] for path, (stamp, one) in notes.items()
+    ]
     several = [one for _, one in notes.values()]
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     with suppress(OSError):  # without it, the text is read again the next time
@@ -103,6 +106,7 @@ def _write(file: Path, notes: Notes) -> None:
                 numbers=np.concatenate([one.numbers for one in several]),
                 sizes=np.concatenate([one.sizes for one in several]),
                 hashes=np.concatenate([one.hashes for one in several]),
+                places=np.concatenate([one.places for one in several]),
                 table=np.frombuffer(json.dumps(table).encode(), dtype=np.uint8),
             )
         part.replace(file)

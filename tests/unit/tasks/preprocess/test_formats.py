@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from configs.errors import DataError
 from configs.schema import DataConfig
-from tasks.preprocess import formats
+from tasks.preprocess import formats, records
 from tasks.preprocess.corpus import Corpus, survey, tell
-from tasks.preprocess.formats import Fault, Unreadable, read
+from tasks.preprocess.formats import read
+from tasks.preprocess.lines import lines_at
+from tasks.preprocess.records import Fault, Unreadable
 
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
 
@@ -99,11 +101,11 @@ def test_an_arrow_file_and_json_in_other_arrangements_are_read(tmp_path):
 def test_json_is_the_same_however_it_is_cut_into_blocks(tmp_path_factory, texts, block):
     path = tmp_path_factory.mktemp("json") / "x.json"
     path.write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
-    before, formats.BLOCK = formats.BLOCK, block
+    before, records.BLOCK = records.BLOCK, block
     try:
         assert list(read(path, "text")) == texts
     finally:
-        formats.BLOCK = before
+        records.BLOCK = before
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,7 +114,7 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
     folder = tmp_path_factory.mktemp("long")
     (folder / "x.txt").write_bytes(text.encode())
     (folder / "x.jsonl").write_text(json.dumps({"text": text}))
-    before, formats.LONGEST_DOCUMENT = formats.LONGEST_DOCUMENT, longest
+    before, records.LONGEST_DOCUMENT = records.LONGEST_DOCUMENT, longest
     try:
         for name in ("x.txt", "x.jsonl"):
             pieces = list(read(folder / name, "text"))
@@ -120,7 +122,7 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
             for piece in pieces[:-1]:  # cut at a line's end where there is one
                 assert str(piece).endswith("\n") or "\n" not in str(piece)
     finally:
-        formats.LONGEST_DOCUMENT = before
+        records.LONGEST_DOCUMENT = before
 
 
 BAD = {
@@ -165,7 +167,7 @@ def test_bad_input_fails_with_its_name_or_is_skipped_named_and_counted(tmp_path,
 
 
 def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "LONGEST_RECORD", 100_000)
+    monkeypatch.setattr(records, "LONGEST_RECORD", 100_000)
     with (tmp_path / "x.jsonl").open("wb") as file:
         file.write(b'{"text": "good"}\n{"text": "' + b"x" * 30_000_000 + b'"}\n{"text": "after"}\n')
     tracemalloc.start()
@@ -177,7 +179,7 @@ def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monke
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "csv", "json", "parquet"])
 def test_reading_takes_little_memory_however_large_the_file(tmp_path, ending, monkeypatch):
-    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 2**20)
+    monkeypatch.setattr(records, "LONGEST_DOCUMENT", 2**20)
     texts = [f"line {number} of the text\n" * 400 for number in range(4_000)]  # 37 MB
     form = ending.split(".")[0]
     data = "".join(texts).encode() if form == "txt" else encoded(form, texts)
@@ -253,7 +255,7 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
 
 
 def test_unwanted_lines_are_not_parsed_and_keep_their_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 40)
+    monkeypatch.setattr(records, "LONGEST_DOCUMENT", 40)
     long = json.dumps({"text": "long line " * 12})  # several documents, which count
     lines = [json.dumps({"text": f"{number}"}) for number in range(9)]
     path = tmp_path / "x.jsonl"
@@ -263,5 +265,49 @@ def test_unwanted_lines_are_not_parsed_and_keep_their_numbers(tmp_path, monkeypa
         found = list(formats.read(path, "text", wanted=iter(wanted)))
         assert len(found) == len(whole)
         assert [found[number] for number in wanted] == [whole[number] for number in wanted]
-        assert all(got in (text, formats.NOT_READ) for got, text in zip(found, whole, strict=True))
-    assert list(formats.read(path, "text", wanted=iter([0])))[1] == formats.NOT_READ
+        assert all(got in (text, records.NOT_READ) for got, text in zip(found, whole, strict=True))
+    assert list(formats.read(path, "text", wanted=iter([0])))[1] == records.NOT_READ
+
+
+LINES = st.sampled_from(
+    [
+        '{"text": "one"}',
+        '{"text": "größer 日本語"}',
+        "",
+        "  ",
+        "broken {",
+        '{"text": ""}',
+        '"a text alone"',
+        '{"text": "two\\n"}',
+    ]
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(lines=st.lists(LINES, max_size=20), end=st.sampled_from(["\n", "\r\n"]), mark=st.booleans(), last=st.booleans())
+def test_lines_are_found_again_at_the_places_where_they_begin(tmp_path_factory, lines, end, mark, last):
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" * mark + (end.join(lines) + end * last).encode())
+    places = []
+    whole = list(read(path, "text", places=places))
+    assert len(places) == len(whole)
+    for step in (1, 2, 5):
+        again = list(lines_at(path, "text", places[::step]))
+        for found, right in zip(again, whole[::step], strict=True):
+            assert found == right or (isinstance(found, Fault) and isinstance(right, Fault))  # whose line has a number
+
+
+def test_a_document_is_read_where_it_is_and_not_what_lies_before_it(tmp_path):
+    path = tmp_path / "x.jsonl"
+    with path.open("w") as file:
+        for number in range(20_000):
+            file.write(json.dumps({"text": f"document {number} " * 50}) + "\n")
+    [documents] = survey(section(files=[str(path)])).train
+
+    def read_bytes():
+        return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
+
+    before = read_bytes()
+    [(text, _)] = documents.texts(len(documents.sizes) - 1)
+    assert text == f"document {documents.numbers[-1]} " * 50
+    assert read_bytes() - before < 1_000_000 < documents.sizes.sum()

@@ -10,8 +10,8 @@ from prefect.states import Failed
 
 from configs.errors import ConfigError, DataError, PipelineError
 from tasks.preprocess import hub
-from tasks.preprocess.formats import Fault
 from tasks.preprocess.hub import texts_of
+from tasks.preprocess.records import Fault
 from tasks.preprocess.stage import preprocess
 from tasks.preprocess.task import _may_pass
 

@@ -16,7 +16,7 @@ import pytest
 
 from configs.errors import DataError
 from tasks.preprocess.corpus import survey
-from tasks.preprocess.formats import LONGEST_DOCUMENT
+from tasks.preprocess.records import LONGEST_DOCUMENT
 from tasks.preprocess.stage import lookup, preprocess
 from tasks.verify_data.checks import verify
 

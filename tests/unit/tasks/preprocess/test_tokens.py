@@ -49,7 +49,9 @@ def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), shard_size=st.integers(1024, 4000))
 def test_units_are_the_documents_in_order_and_only_one_that_is_alone_is_too_large(sizes, shard_size):
     table = np.array(sizes, dtype=np.int64)
-    documents = Documents(Source(Path("a"), "a", "text"), table, table, np.zeros((len(sizes), 32), dtype=np.uint8))
+    documents = Documents(
+        Source(Path("a"), "a", "text"), table, table, np.zeros((len(sizes), 32), dtype=np.uint8), table[:0]
+    )
     units = plan_units(Corpus([documents], [], {}, {}), shard_size).units
     assert [unit.number for unit in units] == list(range(len(units)))
     assert [unit.first for unit in units] == [sum(u.documents for u in units[:k]) for k in range(len(units))]

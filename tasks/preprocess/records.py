@@ -1,0 +1,64 @@
+"""What is read of a file: texts in order, and what is wrong with some; a text that is too long is several."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
+LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
+BLOCK = 2**20
+
+
+class Unreadable(Exception):
+    """The file as a whole is bad: nothing of it is used. The message completes '<file> …'."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One bad record among good ones; the text completes '<file> …'."""
+
+    reason: str
+
+
+Records = Iterator[str | Fault]
+NOT_READ = Fault("was not asked for")
+
+
+def pieces(text: str) -> Iterator[str]:
+    if len(text) * 4 <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
+        yield text
+        return
+    while data:
+        end = cut(data[: LONGEST_DOCUMENT + 1]) if len(data) > LONGEST_DOCUMENT else len(data)
+        yield data[:end].decode()
+        data = data[end:]
+
+
+def cut(data: bytes) -> int:
+    """Where a text that is too long ends: after the last line that fits, or else between two characters."""
+    if (line := data.rfind(b"\n", 0, LONGEST_DOCUMENT)) >= 0:
+        return line + 1
+    end = LONGEST_DOCUMENT
+    while end > LONGEST_DOCUMENT - 4 and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
+
+
+def text_of(value: Any, text_column: str, place: str) -> str | Fault:
+    """The text of one JSON value: a string, or the named field of an object."""
+    if isinstance(value, dict):
+        if text_column not in value:
+            return Fault(f"has no field '{text_column}' in {place}")
+        value = value[text_column]
+    return as_text("" if value is None else value, place)
+
+
+def as_text(value: Any, place: str) -> str | Fault:
+    if not isinstance(value, str):
+        return Fault(f"has {type(value).__name__} instead of text in {place}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return Fault(f"has half a character (a lone surrogate) in {place}")
+    return value
