@@ -130,18 +130,18 @@ def test_scancel_ends_the_run_with_a_checkpoint_and_the_same_command_carries_on(
 
 
 def test_ctrl_c_ends_the_job_with_a_checkpoint(slurm, lab, calm, start):
-    command = start("stopped")
-    lab.wait_for_step("stopped", 20, command)
-    job = job_of(lab, "stopped")
+    command = start("ctrl-c")
+    lab.wait_for_step("ctrl-c", 20, command)
+    job = job_of(lab, "ctrl-c")
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 75, command.log.read_text()
     time.sleep(0.5)
     assert state(slurm, job) == "FAILED" and "ExitCode=75:0" in slurm("scontrol", "show", "job", job)
-    record = json.loads((lab.run_dir("stopped") / "attempts.jsonl").read_text())
+    record = json.loads((lab.run_dir("ctrl-c") / "attempts.jsonl").read_text())
     assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
-    again = start("stopped")
+    again = start("ctrl-c")
     assert again.wait() == 0, again.log.read_text()
-    same_run(lab, "stopped", calm)
+    same_run(lab, "ctrl-c", calm)
 
 
 def test_what_sbatch_refuses_is_a_sentence(slurm, lab, start):
