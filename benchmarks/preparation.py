@@ -318,7 +318,8 @@ def main() -> None:
                     "--tokenizer",
                     str(tokenizer),
                 ]
-                environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
+                paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+                environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
                 ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
                 try:
                     measures = json.loads(ended.stdout.splitlines()[-1])

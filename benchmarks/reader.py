@@ -3,7 +3,8 @@
     python benchmarks/reader.py [--tokens 20000000] [--rounds 5] [--output benchmarks/results/reader.json]
 
 Reading: batches of 16 random `concat` rows of 2,048 tokens from a dataset of made-up tokens, tokens alone, int64; `datasets` gives the
-same rows written out (its torch format, by a list of 16 indices). Packing: `best_fit` of log-normal document lengths into rows of 2,048,
+same rows written out (its torch format, by a list of 16 indices), litdata, where it
+is installed, by its TokensLoader. Packing: `best_fit` of log-normal document lengths into rows of 2,048,
 against TRL's "bfd_split" (which writes the rows, too) where trl is installed. Nanoseconds of CPU time a token or document; the rounds
 alternate, and their medians count.
 """
@@ -66,6 +67,37 @@ def rows_of_datasets(reader: TokenReader, folder: Path) -> Any:
     return datasets.load_from_disk(str(folder)).with_format("torch")
 
 
+class Row:
+    """One row as a tensor, for litdata, which sends its function to another process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, number: int) -> Any:
+        import torch
+
+        yield torch.from_numpy(np.load(self.folder, mmap_mode="r")[number].astype(np.int32))
+
+
+def rows_of_litdata(reader: TokenReader, folder: Path) -> Callable[[np.ndarray], object]:
+    """The same rows as litdata's TokensLoader reads them, one tensor an index, stacked and widened."""
+    import torch
+
+    litdata: Any = import_module("litdata")
+    folder.mkdir()
+    np.save(folder / "rows.npy", reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16))
+    litdata.optimize(
+        Row(folder / "rows.npy"),
+        list(range(len(reader))),
+        output_dir=str(folder / "chunks"),
+        chunk_size=LENGTH * 8012,
+        num_workers=1,
+        item_loader=litdata.TokensLoader(block_size=LENGTH),
+    )
+    theirs = litdata.StreamingDataset(str(folder / "chunks"), item_loader=litdata.TokensLoader(block_size=LENGTH))
+    return lambda rows: torch.stack([theirs[row] for row in rows.tolist()]).long()
+
+
 def one_by_one(read: Callable[[Any], object], batches: list[np.ndarray]) -> None:
     """As training does: no batch is kept, so that its memory serves the next one."""
     for rows in batches:
@@ -96,6 +128,11 @@ def main() -> None:
             "read, datasets": (lambda: one_by_one(lambda rows: theirs[rows.tolist()], few), len(few) * BATCH * LENGTH),
             "best_fit, ours": (lambda: pack(lengths, LENGTH, "best_fit"), DOCUMENTS),
         }
+        try:
+            read = rows_of_litdata(reader, Path(folder) / "litdata")
+            works["read, litdata"] = (lambda: one_by_one(read, few), len(few) * BATCH * LENGTH)
+        except ImportError:
+            print("litdata is not installed; its reading is left out")
         try:
             from datasets import Dataset
 

@@ -58,8 +58,11 @@ class TokenReader:
         self.tokens = [shard["tokens"] for shard in shards]
         self.sources: list[dict] = table["content"].get("sources", {}).get(split, [])  # {"name", "rows"}, in order
         self.ends: list[int] = np.cumsum(self.tokens).tolist()
-        self.dtype = np.dtype(manifest["content"].get("dtype", "int64"))
+        self.dtype = np.dtype(manifest["content"]["dtype"])
         self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.views: dict[
+            int, tuple[int, memoryview]
+        ] = {}  # of a shard's tokens, and the first one's place in the stream
 
     def __len__(self) -> int:
         return len(self.starts) - (self.pieces is not None)
@@ -143,12 +146,14 @@ class TokenReader:
         """Tokens int64 [len(starts), sequence_length + 1] from each start on, copied as they are stored and then widened."""
         size = self.sequence_length + 1
         tokens = np.empty((len(starts), size), dtype=self.dtype)
+        target = tokens.reshape(-1).data  # slices of views cost half of what numpy's do
         for number, start in enumerate(starts):
             shard = bisect_right(self.ends, start)
-            values = self._shard(shard)[1]
-            at = start - self.ends[shard] + len(values)
-            if at + size <= len(values):
-                tokens[number] = values[at : at + size]
+            if shard not in self.views:
+                self.views[shard] = self.ends[shard] - self.tokens[shard], self._shard(shard)[1].data
+            base, values = self.views[shard]
+            if start + size <= self.ends[shard]:
+                target[number * size : number * size + size] = values[start - base : start - base + size]
             else:
                 self._copy(start, tokens[number])
         return tokens.astype(np.int64)
@@ -182,6 +187,8 @@ class TokenReader:
             offsets, values = map_list(path)
             if len(values) != self.tokens[shard]:
                 raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[shard]}.")
+            if values.dtype != self.dtype:
+                raise DataError(f"{path} has tokens of {values.dtype}; the manifest says {self.dtype}.")
             self.mapped[shard] = offsets, values
         return self.mapped[shard]
 

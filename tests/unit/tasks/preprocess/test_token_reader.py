@@ -23,7 +23,7 @@ def write_dataset(dataset, documents, capacity, length) -> None:
         write_shard(staged / file, np.concatenate(taken), [len(document) for document in taken])
         shards.append({"file": file, "tokens": sum(map(len, taken))})
         tokens += shards[-1]["tokens"]
-    commit(staged, dataset, "dataset", 1, {}, {"train": {"shards": shards, "tokens": tokens}})
+    commit(staged, dataset, "dataset", 1, {}, {"dtype": "uint16", "train": {"shards": shards, "tokens": tokens}})
     staged = staging(dataset / "chunks" / "k")
     save_array(staged / "train.rows.npy", row_starts(row_count(tokens, length), length))
     commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, {"sequence_length": length})
@@ -132,3 +132,9 @@ def test_a_missing_file_is_a_sentence(built):
         TokenReader(dataset, reference["chunks"], "train")
     with pytest.raises(DataError, match=r"has no manifest\.json"):
         TokenReader(dataset, "other", "train")
+
+
+def test_a_shard_of_another_type_of_tokens_is_refused(tmp_path):
+    write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint32)], 200, 9)  # the manifest says uint16
+    with pytest.raises(DataError, match=r"data-00000\.arrow has tokens of uint32; the manifest says uint16"):
+        TokenReader(tmp_path / "data", "k", "train").gather(np.array([0]))
