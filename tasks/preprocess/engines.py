@@ -4,7 +4,9 @@ import importlib
 import json
 import logging
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, groupby, islice
@@ -85,6 +87,9 @@ def _joined(several: list[np.ndarray]) -> Ids:
 
 
 def _gigatoken(description: str) -> Encode:
+    importlib.import_module(
+        "awkward"
+    )  # which it would import later, and swallow a request to stop that comes meanwhile
     engine: Any = importlib.import_module("gigatoken").Tokenizer.from_json(description)
 
     def encode(texts: list[str]) -> Ids:
@@ -214,9 +219,23 @@ def _checked(name: str, number: str, tokenizer: Tokenizer, texts: Callable[[], l
         return json.loads(file.read_text(encoding="utf-8"))["fault"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not checked yet, or a damaged note: the check is made (again)
-    fault = compare(name, tokenizer, golden(tokenizer) + texts())
+    fault = _in_a_thread(lambda: compare(name, tokenizer, golden(tokenizer) + texts()))
     _remember(file, fault)
     return fault
+
+
+def _in_a_thread(work: Callable[[], str | None]) -> str | None:
+    """Requests to stop are raised in the main thread alone: there nothing takes them for the engine's fault, and nothing waits."""
+    result: Future[str | None] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result()
 
 
 def _remember(file: Path, fault: str | None) -> None:

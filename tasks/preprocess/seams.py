@@ -19,6 +19,13 @@ PATTERNS = {  # that take a line's end to punctuation before it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 
+WORD_BY_WORD = {
+    "ByteLevel",
+    "Split",
+    "Digits",
+    "Punctuation",
+}  # steps that look at one word at a time, wherever it stands
+
 Cut = Callable[[str], list[str]]
 
 
@@ -39,8 +46,8 @@ def cut_of(encoder: Tokenizer) -> Cut:
 def _seam_of(step: dict) -> re.Pattern | None:
     """Where the words of this step of a pre-tokenizer, as tokenizer.json describes it, surely end."""
     match step:
-        case {"type": "Sequence", "pretokenizers": [first, *_]}:  # those that follow see one word at a time
-            return _seam_of(first)
+        case {"type": "Sequence", "pretokenizers": [first, *rest]}:
+            return _seam_of(first) if all(step["type"] in WORD_BY_WORD for step in rest) else None
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return LINE_ENDS
         case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:

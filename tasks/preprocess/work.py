@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 
@@ -50,7 +52,11 @@ def do_units(
     shares = [units[len(units) * k // processes : len(units) * (k + 1) // processes] for k in range(processes)]
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads,)) as pool:
+    ends, held = spawn.Pipe(duplex=False)
+    with (
+        ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads, ends)) as pool,
+        _closed_by_fault(held),
+    ):
         pending = {
             pool.submit(_do, plan, share, tokenizer, journal.work, eos, engine, journal.record) for share in shares
         }
@@ -67,12 +73,22 @@ def do_units(
                     ) from None
 
 
-def _begin(threads: int) -> None:
-    """In a worker process: its share of the cores, and no life after its parent's."""
+@contextmanager
+def _closed_by_fault(held: Connection) -> Iterator[None]:
+    """Ends the worker processes where this one breaks off; the pool would wait for all that they have begun."""
+    try:
+        yield
+    except BaseException:
+        held.close()
+        raise
+
+
+def _begin(threads: int, ends: Connection) -> None:
+    """In a worker process: its share of the cores, and no life after its parent's, or after its parent's interest in it."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: wait_for([parent.sentinel]) and os._exit(1), daemon=True).start()
+    threading.Thread(target=lambda: wait_for([parent.sentinel, ends]) and os._exit(1), daemon=True).start()
 
 
 def _do_remotely(eos: int, engine: str, plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish) -> None:

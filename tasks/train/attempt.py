@@ -212,8 +212,10 @@ def stop(launched: Launched, run: RunFolder, runtime: dict) -> None:
     while True:
         try:
             return ask(launched, run, runtime)
-        except BaseException as again:
-            if isinstance(again, Exception) or time.monotonic() - asked > ONE_REQUEST_SECONDS:
+        except Exception:
+            raise
+        except BaseException:
+            if time.monotonic() - asked > ONE_REQUEST_SECONDS:
                 log.warning("asked again; ending at once, with the newest checkpoint that is whole")
                 return
 

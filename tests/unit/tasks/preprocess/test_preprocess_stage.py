@@ -312,6 +312,35 @@ def test_worker_processes_die_with_the_one_that_started_them_and_the_next_build_
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
 
 
+ASKED_TO_STOP = """
+import json, signal, sys
+from tasks.preprocess.stage import preprocess
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    preprocess(json.loads(sys.argv[1]), sys.argv[2])
+"""
+
+
+def test_asked_to_stop_it_does_not_wait_for_what_its_worker_processes_have_before_them(data, tmp_path):
+    (tmp_path / "text").mkdir()
+    for number in range(120):
+        (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(9000)))
+    settings = data(files=[str(tmp_path / "text" / "*")], shard_size=200_000, num_workers=2)
+    settings["tokenizer"]["vocab_size"] = 257
+    script = tmp_path / "script.py"
+    script.write_text(ASKED_TO_STOP)
+    command = [sys.executable, str(script), json.dumps(settings), str(tmp_path / "home")]
+    child = subprocess.Popen(command, start_new_session=True)
+    while not list(tmp_path.glob("home/datasets/.*.work/train/data-*.arrow")):
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.terminate()
+    assert child.wait(timeout=100) == 3
+    done = len(list(tmp_path.glob("home/datasets/.*.work/*/data-*.arrow")))
+    whole = tmp_path / "home" / preprocess(settings, str(tmp_path / "home"))["path"]
+    assert done < len(list(whole.glob("*/data-*.arrow")))
+
+
 def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_path):
     command = [sys.executable, "-c", BUILD, json.dumps(data()), str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -96,8 +96,12 @@ def test_a_tokenizer_of_which_it_is_not_known_gets_the_text_whole(kinds):
     normalized.normalizer = normalizers.Replace("\n", "x")
     other = changed()
     other.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]{1,7}"), "isolated")
+    first_word = changed()  # a mark before the first word of the text alone
+    first_word.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Metaspace(prepend_scheme="first")]
+    )
     nothing = changed(pre_tokenizer=None)
-    for encoder in (over_lines, prefixed, normalized, other, nothing):
+    for encoder in (over_lines, prefixed, normalized, other, first_word, nothing):
         assert cut_of(encoder)(text) == [text]
 
 
