@@ -21,7 +21,7 @@ def generate(arguments: Namespace) -> Answer:
     from tasks.train.load import end_of_text_of, load_model
     from tasks.train.writing import Writer
 
-    model, tokenizer = load_model(run, arguments.checkpoint)
+    model, tokenizer, _ = load_model(run, arguments.checkpoint)
     model.use_memory(not arguments.no_memory)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     sampling = Sampling(**{name: getattr(arguments, name) for name in names})

@@ -15,7 +15,7 @@ from tasks.evaluate.passkey import passkey
 from tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
 from tasks.preprocess.reader import TokenReader
 from tasks.train import checkpoints
-from tasks.train.load import dataset_of, end_of_text_of, find_checkpoint, lineage_of, load_model
+from tasks.train.load import dataset_of, end_of_text_of, lineage_of, load_model
 from tasks.train.run_folder import append_line
 
 RESULTS = "evaluations.jsonl"
@@ -98,8 +98,7 @@ def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict
 
 
 def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, Any]]:
-    chosen = find_checkpoint(run_dir, checkpoint)
-    model, tokenizer = load_model(run_dir, chosen.name)
+    model, tokenizer, chosen = load_model(run_dir, checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     about = {"run": run_dir.name, "checkpoint": chosen.name, "step": checkpoints.step_of(chosen), "device": device}
     return model.to(device), tokenizer, about

@@ -18,7 +18,7 @@ from tasks.artifacts import staging, sync
 from tasks.export.card import model_card
 from tasks.export.code import AUTO_MAP, write_code
 from tasks.train import checkpoints
-from tasks.train.load import dataset_of, end_of_text_of, find_checkpoint, load_model
+from tasks.train.load import dataset_of, end_of_text_of, load_model
 from tasks.train.run_folder import RunFolder, read_metrics
 from tasks.train.worker.checkpoint import state_hash, tensors
 
@@ -47,8 +47,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         raise ConfigError(f"--output {output} exists already; name a new folder, or remove it.")
-    chosen = find_checkpoint(run_dir, checkpoint)
-    model, tokenizer = load_model(run_dir, chosen.name)
+    model, tokenizer, chosen = load_model(run_dir, checkpoint)
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
     weights = {
         name: (tensor if hf.is_gate(name) else tensor.to(DTYPES[dtype])).contiguous()

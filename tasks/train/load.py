@@ -13,21 +13,32 @@ from tasks.train.run_folder import RunFolder
 from tasks.train.worker import checkpoint as tensors_of
 
 
-def load_model(run_dir: Path, checkpoint: str = "latest") -> tuple[Llama, Tokenizer]:
-    """The model at `checkpoint` (latest, best, or a folder of checkpoints/), every checksum verified, and its tokenizer.
+def load_model(run_dir: Path, checkpoint: str = "latest") -> tuple[Llama, Tokenizer, Path]:
+    """The model at `checkpoint` (latest, best, or a folder of checkpoints/), every checksum verified, its tokenizer, and its folder.
 
     Raises:
         ConfigError: no such run or checkpoint.
         DataError: checkpoint or tokenizer is damaged.
     """
-    chosen = find_checkpoint(run_dir, checkpoint)
-    check(chosen, checkpoints.KIND, checksums=True)
     model = Llama(LlamaConfig.from_dict(lineage_of(run_dir)["model"]))
-    tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
+    chosen = _load(run_dir, checkpoint, model)
     tokenizer_file = dataset_of(run_dir) / "tokenizer.json"
     if not tokenizer_file.exists():
         raise DataError(f"{tokenizer_file} is missing: the dataset of run {run_dir.name} was moved or removed.")
-    return model.eval(), Tokenizer.from_file(str(tokenizer_file))
+    return model.eval(), Tokenizer.from_file(str(tokenizer_file)), chosen
+
+
+def _load(run_dir: Path, checkpoint: str, model: Llama) -> Path:
+    """Loads the weights; where the training beside this one prunes the checkpoint meanwhile, those of the one that is now meant."""
+    while True:
+        chosen = find_checkpoint(run_dir, checkpoint)
+        try:
+            check(chosen, checkpoints.KIND, checksums=True)
+            tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
+            return chosen
+        except (DataError, OSError):
+            if chosen.is_dir():
+                raise
 
 
 def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:

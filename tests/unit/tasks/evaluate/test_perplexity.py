@@ -46,7 +46,7 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     folder, model = run_of(**INFINI)
     text = tmp_path / "a.txt"
     text.write_text("the cat sat on «größer» things, and then the cat sat again. " * 3)
-    _, tokenizer = load_model(folder)
+    tokenizer = load_model(folder)[1]
     ids = [end_of_text_of(folder), *tokenizer.encode(text.read_text(), add_special_tokens=False).ids]
     assert len(ids) > 40
     with torch.no_grad():

@@ -42,7 +42,7 @@ def exported(run: Path, folder: Path) -> Path:
 
 def bits_per_byte(run: Path, texts: list[str]) -> float:
     """Of whole texts, each behind an end-of-text token, as training reads documents."""
-    model, tokenizer = load_model(run)
+    model, tokenizer, _ = load_model(run)
     nats = 0.0
     for text in texts:
         ids = torch.tensor([[0, *tokenizer.encode(text, add_special_tokens=False).ids]])

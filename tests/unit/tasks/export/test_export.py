@@ -201,7 +201,7 @@ def test_bfloat16_is_what_transformers_then_computes_in_and_gates_stay_fp32(run_
 def test_the_tokenizer_is_the_datasets(run_of, tmp_path):
     run, _ = run_of()
     exported(run, tmp_path / "out")
-    theirs, (_, ours) = AutoTokenizer.from_pretrained(tmp_path / "out"), load_model(run)
+    theirs, (_, ours, _) = AutoTokenizer.from_pretrained(tmp_path / "out"), load_model(run)
     for text in (
         "the cat sat",
         " self.value = {x: 1}\n\t«größer» 日本語 🙂",
