@@ -6,7 +6,7 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from configs.errors import ConfigError
 from tasks.artifacts import checksum_of, write_atomic
 from tasks.preprocess.seams import Cut, cut_of
 from tasks.preprocess.tokenizers import encoder_of
+from tasks.preprocess.tokens import batches
 
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"
@@ -31,7 +32,7 @@ SAMPLED = 1000  # one document of so many is encoded by the reference too
 LONGEST_SAMPLED = 2**18
 BEYOND = 0x34000  # no letter has a number so high
 ASCII = bytes(range(128))
-TOGETHER = 250_000  # characters that it is given at once, for the same reason
+TOGETHER = 250_000  # characters that the reference is given at once, for the same reason
 COMPARED = 64  # texts at once
 FUZZ_STRINGS = 3000
 ALPHABETS = (
@@ -59,7 +60,8 @@ def reference(encoder: Tokenizer) -> Encode:
 
     def encode(texts: list[str]) -> Ids:
         several = [cut(text) for text in texts]
-        ids = [part for pieces in _together(chain.from_iterable(several)) for part in _encoded(encoder, pieces)]
+        sized = ((piece, len(piece)) for piece in chain.from_iterable(several))
+        ids = [part for pieces, _ in batches(sized, TOGETHER) for part in _encoded(encoder, pieces)]
         ends = np.cumsum([0, *map(len, ids)])
         return np.concatenate(ids), ends[np.cumsum([0, *map(len, several)])]
 
@@ -71,26 +73,13 @@ def _encoded(encoder: Tokenizer, texts: list[str]) -> list[np.ndarray]:
     return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
 
-def _together(texts: Iterable[str]) -> Iterator[list[str]]:
-    """As many as the reference takes at once: it needs a hundred bytes of memory a token."""
-    several, size = [], 0
-    for text in texts:
-        several.append(text)
-        if (size := size + len(text)) >= TOGETHER:
-            yield several
-            several, size = [], 0
-    if several:
-        yield several
-
-
 def _joined(several: list[np.ndarray]) -> Ids:
     return np.concatenate(several), np.cumsum([0, *map(len, several)])
 
 
 def _gigatoken(description: str) -> Encode:
-    importlib.import_module(
-        "awkward"
-    )  # which it would import later, and swallow a request to stop that comes meanwhile
+    # Which it would import later, and swallow a request to stop that comes meanwhile.
+    importlib.import_module("awkward")
     engine: Any = importlib.import_module("gigatoken").Tokenizer.from_json(description)
 
     def encode(texts: list[str]) -> Ids:

@@ -62,7 +62,7 @@ class TokenReader:
         self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.views: dict[
             int, tuple[int, memoryview]
-        ] = {}  # of a shard's tokens, and the first one's place in the stream
+        ] = {}  # of a shard: its first token's place in the stream, its tokens
 
     def __len__(self) -> int:
         return len(self.starts) - (self.pieces is not None)

@@ -18,13 +18,8 @@ PATTERNS = {  # that take a line's end to punctuation before it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-
-WORD_BY_WORD = {
-    "ByteLevel",
-    "Split",
-    "Digits",
-    "Punctuation",
-}  # steps that look at one word at a time, wherever it stands
+# Later steps that look at one word at a time, wherever it stands.
+WORD_BY_WORD = {"ByteLevel", "Split", "Digits", "Punctuation"}
 
 Cut = Callable[[str], list[str]]
 

@@ -21,13 +21,14 @@ def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
 
 
-def batches(texts: Iterable[tuple[str, int]]) -> Iterator[tuple[list[str], int]]:
-    """Texts of about BATCH_BYTES in all, and their bytes; documents are never cut."""
+def batches(texts: Iterable[tuple[str, int]], most: int | None = None) -> Iterator[tuple[list[str], int]]:
+    """Texts of about `most` (BATCH_BYTES) in all, and their sizes' sum; none is cut."""
+    most = most or BATCH_BYTES
     batch, size = [], 0
     for text, text_size in texts:
         batch.append(text)
         size += text_size
-        if size >= BATCH_BYTES:
+        if size >= most:
             yield batch, size
             batch, size = [], 0
     if batch:

@@ -20,22 +20,22 @@ def load_model(run_dir: Path, checkpoint: str = "latest") -> tuple[Llama, Tokeni
         ConfigError: no such run or checkpoint.
         DataError: checkpoint or tokenizer is damaged.
     """
-    model = Llama(LlamaConfig.from_dict(lineage_of(run_dir)["model"]))
-    chosen = _load(run_dir, checkpoint, model)
+    model, chosen = _load(run_dir, checkpoint)
     tokenizer_file = dataset_of(run_dir) / "tokenizer.json"
     if not tokenizer_file.exists():
         raise DataError(f"{tokenizer_file} is missing: the dataset of run {run_dir.name} was moved or removed.")
     return model.eval(), Tokenizer.from_file(str(tokenizer_file)), chosen
 
 
-def _load(run_dir: Path, checkpoint: str, model: Llama) -> Path:
-    """Loads the weights; where the training beside this one prunes the checkpoint meanwhile, those of the one that is now meant."""
+def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
+    """The model; where the training beside this one prunes the checkpoint meanwhile, that of the one that is now meant."""
     while True:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
             check(chosen, checkpoints.KIND, checksums=True)
+            model = Llama(LlamaConfig.from_dict(lineage_of(run_dir)["model"]))
             tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
-            return chosen
+            return model, chosen
         except (DataError, OSError):
             if chosen.is_dir():
                 raise
