@@ -37,8 +37,8 @@ THEIRS = {"infini-transformer-pytorch": 10**9, "infini-transformer-pytorch, grad
 
 
 def ours(kind: str, device: str):  # noqa: ANN201
-    from model.config import LlamaConfig
-    from model.llama import Llama
+    from infini_llama.model.config import LlamaConfig
+    from infini_llama.model.llama import Llama
 
     config = LlamaConfig(VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **OURS[kind])  # type: ignore[arg-type]
     model = Llama(config).to(device)

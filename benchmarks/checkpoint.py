@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from tasks.patch_environment.machine import Machine
-from tasks.patch_environment.probe import cpu
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.saver import Saver
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.probe import cpu
+from infini_llama.tasks.train.worker.saver import Saver
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 RESULTS = Path(__file__).with_name("results") / "checkpoint.jsonl"
 

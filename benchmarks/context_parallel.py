@@ -28,10 +28,10 @@ def rank(update: str, length: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from model.config import LlamaConfig
-    from model.llama import Llama
-    from tasks.train.worker.parallel import Ranks
-    from tasks.train.worker.strategy import LossModule
+    from infini_llama.model.config import LlamaConfig
+    from infini_llama.model.llama import Llama
+    from infini_llama.tasks.train.worker.strategies.native import LossModule
+    from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
@@ -58,7 +58,7 @@ def rank(update: str, length: int) -> None:
 
 def measure(update: str, length: int, size: int) -> tuple[float, float]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", __file__]
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[1] / "src")
     environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [*command, "--rank", update, "--length", str(length)], env=environment, capture_output=True, text=True

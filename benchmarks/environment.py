@@ -14,11 +14,11 @@ import os
 import statistics
 from pathlib import Path
 
-from configs.schema import PipelineConfig
-from tasks.patch_environment import trials
-from tasks.patch_environment.pin import asking
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.patch_environment.pin import asking
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.tuning import trials
 
 VOCABULARIES = {False: (8192, 32000), True: (32000,)}  # with --huge-pages
 MODEL = {

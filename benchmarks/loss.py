@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from model.loss import chunked_cross_entropy_sum, cross_entropy_sum
+from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 
 TOKENS, WIDTH = 2048, 256
 VARIANTS = ("all at once", "chunks of 128", "chunks of 256", "chunks of 512", "torch linear_cross_entropy")

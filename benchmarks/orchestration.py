@@ -18,9 +18,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from flows.server import lasting_api
+from infini_llama.flows.server import lasting_api
 
-COMMAND = [sys.executable, "-m", "flows.cli"]
+COMMAND = [sys.executable, "-m", "infini_llama"]
 SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
 SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
 
@@ -51,7 +51,12 @@ def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> 
     (attempt / "order.json").write_text(json.dumps(order), encoding="utf-8")
     processes = order["plan"]["nproc_per_node"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
-    command += [f"--nproc-per-node={processes}", "--module", "tasks.train.worker", str(attempt / "order.json")]
+    command += [
+        f"--nproc-per-node={processes}",
+        "--module",
+        "infini_llama.tasks.train.worker",
+        str(attempt / "order.json"),
+    ]
     plan = {key: value for key, value in order["plan"]["env"].items() if value != "***"}
     return timed(command, run / "metrics.jsonl", environment | plan)
 

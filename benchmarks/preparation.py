@@ -40,11 +40,11 @@ Work = Callable[[], int]  # returns the tokens written
 
 
 def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
-    from configs.loading import parse_config
-    from tasks.artifacts import read_manifest
-    from tasks.preprocess.engines import choose_engine
-    from tasks.preprocess.stage import preprocess
-    from tasks.preprocess.tokenizers import load
+    from infini_llama.configs.loading import parse_config
+    from infini_llama.tasks.preprocess.stage import preprocess
+    from infini_llama.tasks.preprocess.tokenizers.engines import choose_engine
+    from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
+    from infini_llama.tasks.storage.artifacts import read_manifest
 
     if engine != "tokenizers":
         import_module(engine)
@@ -79,9 +79,9 @@ def again(corpus: Path, tokenizer: Path, output: Path) -> Work:
 def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
     from tokenizers import Tokenizer
 
-    from tasks.preprocess.engines import ENGINES
-    from tasks.preprocess.tokenizers import encoder_of
-    from tasks.preprocess.tokens import batches
+    from infini_llama.tasks.preprocess.tokenizers.engines import ENGINES
+    from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
+    from infini_llama.tasks.preprocess.tokens.shards import batches
 
     engine = ENGINES["gigatoken"](encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
     texts = [(text, len(text)) for text in _texts(corpus)]
@@ -215,8 +215,8 @@ def _texts(corpus: Path) -> list[str]:
 
 
 def train_tokenizer(texts: list[str]) -> Any:
-    from tasks.preprocess.engines import FAST, compare, golden
-    from tasks.preprocess.tokenizers import train_bpe
+    from infini_llama.tasks.preprocess.tokenizers.engines import FAST, compare, golden
+    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 
     for part in range(8):
         tokenizer = train_bpe(texts[part::8], 32768, 2)
@@ -318,7 +318,7 @@ def main() -> None:
                     "--tokenizer",
                     str(tokenizer),
                 ]
-                paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+                paths = [str(Path(__file__).parents[1] / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
                 environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
                 ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
                 try:

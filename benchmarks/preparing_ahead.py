@@ -28,13 +28,13 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from configs.architecture import architecture
-from configs.loading import load_config
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.preprocess.reader import TokenReader, map_list
-from tasks.preprocess.stage import preprocess
-from tasks.train.worker.data import TrainBatches
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.loading import load_config
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
 
 RESULTS = Path(__file__).with_name("results") / "preparing_ahead.json"
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.artifacts import commit
-from tasks.preprocess.packing import costs_packed, pack
-from tasks.preprocess.reader import TokenReader
-from tasks.preprocess.tables import build_table
-from tasks.preprocess.tokens import describe_split, write_shard
+from infini_llama.tasks.preprocess.rows.packing import costs_packed, pack
+from infini_llama.tasks.preprocess.rows.tables import build_table
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import describe_split, write_shard
+from infini_llama.tasks.storage.artifacts import commit
 
 LENGTH, BATCH, DOCUMENTS = 2048, 16, 20_000
 

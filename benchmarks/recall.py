@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from model.config import LlamaConfig
-from model.llama import Llama, parameter_groups
-from model.loss import IGNORE_INDEX
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama, parameter_groups
+from infini_llama.model.loss import IGNORE_INDEX
 
 KEYS = VALUES = 16
 SEGMENT, FACTS = 16, 6

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts import MANIFEST, _serialized, check, checksum_of, file_checksum, read_manifest
-from tasks.preprocess.reader import TokenReader
-from tasks.preprocess.tokens import write_shard
-from tasks.train.worker.order import sample_rows
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import write_shard
+from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, check, checksum_of, file_checksum, read_manifest
+from infini_llama.tasks.train.worker.data.order import sample_rows
 
 TOKENS = 4096  # of the shard that all of them are
 LINKS = 30_000  # to one file

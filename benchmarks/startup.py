@@ -28,7 +28,7 @@ SMALL = [
 ]
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
-    "import the stages of --direct": [sys.executable, "-c", "import flows.direct"],
+    "import the stages of --direct": [sys.executable, "-c", "import infini_llama.flows.pipeline"],
     "import prefect": [sys.executable, "-c", "import prefect.flows"],
     "--help": [COMMAND, "--help"],
     "finished run again, --direct": [COMMAND, "run", "configs/tiny.yaml", "--direct", *SMALL],

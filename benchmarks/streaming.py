@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from model.config import LlamaConfig
-from model.llama import Llama
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
 
 PIECE, VOCABULARY = 4096, 4096
 

@@ -33,13 +33,13 @@ def rank(width: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from configs.schema import TrainingConfig
-    from model.config import LlamaConfig
-    from model.llama import Llama
-    from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-    from tasks.train.worker.parallel import Ranks
-    from tasks.train.worker.step import train_step
-    from tasks.train.worker.strategy import LossModule, distribute
+    from infini_llama.configs.schema import TrainingConfig
+    from infini_llama.model.config import LlamaConfig
+    from infini_llama.model.llama import Llama
+    from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+    from infini_llama.tasks.train.worker.step import train_step
+    from infini_llama.tasks.train.worker.strategies.native import LossModule, distribute
+    from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
@@ -71,7 +71,7 @@ def rank(width: int) -> None:
 
 def measure(width: int, size: int) -> tuple[int, float, float]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", __file__]
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[1] / "src")
     environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run([*command, "--rank", "--width", str(width)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

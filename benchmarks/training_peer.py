@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.schema import TrainingConfig
-from model.config import LlamaConfig
-from model.flops import flops_per_token
-from model.hf import config_to_hf
-from model.llama import Llama
-from tasks.train.worker.ceiling import matmul_ceiling
-from tasks.train.worker.compiling import compile_if_it_agrees
-from tasks.train.worker.optimizer import build_optimizer
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.step import accumulate, train_step
-from tasks.train.worker.strategy import LossModule
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.flops import flops_per_token
+from infini_llama.model.hf import config_to_hf
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.ceiling import matmul_ceiling
+from infini_llama.tasks.train.worker.compiling import compile_if_it_agrees
+from infini_llama.tasks.train.worker.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.step import accumulate, train_step
+from infini_llama.tasks.train.worker.strategies.native import LossModule
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 ROWS, LENGTH, RATE = 4, 512, 1e-3
 SIZES = {"s": (256, 768, 6, 8, 4), "m": (512, 1408, 8, 8, 4)}

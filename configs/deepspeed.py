@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError
 
 # What changes how ZeRO communicates and where it keeps things, but not what is computed (https://www.deepspeed.ai/docs/config-json).
 TAKEN = {

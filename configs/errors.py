@@ -1,43 +1,57 @@
-"""The errors a user meets, each with the exit code that says who acts on it (docs/resume.md)."""
+"""The errors that a user sees and their exit codes. Retry policy by exit code: docs/resume.md."""
 
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
-class PipelineError(Exception):
-    """A sentence for the user and an exit code for the supervisor; never a traceback."""
+class ExitCode(IntEnum):
+    """How a command or a worker ended."""
 
-    exit_code = 70
+    FINISHED = 0
+    INVALID_CONFIG = 64
+    INVALID_DATA = 65
+    UNEXPECTED = 70
+    OUT_OF_MEMORY = 71
+    DIVERGED = 72
+    PREEMPTED = 75
+    HUNG = 76
+
+
+class PipelineError(Exception):
+    """An error with a message for the user; a traceback is printed only with --verbose."""
+
+    exit_code: int = ExitCode.UNEXPECTED
 
 
 class ConfigError(PipelineError):
-    """A setting is wrong: nobody retries; the message names the key, its value and what is allowed."""
+    """A setting is invalid. It is not retried; the message names the key, its value and what is allowed."""
 
-    exit_code = 64
+    exit_code = ExitCode.INVALID_CONFIG
 
 
 class DataError(PipelineError):
-    """Text, dataset or tokenizer is missing, damaged or unusable: training never starts on it."""
+    """Text, dataset or tokenizer is missing, damaged or unusable; training does not start on it."""
 
-    exit_code = 65
+    exit_code = ExitCode.INVALID_DATA
 
 
 class TrainFailed(PipelineError):
-    """Workers ended without finishing; where `retryable`, another call resumes from the newest good checkpoint."""
+    """Workers ended without finishing. If `retryable`, another call resumes from the newest valid checkpoint."""
 
-    def __init__(self, message: str, exit_code: int = 70, retryable: bool = True) -> None:
+    def __init__(self, message: str, exit_code: int = ExitCode.UNEXPECTED, retryable: bool = True) -> None:
         super().__init__(message)
         self.exit_code, self.retryable = exit_code, retryable
 
 
 class Preempted(PipelineError):
-    """Training was asked to stop and saved a checkpoint; the same command carries on."""
+    """Training was stopped on request and saved a checkpoint; the same command resumes."""
 
-    exit_code = 75
+    exit_code = ExitCode.PREEMPTED
 
 
 def no_space(error: BaseException, what: str = "") -> str | None:
@@ -53,8 +67,8 @@ def no_space(error: BaseException, what: str = "") -> str | None:
 
 
 @contextmanager
-def told_when_full(what: str, kind: type[PipelineError] = PipelineError) -> Iterator[None]:
-    """Turns a full disk that is met inside into its sentence, an error of this `kind`; `what` is written there."""
+def disk_full_as(what: str, kind: type[PipelineError] = PipelineError) -> Iterator[None]:
+    """Raise `kind` with a message that names `what` if the disk is full while the block writes it."""
     try:
         yield
     except OSError as error:

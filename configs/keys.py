@@ -8,12 +8,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
-from configs.durations import COUNT, DURATION
-from configs.schema import RUN_NAME, PipelineConfig
-from configs.schema.data import SOURCE_NAME
-from configs.schema.deployment import FIVE_FIELDS, SLUG
-from configs.schema.environment import HOST
-from configs.schema.launchers import CAPABILITY, LABEL, LABEL_KEY, NAME, QUANTITY, SBATCH_OPTION, SLURM_TIME
+from infini_llama.configs.durations import COUNT, DURATION
+from infini_llama.configs.schema import RUN_NAME, PipelineConfig
+from infini_llama.configs.schema.data import SOURCE_NAME
+from infini_llama.configs.schema.deployment import FIVE_FIELDS, SLUG
+from infini_llama.configs.schema.environment import HOST
+from infini_llama.configs.schema.launchers import (
+    CAPABILITY,
+    LABEL,
+    LABEL_KEY,
+    NAME,
+    QUANTITY,
+    SBATCH_OPTION,
+    SLURM_TIME,
+)
 
 # Patterns of the schema in words.
 PATTERNS = {

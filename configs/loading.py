@@ -6,11 +6,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from configs.errors import ConfigError
-from configs.keys import place
-from configs.problems import shown, validate
-from configs.reading import parse_yaml, read_mapping
-from configs.schema import RUN_NAME, PipelineConfig
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.keys import place
+from infini_llama.configs.problems import shown, validate
+from infini_llama.configs.reading import parse_yaml, read_mapping
+from infini_llama.configs.schema import RUN_NAME, PipelineConfig
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConfig:
@@ -60,7 +60,7 @@ def _checked(mapping: dict[str, Any], problems: list[str], origin: str) -> Pipel
 def _find(path: Path) -> Path:
     if path.exists():
         return path
-    folder = Path(str(resources.files("configs")))
+    folder = Path(str(resources.files("infini_llama.configs")))
     packaged = folder / (path.name if path.suffix else f"{path.name}.yaml")
     if path.parent in (Path(), Path("configs")) and packaged.is_file() and packaged.suffix == ".yaml":
         return packaged

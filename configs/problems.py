@@ -9,8 +9,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ByteSize, ValidationError
 
-from configs.keys import all_keys, nearest, place, section_of, words
-from configs.schema import PipelineConfig
+from infini_llama.configs.keys import all_keys, nearest, place, section_of, words
+from infini_llama.configs.schema import PipelineConfig
 
 NUMBERS = (int, float, ByteSize)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError
 
 TAG = "tag:yaml.org,2002:"
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ByteSize
 from pydantic_core import PydanticUndefined
 
-from configs.keys import section_of, words
-from configs.schema import PipelineConfig
+from infini_llama.configs.keys import section_of, words
+from infini_llama.configs.schema import PipelineConfig
 
 TARGET = Path(__file__).with_name("configuration.md")
 HEAD = """# Configuration

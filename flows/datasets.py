@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from configs.errors import ConfigError, DataError
-from tasks.artifacts import read_manifest
-from tasks.preprocess.tables import table_facts, with_curriculum
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.tasks.preprocess.rows.tables import table_facts, with_curriculum
+from infini_llama.tasks.storage.artifacts import read_manifest
 
 
 def references(dataset: Path, home: Path) -> list[dict]:

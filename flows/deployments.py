@@ -18,12 +18,12 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
 
-from configs.errors import ConfigError
-from configs.loading import load_config
-from configs.schema import PipelineConfig, ScheduleConfig
-from flows.pretrain import pretrain
-from tasks.secrets import refuse_secrets
-from tasks.train.task import GPU_LIMIT
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import load_config
+from infini_llama.configs.schema import PipelineConfig, ScheduleConfig
+from infini_llama.configs.secrets import refuse_secrets
+from infini_llama.flows.pretrain import pretrain
+from infini_llama.tasks.train.task import GPU_LIMIT
 
 HEARTBEAT = 30  # seconds
 # For every run that a worker starts. PYTHONSAFEPATH: a folder named tasks/ in the working directory must not shadow ours.
@@ -61,7 +61,7 @@ def deploy(files: Sequence[str], gpus: int | None = None, silent_for: timedelta 
 
 def default_pool() -> str:
     """The work pool of configurations that name none."""
-    from configs.schema import DeploymentConfig
+    from infini_llama.configs.schema import DeploymentConfig
 
     return DeploymentConfig().work_pool
 

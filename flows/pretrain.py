@@ -6,20 +6,20 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from configs.schema import PipelineConfig
-from flows.api_logs import api_logs
-from flows.direct import resolved, run_name, with_pages
-from tasks.mirroring import mirrored, restore_dataset, restore_run
-from tasks.patch_environment.task import patch_environment
-from tasks.preprocess import task as preprocess_task
-from tasks.preprocess.stage import lookup, plan
-from tasks.preprocess.tables import digest_of_tables, name_of_tables
-from tasks.report.task import closing_card
-from tasks.results import trusted
-from tasks.train.attempt import new_invocation
-from tasks.train.retries import retries_for
-from tasks.train.task import with_retries
-from tasks.verify_data import task as verify_task
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.flows.api_logs import api_logs
+from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.flows.pipeline import resolved, run_name, with_pages
+from infini_llama.tasks.patch_environment.task import patch_environment
+from infini_llama.tasks.preprocess import task as preprocess_task
+from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
+from infini_llama.tasks.preprocess.stage import lookup, plan
+from infini_llama.tasks.report.task import closing_card
+from infini_llama.tasks.storage.results import trusted
+from infini_llama.tasks.train.attempt import new_invocation
+from infini_llama.tasks.train.retries import retries_for
+from infini_llama.tasks.train.task import with_retries
+from infini_llama.tasks.verify_data import task as verify_task
 
 log = logging.getLogger("infini_llama.preprocess")
 
@@ -68,7 +68,7 @@ def pretrain(config: PipelineConfig) -> dict:
                 done = "had finished already" if summary.get("already_finished") else "finished"
                 tell(f"Training {done}: {summary['steps']:,} steps.")
             if settings["evaluate"]["after_training"]:
-                from tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
+                from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
 
                 summary["evaluations"] = evaluate(summary["paths"]["run"], settings["evaluate"])
             return with_pages(summary)

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import ConfigError, PipelineError
-from tasks.artifacts import Lock
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.tasks.storage.artifacts import Lock
 
 HEALTHY_WITHIN = 180.0
 EXEC_WRAPPER = Path(__file__).parents[1] / "tasks" / "train" / "exec_wrapper.py"

@@ -16,8 +16,8 @@ from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Cancelling
 
-from flows.deployments import deploy
-from flows.server import EXEC_WRAPPER
+from infini_llama.flows.deployments import deploy
+from infini_llama.flows.server import EXEC_WRAPPER
 
 POLL_SECONDS = 2  # the worker asks this often for runs that are due
 STOPS_WITHIN = 45.0

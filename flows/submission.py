@@ -12,11 +12,11 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from configs.errors import ConfigError
-from configs.schema import PipelineConfig
-from flows.deployments import parameters_of
-from flows.direct import run_name
-from flows.pretrain import pretrain
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.flows.deployments import parameters_of
+from infini_llama.flows.pipeline import run_name
+from infini_llama.flows.pretrain import pretrain
 
 POLL_SECONDS = 2.0
 log = logging.getLogger("infini_llama.submit")

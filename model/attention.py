@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.backends import causal_attention
-from model.config import LlamaConfig
-from model.layout import Rows, Segments
-from model.norm import RMSNorm
-from model.rope import Rotary
-from model.split import Linear, Split
+from infini_llama.model.backends import causal_attention
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.layout import Rows, Segments
+from infini_llama.model.norm import RMSNorm
+from infini_llama.model.rope import Rotary
+from infini_llama.model.split import Linear, Split
 
 
 class KeyValues:

@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from model import flash
-from model.layout import boundaries
+from infini_llama.model import flash
+from infini_llama.model.layout import boundaries
 
 # Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that it hides.
 LONG = 256

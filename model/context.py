@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from model.config import MemoryUpdate
-from model.memory import Memory, delta_factors, memories, of_segments, running_sums
-from model.scan import Product, scan
+from infini_llama.model.config import MemoryUpdate
+from infini_llama.model.memory import Memory, delta_factors, memories, of_segments, running_sums
+from infini_llama.model.scan import Product, scan
 
 # torch 2.13's names for what was all_gather_into_tensor and reduce_scatter_tensor.
 gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

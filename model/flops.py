@@ -1,6 +1,6 @@
 """Arithmetic of training, for throughput as a share of what the machine can do."""
 
-from model.config import LlamaConfig
+from infini_llama.model.config import LlamaConfig
 
 
 def parameters(config: LlamaConfig) -> int:

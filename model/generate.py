@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from model.llama import Llama
-from model.sampling import Sampling, choose
+from infini_llama.model.llama import Llama
+from infini_llama.model.sampling import Sampling, choose
 
 
 def generate(

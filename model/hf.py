@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from model.config import LlamaConfig
+from infini_llama.model.config import LlamaConfig
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that a folder of this model holds; a tied head is not among them."""
     import torch  # here, so that configurations are read without it
 
-    from model.llama import Llama
+    from infini_llama.model.llama import Llama
 
     with torch.device("meta"):
         state = Llama(config).state_dict()

@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.attention import Attention, KeyValues
-from model.config import LlamaConfig, MemoryUpdate
-from model.context import shared_memories
-from model.layout import Rows, Segments
-from model.memory import Memory, memories, mix, retrieve
-from model.rope import Rotary
-from model.split import here
+from infini_llama.model.attention import Attention, KeyValues
+from infini_llama.model.config import LlamaConfig, MemoryUpdate
+from infini_llama.model.context import shared_memories
+from infini_llama.model.layout import Rows, Segments
+from infini_llama.model.memory import Memory, memories, mix, retrieve
+from infini_llama.model.rope import Rotary
+from infini_llama.model.split import here
 
 
 class InfiniState(KeyValues):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from model.config import LlamaConfig
-from model.context import Context
-from model.rope import Rotary, rotary
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.context import Context
+from infini_llama.model.rope import Rotary, rotary
 
 PADDING = -1
 

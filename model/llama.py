@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from model.activations import Checkpointing, recomputed
-from model.attention import Attention, KeyValues
-from model.backends import BY_BOUNDARIES
-from model.config import LlamaConfig
-from model.context import Context
-from model.infini_attention import InfiniAttention
-from model.layout import Rows, Segments, rows, segments
-from model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from model.mlp import MLP
-from model.norm import RMSNorm
-from model.rope import Rotary, rotary, scaled_frequencies
-from model.split import Embedding, Linear, Split, here
+from infini_llama.model.activations import Checkpointing, recomputed
+from infini_llama.model.attention import Attention, KeyValues
+from infini_llama.model.backends import BY_BOUNDARIES
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.context import Context
+from infini_llama.model.infini_attention import InfiniAttention
+from infini_llama.model.layout import Rows, Segments, rows, segments
+from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
+from infini_llama.model.mlp import MLP
+from infini_llama.model.norm import RMSNorm
+from infini_llama.model.rope import Rotary, rotary, scaled_frequencies
+from infini_llama.model.split import Embedding, Linear, Split, here
 
 
 class States(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from model.split import Split
+from infini_llama.model.split import Split
 
 IGNORE_INDEX = -100
 

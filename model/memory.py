@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from model.config import MemoryUpdate
-from model.scan import scan
+from infini_llama.model.config import MemoryUpdate
+from infini_llama.model.scan import scan
 
 # sigma(q) z sums positive terms, so only a memory that hardly anything was written to comes below this.
 SMALLEST_DENOMINATOR = 1e-6

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.config import Activation
-from model.split import Linear
+from infini_llama.model.config import Activation
+from infini_llama.model.split import Linear
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 

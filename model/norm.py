@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.split import Split, here
+from infini_llama.model.split import Split, here
 
 
 class RMSNorm(nn.Module):

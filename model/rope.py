@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from model.config import LlamaConfig
+from infini_llama.model.config import LlamaConfig
 
 
 class Rotary(NamedTuple):

@@ -3,7 +3,7 @@ slice of the MLP, and some words of embedding and head.
 
 Activations between the blocks are whole and the same on every rank; a block begins with `Split.spread` and ends with `Split.joined`,
 the conjugate f and g of Shoeybi et al. 2019, "Megatron-LM", arXiv 1909.08053, section 3. Parameters are DTensors, of which `here` is
-what this rank computes with; who makes them so decides where they lie (`tasks.train.worker.tensor`).
+what this rank computes with; who makes them so decides where they lie (`infini_llama.tasks.train.worker.tensor`).
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from model.context import gather
+from infini_llama.model.context import gather
 
 
 class Split(NamedTuple):

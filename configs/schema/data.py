@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from configs.schema.section import Section
-from configs.schema.tokenizer import TokenizerConfig
+from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.tokenizer import TokenizerConfig
 
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 

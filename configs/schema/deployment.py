@@ -7,7 +7,7 @@ from zoneinfo import available_timezones
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.schema.section import Section
+from infini_llama.configs.schema.section import Section
 
 SLUG = r"^[a-z0-9][a-z0-9-]{0,99}$"
 FIVE_FIELDS = r"^\s*\S+(\s+\S+){4}\s*$"

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
-from configs.schema.section import Section
+from infini_llama.configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
+from infini_llama.configs.schema.section import Section
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, field_validator
 
-from configs.schema.section import Section
+from infini_llama.configs.schema.section import Section
 
 # Slurm's own word for a partition, an account: https://slurm.schedmd.com/sbatch.html
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.,@-]*$"

@@ -6,15 +6,15 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from configs.schema.data import DataConfig, VerifyConfig
-from configs.schema.deployment import DeploymentConfig
-from configs.schema.environment import EnvironmentConfig
-from configs.schema.evaluation import EvaluationConfig
-from configs.schema.model import ModelConfig
-from configs.schema.runtime import RuntimeConfig
-from configs.schema.section import Section
-from configs.schema.storage import StorageConfig
-from configs.schema.training import TrainingConfig
+from infini_llama.configs.schema.data import DataConfig, VerifyConfig
+from infini_llama.configs.schema.deployment import DeploymentConfig
+from infini_llama.configs.schema.environment import EnvironmentConfig
+from infini_llama.configs.schema.evaluation import EvaluationConfig
+from infini_llama.configs.schema.model import ModelConfig
+from infini_llama.configs.schema.runtime import RuntimeConfig
+from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.storage import StorageConfig
+from infini_llama.configs.schema.training import TrainingConfig
 
 
 def context_problems(config: PipelineConfig) -> list[str]:

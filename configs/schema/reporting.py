@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.durations import COUNT
-from configs.schema.section import Section
+from infini_llama.configs.durations import COUNT
+from infini_llama.configs.schema.section import Section
 
 Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 

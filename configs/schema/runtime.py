@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.schema.section import Section
+from infini_llama.configs.schema.section import Section
 
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 

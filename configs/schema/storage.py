@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.schema.section import Section
+from infini_llama.configs.schema.section import Section
 
 
 class StorageConfig(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.section import Section
+from infini_llama.configs.schema.section import Section
 
 
 class TokenizerConfig(Section):

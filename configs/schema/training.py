@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.durations import DURATION, duration
-from configs.schema.reporting import Count, ReportingConfig
+from infini_llama.configs.durations import DURATION, duration
+from infini_llama.configs.schema.reporting import Count, ReportingConfig
 
 Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
 

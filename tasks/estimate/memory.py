@@ -9,14 +9,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard
 
-from model.config import LlamaConfig
-from model.llama import Llama
-from model.split import Split
-from tasks.estimate.live import LiveBytes
-from tasks.train.worker.build import save_memory
-from tasks.train.worker.optimizer import build_optimizer
-from tasks.train.worker.strategy import LossModule
-from tasks.train.worker.tensor import placement
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.model.split import Split
+from infini_llama.tasks.estimate.live import LiveBytes
+from infini_llama.tasks.train.worker.build import save_memory
+from infini_llama.tasks.train.worker.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.strategies.native import LossModule
+from infini_llama.tasks.train.worker.tensor import placement
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits")
 

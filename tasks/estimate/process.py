@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from configs.schema import TrainingConfig
-from model.config import LlamaConfig
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
 
 SMALL = LlamaConfig(4096, 192, 512, 4, 6, 3, 256)
 BATCH, STEPS = 8, 10
@@ -25,7 +25,7 @@ def process_memory(tensors: int, threads: int, environment: dict[str, str]) -> i
     """
     if not Path("/proc/self/status").exists():
         return None
-    command = [sys.executable, "-m", "tasks.estimate.process", str(threads)]
+    command = [sys.executable, "-m", "infini_llama.tasks.estimate.process", str(threads)]
     made = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=300, env=os.environ | environment
     )
@@ -42,12 +42,12 @@ def main() -> None:
     """A worker's own steps, alone in its process group: a throw-away one, then some that count."""
     import torch
 
-    import tasks.train.worker.rank  # noqa: F401  (all that a worker imports)
-    from model.llama import Llama
-    from tasks.train.worker.optimizer import build_optimizer
-    from tasks.train.worker.parallel import Ranks
-    from tasks.train.worker.step import accumulate, train_step
-    from tasks.train.worker.strategy import LossModule, distribute
+    import infini_llama.tasks.train.worker.rank  # noqa: F401  (all that a worker imports)
+    from infini_llama.model.llama import Llama
+    from infini_llama.tasks.train.worker.optimizer import build_optimizer
+    from infini_llama.tasks.train.worker.step import accumulate, train_step
+    from infini_llama.tasks.train.worker.strategies.native import LossModule, distribute
+    from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
     torch.set_num_threads(int(sys.argv[1]))
     train = TrainingConfig().model_dump(mode="json")

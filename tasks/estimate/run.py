@@ -5,20 +5,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from configs.architecture import architecture, of_vocabulary
-from configs.durations import planned_steps
-from configs.errors import ConfigError
-from configs.ranks import groups_of, ranks_a_row
-from model.config import LlamaConfig
-from model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
-from tasks.estimate.memory import Layout, step_memory
-from tasks.estimate.process import BATCH, SMALL, process_memory
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
-from tasks.patch_environment.speed import loss_chunk
-from tasks.preprocess import tokenizers
-from tasks.train.initial import initial_of
-from tasks.train.worker.strategy import shards_of
+from infini_llama.configs.architecture import architecture, of_vocabulary
+from infini_llama.configs.durations import planned_steps
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.ranks import groups_of, ranks_a_row
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
+from infini_llama.tasks.estimate.memory import Layout, step_memory
+from infini_llama.tasks.estimate.process import BATCH, SMALL, process_memory
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.speed import loss_chunk
+from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
+from infini_llama.tasks.train.initial import initial_of
+from infini_llama.tasks.train.worker.strategies.native import shards_of
 
 log = logging.getLogger("infini_llama.estimate")
 

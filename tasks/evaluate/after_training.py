@@ -5,10 +5,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import read_manifest
-from tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
-from tasks.train import checkpoints
-from tasks.train.load import find_checkpoint
+from infini_llama.tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.load import find_checkpoint
+from infini_llama.tasks.storage.artifacts import read_manifest
 
 log = logging.getLogger("infini_llama.evaluate")
 DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from configs.errors import ConfigError
-from model.llama import Llama
-from tasks.preprocess.passkey import FILLER, HEAD, HIDDEN, QUESTION, new_key
+from infini_llama.configs.errors import ConfigError
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, new_key
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens that are read at a time

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from configs.errors import ConfigError, DataError
-from model.llama import Llama
-from model.loss import IGNORE_INDEX
-from tasks.preprocess.reader import TokenReader
-from tasks.preprocess.records import Fault
-from tasks.preprocess.sources import sources
-from tasks.train.worker.data import to_batch
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.model.llama import Llama
+from infini_llama.model.loss import IGNORE_INDEX
+from infini_llama.tasks.preprocess.sources.sources import sources
+from infini_llama.tasks.preprocess.sources.texts import Fault
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens of a stream that are read at a time

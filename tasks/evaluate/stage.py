@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from model.llama import Llama
-from tasks.evaluate.passkey import passkey
-from tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
-from tasks.preprocess.reader import TokenReader
-from tasks.train import checkpoints
-from tasks.train.load import dataset_of, end_of_text_of, lineage_of, load_model
-from tasks.train.run_folder import append_line
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.evaluate.passkey import passkey
+from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
+from infini_llama.tasks.runs.run_folder import append_line
 
 RESULTS = "evaluations.jsonl"
 Result = TypeVar("Result")
@@ -98,7 +98,7 @@ def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict
 
 
 def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, Any]]:
-    model, tokenizer, chosen = load_model(run_dir, checkpoint)
+    model, tokenizer, chosen = load_run(run_dir, checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     about = {"run": run_dir.name, "checkpoint": chosen.name, "step": checkpoints.step_of(chosen), "device": device}
     return model.to(device), tokenizer, about

@@ -6,7 +6,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.evaluate.after_training import evaluate_trained
+from infini_llama.tasks.evaluate.after_training import evaluate_trained
 
 
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from model.config import LlamaConfig
+from infini_llama.model.config import LlamaConfig
 
 USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 

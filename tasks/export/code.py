@@ -4,14 +4,14 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
-import model
+from infini_llama import model
 
 WRAPPER = Path(__file__).with_name("modeling_infini_llama.py")
 AUTO_MAP = {
     "AutoConfig": f"{WRAPPER.stem}.InfiniLlamaConfig",
     "AutoModelForCausalLM": f"{WRAPPER.stem}.InfiniLlamaForCausalLM",
 }
-IMPORT = re.compile(r"^(?P<indent>\s*)from model(?P<module>\.\w+)? import (?P<names>.+)$", re.MULTILINE)
+IMPORT = re.compile(r"^(?P<indent>\s*)from infini_llama\.model(?P<module>\.\w+)? import (?P<names>.+)$", re.MULTILINE)
 
 
 def write_code(folder: Path) -> None:
@@ -37,8 +37,10 @@ def needed(text: str) -> set[str]:
 
 
 def _relative(match: re.Match[str]) -> str:
-    """`from model.x import y` as `from .x import y`. Hugging Face's loader does not follow `from . import x`, so a second line names
-    the file in the way that it does."""
+    """`from infini_llama.model.x import y` as `from .x import y`.
+
+    Hugging Face's loader does not follow `from . import x`, so a second line names the file in the way that it does.
+    """
     if match["module"]:
         return f"{match['indent']}from {match['module']} import {match['names']}"
     names = [name.strip() for name in match["names"].split(",")]

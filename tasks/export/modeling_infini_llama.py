@@ -11,8 +11,8 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from model.config import LlamaConfig
-from model.llama import Llama, States
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama, States
 
 
 class InfiniLlamaConfig(PreTrainedConfig):

@@ -6,11 +6,11 @@ from typing import Any
 
 import yaml
 
-from configs.errors import ConfigError
-from configs.loading import parse_config
-from configs.schema import ModelConfig
-from model import hf
-from tasks.hf_folder import Folder, open_folder
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import ModelConfig
+from infini_llama.model import hf
+from infini_llama.tasks.storage.hf_folder import Folder, open_folder
 
 # Decided by the run, not by the configuration's `model` section.
 OF_THE_RUN = {"vocab_size", "max_position_embeddings"}

@@ -11,16 +11,16 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from configs.errors import ConfigError
-from model import hf
-from model.config import LlamaConfig
-from tasks.artifacts import staging, sync
-from tasks.export.card import model_card
-from tasks.export.code import AUTO_MAP, write_code
-from tasks.train import checkpoints
-from tasks.train.load import dataset_of, end_of_text_of, load_model
-from tasks.train.run_folder import RunFolder, read_metrics
-from tasks.train.worker.checkpoint import state_hash, tensors
+from infini_llama.configs.errors import ConfigError
+from infini_llama.model import hf
+from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.export.card import model_card
+from infini_llama.tasks.export.code import AUTO_MAP, write_code
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
+from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
+from infini_llama.tasks.storage.artifacts import staging, sync
+from infini_llama.tasks.train.worker.checkpoint import state_hash, tensors
 
 INDEX = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,7 +47,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         raise ConfigError(f"--output {output} exists already; name a new folder, or remove it.")
-    model, tokenizer, chosen = load_model(run_dir, checkpoint)
+    model, tokenizer, chosen = load_run(run_dir, checkpoint)
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
     weights = {
         name: (tensor if hf.is_gate(name) else tensor.to(DTYPES[dtype])).contiguous()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks.patch_environment.pin import BEFORE, EXACT
+from infini_llama.tasks.patch_environment.pin import BEFORE, EXACT
 
 # Versions that decide how numbers come about; of the others, only what a run reads and reports.
 NUMERIC = ("torch", "numpy", "flash-attn", "flash-attn-4", "triton")

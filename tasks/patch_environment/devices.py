@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from configs.errors import ConfigError
-from configs.ranks import ranks_a_row, sharing
-from tasks.patch_environment.findings_gpu import is_busy
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.ranks import ranks_a_row, sharing
+from infini_llama.tasks.patch_environment.findings_gpu import is_busy
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from tasks.patch_environment.compare import DOUBTFUL, KEPT, LOST, differences
-from tasks.patch_environment.finding import SEVERITIES, finding
-from tasks.patch_environment.findings import judge
-from tasks.patch_environment.machine import Machine
-from tasks.patch_environment.patches.registry import PATCHES, needed, removable
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
-from tasks.patch_environment.stage import read_record
-from tasks.secrets import masked
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.secrets import masked
+from infini_llama.tasks.patch_environment.compare import DOUBTFUL, KEPT, LOST, differences
+from infini_llama.tasks.patch_environment.finding import SEVERITIES, finding
+from infini_llama.tasks.patch_environment.findings import judge
+from infini_llama.tasks.patch_environment.patches.registry import PATCHES, needed, removable
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.stage import read_record
 
 WARNED = 1
 EXACTNESS = {

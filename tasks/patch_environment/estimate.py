@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from configs.architecture import architecture
-from configs.ranks import groups_of
-from model.config import LlamaConfig
-from model.flops import parameters_of_part
-from tasks.patch_environment.speed import loss_chunk
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.ranks import groups_of
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.flops import parameters_of_part
+from infini_llama.tasks.patch_environment.speed import loss_chunk
 
 GIB = 1024**3
 # Of what is free, for what no estimate sees: fragments, kernels' workspaces, Python and its libraries.

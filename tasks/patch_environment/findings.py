@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tasks.patch_environment.finding import GIB, finding
-from tasks.patch_environment.findings_gpu import gpu_findings
+from infini_llama.tasks.patch_environment.finding import GIB, finding
+from infini_llama.tasks.patch_environment.findings_gpu import gpu_findings
 
 MIB = 1024**2
 SKEW = 5.0  # seconds between two clocks that leases and logs bear

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks.patch_environment.finding import GIB, finding
+from infini_llama.tasks.patch_environment.finding import GIB, finding
 
 BUSY_SHARE = 0.2  # of the last second
 LITTLE_FREE = 0.8  # of a GPU's memory; an idle driver and desktop take less than the rest

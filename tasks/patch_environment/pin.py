@@ -5,9 +5,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from tasks.artifacts import write_atomic
-from tasks.patch_environment.plan import resolve
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.storage.artifacts import write_atomic
 
 log = logging.getLogger("infini_llama.environment")
 # What decides the bits of a result, beside the seed and the data; and what is lost when it changes.

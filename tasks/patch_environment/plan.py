@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from configs.ranks import groups_of
-from tasks.patch_environment import estimate, speed
-from tasks.patch_environment.devices import choose_devices, refuse
-from tasks.patch_environment.finding import finding
-from tasks.patch_environment.findings_gpu import is_busy
-from tasks.patch_environment.patches.registry import needed
-from tasks.patch_environment.room import room_for_checkpoints
-from tasks.patch_environment.worker_env import replaced, worker_environment
+from infini_llama.configs.ranks import groups_of
+from infini_llama.tasks.patch_environment import estimate, speed
+from infini_llama.tasks.patch_environment.devices import choose_devices, refuse
+from infini_llama.tasks.patch_environment.disk_space import room_for_checkpoints
+from infini_llama.tasks.patch_environment.finding import finding
+from infini_llama.tasks.patch_environment.findings_gpu import is_busy
+from infini_llama.tasks.patch_environment.patches.registry import needed
+from infini_llama.tasks.patch_environment.worker_env import replaced, worker_environment
 
 # torchrun gives these to each worker; a value for all of them would make every worker the same one.
 OF_TORCHRUN = (

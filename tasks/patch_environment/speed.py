@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks.patch_environment.devices import Devices
+from infini_llama.tasks.patch_environment.devices import Devices
 
 HALF_ONLY = ("varlen", "flash2", "flash4")
 # Bytes of fp32 logits of one micro-batch from which they are computed in parts, and the tokens of one; measured in benchmarks/loss.py.

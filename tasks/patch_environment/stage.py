@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from configs.architecture import of_vocabulary
-from configs.errors import ConfigError, PipelineError
-from tasks.patch_environment.compare import KEPT, LOST, differences
-from tasks.patch_environment.findings import judge
-from tasks.patch_environment.machine import Machine
-from tasks.patch_environment.node import of_node
-from tasks.patch_environment.patches.registry import needed
-from tasks.patch_environment.pin import BEFORE, EXACT, asking, complete, follow, to_pin
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
-from tasks.patch_environment.room import ROOM
-from tasks.patch_environment.tune import tune
-from tasks.secrets import masked
+from infini_llama.configs.architecture import of_vocabulary
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.secrets import masked
+from infini_llama.tasks.patch_environment.compare import KEPT, LOST, differences
+from infini_llama.tasks.patch_environment.disk_space import ROOM
+from infini_llama.tasks.patch_environment.findings import judge
+from infini_llama.tasks.patch_environment.patches.registry import needed
+from infini_llama.tasks.patch_environment.pin import BEFORE, EXACT, asking, complete, follow, to_pin
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.node import of_node
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.tuning.tune import tune
 
 log = logging.getLogger("infini_llama.environment")
 SAID = (

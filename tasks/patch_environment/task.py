@@ -4,10 +4,10 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.cards import key_of, never_in_the_way
-from tasks.patch_environment import stage
-from tasks.patch_environment.card import card
-from tasks.patch_environment.findings import judge
+from infini_llama.tasks.patch_environment import stage
+from infini_llama.tasks.patch_environment.card import card
+from infini_llama.tasks.patch_environment.findings import judge
+from infini_llama.tasks.report.cards import key_of, never_in_the_way
 
 
 @task(name="patch-environment", cache_policy=NO_CACHE, persist_result=False)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tasks.patch_environment.finding import finding
+from infini_llama.tasks.patch_environment.finding import finding
 
 # Gives freed memory out again instead of returning it to the kernel, which costs a page fault for every page of every large tensor.
 GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
@@ -24,7 +24,7 @@ def worker_environment(config: dict, plan: dict, facts: dict) -> dict[str, str]:
         variables |= _memory(plan["allocator"], facts)
     if plan["distributed_backend"] == "gloo" and several and plan["nnodes"] == 1 and facts["loopback"]:
         # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's. Of several
-        # nodes each finds its own interface when they meet (tasks.train.nodes).
+        # nodes each finds its own interface when they meet (infini_llama.tasks.clusters).
         variables["GLOO_SOCKET_IFNAME"] = facts["loopback"]
     return variables
 

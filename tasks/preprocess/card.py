@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tasks.cards import cell, table, text_block
-from tasks.wording import in_bytes
+from infini_llama.tasks.formatting import in_bytes
+from infini_llama.tasks.report.cards import cell, table, text_block
 
 LENGTHS = ("shortest", "p5", "median", "p95", "longest")
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tasks.artifacts import checksum_of
-from tasks.preprocess.tokenizers import identity as tokenizer_identity
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import identity as tokenizer_identity
+from infini_llama.tasks.storage.artifacts import checksum_of
 
 TOKENS_VERSION, CHUNKS_VERSION = 1, 1
 

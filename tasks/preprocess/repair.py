@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import Damaged, check, file_checksum, move_aside, read_manifest
-from tasks.preprocess.journal import Journal
+from infini_llama.tasks.preprocess.tokens.journal import Journal
+from infini_llama.tasks.storage.artifacts import Damaged, check, file_checksum, move_aside, read_manifest
 
 log = logging.getLogger("infini_llama.preprocess")
 TOKENIZER = "tokenizer.json"

@@ -11,23 +11,30 @@ from typing import Any
 import tokenizers as tokenizers_library
 from tokenizers import Tokenizer
 
-from configs.errors import DataError, told_when_full
-from tasks.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer
-from tasks.preprocess.arrays import save_array
-from tasks.preprocess.chunking import resolve_devices
-from tasks.preprocess.corpus import Corpus, survey, tell
-from tasks.preprocess.engines import REFERENCE, EngineDiffers, choose_engine, refuse
-from tasks.preprocess.journal import Journal
-from tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
-from tasks.preprocess.materialize import materialize
-from tasks.preprocess.repair import salvage
-from tasks.preprocess.reuse import reuse, with_keys
-from tasks.preprocess.sources import describe
-from tasks.preprocess.tables import table_facts, tables_of, with_curriculum, write_table
-from tasks.preprocess.tokenizers import end_of_text, is_given, is_lossless, load, token_bytes, train
-from tasks.preprocess.tokens import batches, describe_split, dtype_for
-from tasks.preprocess.units import Plan, Unit, plan_units
-from tasks.preprocess.work import do_units
+from infini_llama.configs.errors import DataError, disk_full_as
+from infini_llama.tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
+from infini_llama.tasks.preprocess.repair import salvage
+from infini_llama.tasks.preprocess.rows.chunking import resolve_devices
+from infini_llama.tasks.preprocess.rows.materialize import materialize
+from infini_llama.tasks.preprocess.rows.tables import table_facts, tables_of, with_curriculum, write_table
+from infini_llama.tasks.preprocess.sources.sources import describe
+from infini_llama.tasks.preprocess.sources.survey import Corpus, survey, tell
+from infini_llama.tasks.preprocess.tokenizers.engines import REFERENCE, EngineDiffers, choose_engine, refuse
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+    end_of_text,
+    is_given,
+    is_lossless,
+    load,
+    token_bytes,
+    train,
+)
+from infini_llama.tasks.preprocess.tokens.arrays import save_array
+from infini_llama.tasks.preprocess.tokens.build import do_units
+from infini_llama.tasks.preprocess.tokens.journal import Journal
+from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, plan_units
+from infini_llama.tasks.preprocess.tokens.reuse import reuse, with_keys
+from infini_llama.tasks.preprocess.tokens.shards import batches, describe_split, dtype_for
+from infini_llama.tasks.storage.artifacts import Busy, Lock, commit, is_complete, move_aside, read_manifest, set_pointer
 
 log = logging.getLogger("infini_llama.preprocess")
 FOREVER = 10.0**9
@@ -103,7 +110,7 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
     chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []
     with (
-        told_when_full(f"the dataset in {folder.parent}"),
+        disk_full_as(f"the dataset in {folder.parent}"),
         _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"),
     ):
         sections = {chunks_key(section, planned["key"]): section for section in with_curriculum(data)}

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tasks.artifacts import is_complete, read_manifest
-from tasks.preprocess.reader import TokenReader, document_lengths
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths
+from infini_llama.tasks.storage.artifacts import is_complete, read_manifest
 
 SAMPLES = 3
 

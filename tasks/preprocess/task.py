@@ -7,9 +7,9 @@ from prefect import task
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
-from configs.errors import PipelineError
-from tasks.preprocess import stage
-from tasks.results import PLAIN
+from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.preprocess import stage
+from infini_llama.tasks.storage.results import PLAIN
 
 log = logging.getLogger("infini_llama.preprocess")
 

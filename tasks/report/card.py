@@ -4,11 +4,11 @@ import base64
 import io
 from pathlib import Path
 
-from tasks.cards import cell, table, text_block
-from tasks.report.charts import save_picture
-from tasks.report.record import RunRecord
-from tasks.report.run import headline, loss_chart
-from tasks.wording import in_bytes, in_time, shown
+from infini_llama.tasks.formatting import in_bytes, in_time, shown
+from infini_llama.tasks.report.cards import cell, table, text_block
+from infini_llama.tasks.report.charts import save_picture
+from infini_llama.tasks.report.run import headline, loss_chart
+from infini_llama.tasks.runs.record import RunRecord
 
 SHOWN_ATTEMPTS = 20
 

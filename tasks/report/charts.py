@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from tasks.report.page import LIGHT, text
+from infini_llama.tasks.report.page import LIGHT, text
 
 INCHES = (4.6, 2.5)
 DIGIT = 0.08  # inches, of a number beside an axis

@@ -6,11 +6,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from tasks.report import page
-from tasks.report.charts import Chart, Curve, figures
-from tasks.report.record import RunRecord
-from tasks.wording import in_time, share
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.formatting import in_time, share
+from infini_llama.tasks.report import page
+from infini_llama.tasks.report.charts import Chart, Curve, figures
+from infini_llama.tasks.runs.record import RunRecord
 
 MOST = len(page.LIGHT)  # as many as there are colours
 OWN = ("runtime.name", "runtime.home")  # differ without a difference

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts import read_manifest
-from tasks.preprocess.reader import TokenReader, document_lengths, map_list
-from tasks.preprocess.summary import describe
-from tasks.report import page
-from tasks.report.charts import Chart, Curve, figures
-from tasks.wording import in_bytes, packed
+from infini_llama.tasks.formatting import in_bytes, packed
+from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
+from infini_llama.tasks.report import page
+from infini_llama.tasks.report.charts import Chart, Curve, figures
+from infini_llama.tasks.storage.artifacts import read_manifest
 
 MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
 BINS, COMMON = 40, 24

@@ -4,7 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.wording import shown
+from infini_llama.tasks.formatting import shown
 
 # The eight colours stay apart for colour-blind readers, on both grounds.
 LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#008300", "#4a3aa7", "#e34948")

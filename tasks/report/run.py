@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from tasks.artifacts import write_atomic
-from tasks.report import page
-from tasks.report.charts import Chart, Curve, figures, save_picture
-from tasks.report.record import RunRecord
-from tasks.wording import in_bytes, in_time, packed, shown
+from infini_llama.tasks.formatting import in_bytes, in_time, packed, shown
+from infini_llama.tasks.report import page
+from infini_llama.tasks.report.charts import Chart, Curve, figures, save_picture
+from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.storage.artifacts import write_atomic
 
 BITS = 1.4426950408889634  # in a nat
 MOST_VALIDATIONS = 40

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
-from configs.errors import Preempted
-from tasks.cards import key_of, never_in_the_way
-from tasks.report.card import card
+from infini_llama.configs.errors import Preempted
+from infini_llama.tasks.report.card import card
+from infini_llama.tasks.report.cards import key_of, never_in_the_way
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 import json
 import logging
 
-from configs.ranks import groups_of
-from tasks.artifacts import write_atomic
-from tasks.train import checkpoints
-from tasks.train.run_folder import RunFolder
+from infini_llama.configs.ranks import groups_of
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.artifacts import write_atomic
 
 log = logging.getLogger("infini_llama.train")
 

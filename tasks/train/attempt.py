@@ -9,19 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from configs.errors import ConfigError, Preempted
-from tasks.artifacts import Busy, Lock, write_atomic
-from tasks.lease import this_machine
-from tasks.requests import ONE_REQUEST_SECONDS
-from tasks.secrets import masked, without_secrets
-from tasks.train import checkpoints
-from tasks.train.goodput import goodput
-from tasks.train.grace import grace_period, tell_orchestrator
-from tasks.train.launchers import HUNG, Launched, attach, launch
-from tasks.train.nodes.meeting import end_nodes, refusal, told_of
-from tasks.train.outcome import Outcome, classify
-from tasks.train.progress import Progress
-from tasks.train.run_folder import (
+from infini_llama.configs.errors import ConfigError, Preempted
+from infini_llama.configs.secrets import masked, without_secrets
+from infini_llama.tasks.clusters.rendezvous import end_nodes, refusal, told_of
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.goodput import goodput
+from infini_llama.tasks.runs.outcome import Outcome, classify
+from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
     attempt_folders,
@@ -31,8 +25,14 @@ from tasks.train.run_folder import (
     remove_staging,
     weights_of,
 )
-from tasks.train.supervisor import Hung, Watch
-from tasks.train.worker.status import read_statuses
+from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
+from infini_llama.tasks.runs.status import read_statuses
+from infini_llama.tasks.storage.artifacts import Busy, Lock, write_atomic
+from infini_llama.tasks.storage.lease import this_machine
+from infini_llama.tasks.train.grace import grace_period, tell_orchestrator
+from infini_llama.tasks.train.launcher import HUNG, Launched, attach, launch
+from infini_llama.tasks.train.progress import Progress
+from infini_llama.tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2

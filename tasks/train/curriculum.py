@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError
 
 log = logging.getLogger("infini_llama.train")
 

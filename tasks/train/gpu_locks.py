@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tasks.locks import Busy, Lock
-from tasks.train.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.locks import Busy, Lock
 
 SAY_AGAIN = 60.0  # seconds between two lines about the same wait
 log = logging.getLogger("infini_llama.train")

@@ -5,8 +5,8 @@ import os
 import socket
 from contextlib import suppress
 
-from configs.errors import ConfigError
-from tasks.train.run_folder import RunFolder, read_metrics
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 
 MARGIN = 5.0  # seconds between the end of the workers and the orchestrator's SIGKILL
 log = logging.getLogger("infini_llama.train")

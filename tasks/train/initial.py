@@ -6,9 +6,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from configs.errors import ConfigError, DataError
-from model.config import LlamaConfig
-from tasks.hf_folder import Folder, open_folder
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.storage.hf_folder import Folder, open_folder
 
 log = logging.getLogger("infini_llama.train")
 # May differ from the model that the weights are of: what is trained without parameters of its own, and what only training sees.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.durations import count
-from configs.errors import ConfigError
-from tasks.preprocess.reader import TokenReader
+from infini_llama.configs.durations import count
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 
 log = logging.getLogger("infini_llama.train")
 

@@ -3,9 +3,9 @@
 import json
 import logging
 
-from tasks.train import checkpoints
-from tasks.train.run_folder import RunFolder
-from tasks.wording import in_time
+from infini_llama.tasks.formatting import in_time
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 log = logging.getLogger("infini_llama.train")
 SHORT = 60.0  # seconds: a run that ends sooner needs no announcement

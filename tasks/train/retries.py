@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from configs.errors import PipelineError, TrainFailed
-from tasks.train.checkpoints import latest_step
+from infini_llama.configs.errors import PipelineError, TrainFailed
+from infini_llama.tasks.runs.checkpoints import latest_step
 
 LONGEST_DELAY = 600.0
 log = logging.getLogger("infini_llama.train")

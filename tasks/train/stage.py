@@ -7,23 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.architecture import architecture
-from configs.deepspeed import TAKEN, engine_settings
-from configs.errors import ConfigError, DataError, TrainFailed, told_when_full
-from tasks.artifacts import Lock, write_atomic
-from tasks.lease import Lease
-from tasks.patch_environment import pin
-from tasks.train import checkpoints
-from tasks.train.adapt import halve_micro_batch, roll_back
-from tasks.train.attempt import attempt
-from tasks.train.curriculum import in_samples, refuse_stages
-from tasks.train.goodput import goodput
-from tasks.train.gpu_locks import gpus_of, held
-from tasks.train.grace import grace_period
-from tasks.train.initial import initial_of
-from tasks.train.length import in_steps
-from tasks.train.outcome import Outcome
-from tasks.train.run_folder import RunFolder, attempts, claim, read_metrics
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.deepspeed import TAKEN, engine_settings
+from infini_llama.configs.errors import ConfigError, DataError, TrainFailed, disk_full_as
+from infini_llama.tasks.patch_environment import pin
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.goodput import goodput
+from infini_llama.tasks.runs.outcome import Outcome
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts, claim, read_metrics
+from infini_llama.tasks.storage.artifacts import Lock, write_atomic
+from infini_llama.tasks.storage.lease import Lease
+from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
+from infini_llama.tasks.train.attempt import attempt
+from infini_llama.tasks.train.curriculum import in_samples, refuse_stages
+from infini_llama.tasks.train.gpu_locks import gpus_of, held
+from infini_llama.tasks.train.grace import grace_period
+from infini_llama.tasks.train.initial import initial_of
+from infini_llama.tasks.train.length import in_steps
 
 log = logging.getLogger("infini_llama.train")
 # Training settings that may be left to the environment's plan.
@@ -58,7 +58,7 @@ def train(
     run = RunFolder(home / "runs" / config["runtime"]["name"])
     run.path.mkdir(parents=True, exist_ok=True)
     with (
-        told_when_full(f"the run in {run.path}", TrainFailed),
+        disk_full_as(f"the run in {run.path}", TrainFailed),
         Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock,
         Lease(run.path / "lease") as lease,
     ):

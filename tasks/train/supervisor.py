@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.train.launchers.local import is_rank, send
-from tasks.train.nodes.relay import is_stopped, relayed
-from tasks.train.worker.heartbeat import PHASES, Beat, heartbeat_path, read_heartbeat
-from tasks.train.worker.status import is_here, read_status
+from infini_llama.tasks.clusters.relay import is_stopped, relayed
+from infini_llama.tasks.runs.heartbeat import PHASES, Beat, heartbeat_path, read_heartbeat
+from infini_llama.tasks.runs.status import is_here, read_status
+from infini_llama.tasks.train.launch import is_rank, send
 
 FAR_SECONDS = 1.0
 # Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.

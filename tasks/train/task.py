@@ -16,11 +16,11 @@ from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 
-from configs.errors import ConfigError, Preempted
-from tasks.cards import key_of, never_in_the_way
-from tasks.live import Live
-from tasks.train import stage
-from tasks.train.retries import Retries
+from infini_llama.configs.errors import ConfigError, Preempted
+from infini_llama.tasks.progress import Live
+from infini_llama.tasks.report.cards import key_of, never_in_the_way
+from infini_llama.tasks.train import stage
+from infini_llama.tasks.train.retries import Retries
 
 RENEWED_BUDGETS = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
 GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it

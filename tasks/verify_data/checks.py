@@ -13,13 +13,13 @@ from blake3 import blake3
 from pyarrow.lib import ArrowException
 from tokenizers import Tokenizer
 
-from configs.errors import DataError
-from tasks.artifacts import Damaged, check, file_checksum, read_manifest
-from tasks.preprocess.reader import map_list
-from tasks.preprocess.tables import build_table, lengths_by_source, tables_of
-from tasks.preprocess.tokenizers import encoder_of, token_bytes
-from tasks.verify_data.history import history
-from tasks.verify_data.shards import look_at_split
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, tables_of
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token_bytes
+from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.storage.artifacts import Damaged, check, file_checksum, read_manifest
+from infini_llama.tasks.verify_data.history import history
+from infini_llama.tasks.verify_data.shards import look_at_split
 
 VERIFIER_VERSION = 3
 SPLITS = ("train", "validation")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.preprocess.reader import TokenReader, document_lengths
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths
 
 PARTS = (8, 4, 2)  # of a row: the segment lengths that Infini-attention is usually trained with
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts import Damaged
-from tasks.preprocess.reader import map_list
-from tasks.preprocess.tokens import entropy_bits
+from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.preprocess.tokens.shards import entropy_bits
+from infini_llama.tasks.storage.artifacts import Damaged
 
 AT_ONCE = 2_000_000  # tokens counted together; bincount widens them
 MOST_THREADS = 16  # a disk gives no more to more

@@ -9,11 +9,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
-from tasks.cards import key_of, never_in_the_way
-from tasks.preprocess.card import card
-from tasks.preprocess.summary import describe
-from tasks.results import PLAIN
-from tasks.verify_data.checks import VERIFIER_VERSION, verify
+from infini_llama.tasks.preprocess.card import card
+from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.report.cards import key_of, never_in_the_way
+from infini_llama.tasks.storage.results import PLAIN
+from infini_llama.tasks.verify_data.checks import VERIFIER_VERSION, verify
 
 
 def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:

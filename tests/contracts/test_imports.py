@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import DataConfig
+from infini_llama.configs.schema import DataConfig
 
 ROOT = Path(__file__).parents[2]
 OURS = ("flows", "tasks", "model", "configs")
@@ -26,7 +26,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
             found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return {name.removeprefix("infini_llama.") for name in found}
 
 
 def packages(names: set[str]) -> set[str]:
@@ -35,7 +35,7 @@ def packages(names: set[str]) -> set[str]:
 
 def loaded_by(statement: str) -> set[str]:
     """Top-level modules of a fresh interpreter after a statement."""
-    script = f"{statement}\nimport sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    script = f"{statement}\nimport sys; print(*sorted({{name.removeprefix('infini_llama.').split('.')[0] for name in sys.modules}}))"
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -73,19 +73,24 @@ def test_stages_do_not_import_task_files():
 
 
 def test_the_model_imports_torch_and_the_standard_library_only():
-    allowed = set(sys.stdlib_module_names) | {"torch", "model"}
+    allowed = set(sys.stdlib_module_names) | {"torch", "model", "infini_llama"}
     for path in files_of("model"):
         assert packages(imported(path)) <= allowed, path
 
 
 def test_a_worker_is_free_of_the_pipeline():
-    loaded = loaded_by("import tasks.train.worker.__main__, tasks.train.worker.rank")
+    loaded = loaded_by("import infini_llama.tasks.train.worker.__main__, infini_llama.tasks.train.worker.rank")
     assert "torch" in loaded
     assert not loaded & {"prefect", "datasets", "transformers", "flows"}
 
 
 def test_the_supervisor_needs_no_torch():
-    assert not loaded_by("import tasks.train.stage, flows.direct") & {"torch", "prefect", "datasets", "transformers"}
+    assert not loaded_by("import infini_llama.tasks.train.stage, infini_llama.flows.pipeline") & {
+        "torch",
+        "prefect",
+        "datasets",
+        "transformers",
+    }
 
 
 def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
@@ -94,7 +99,7 @@ def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
     settings = {"files": [f"{tmp_path}/*.txt"], "validation_fraction": 0.2, "sequence_length": 16, "device": "cpu"}
     data = DataConfig.model_validate(settings | {"tokenizer": {"vocab_size": 300}}).model_dump(mode="json")
     loaded = loaded_by(
-        "from tasks.preprocess.stage import preprocess\nfrom tasks.verify_data.checks import verify\n"
+        "from infini_llama.tasks.preprocess.stage import preprocess\nfrom infini_llama.tasks.verify_data.checks import verify\n"
         f"reference = preprocess({data!r}, {str(tmp_path / 'home')!r})\n"
         f"verify(reference, {str(tmp_path / 'home')!r}, 'deep', 0)"
     )
@@ -103,10 +108,10 @@ def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
 
 
 def test_help_imports_nothing_heavy():
-    loaded = loaded_by("from flows.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass")
+    loaded = loaded_by("from infini_llama.flows.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass")
     assert not loaded & {"torch", "prefect", "datasets", "transformers", "pydantic", "numpy"}
 
 
 def test_configs_come_cheap():
-    assert "pydantic" not in loaded_by("import configs")
-    assert not loaded_by("import configs.loading") & {"torch", "prefect", "datasets", "numpy"}
+    assert "pydantic" not in loaded_by("import infini_llama.configs")
+    assert not loaded_by("import infini_llama.configs.loading") & {"torch", "prefect", "datasets", "numpy"}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from model import flash
-from model.backends import BACKENDS, causal_attention
-from model.config import LlamaConfig
-from model.llama import Llama
+from infini_llama.model import flash
+from infini_llama.model.backends import BACKENDS, causal_attention
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
 
 pytestmark = pytest.mark.gpu
 

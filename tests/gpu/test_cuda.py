@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 import yaml
-from laboratory import CONFIG, Laboratory, exact_metrics, kill
 
-from model.config import LlamaConfig
-from model.generate import generate
-from model.llama import Llama
-from tasks.preprocess.chunking import compute_starts, resolve_devices, row_starts
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.generate import generate
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.rows.chunking import compute_starts, resolve_devices, row_starts
+from support.laboratory import CONFIG, Laboratory, exact_metrics, kill
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +52,15 @@ def test_greedy_text_equals_the_cpus(attention):
 
 
 def test_the_row_table_has_the_same_bytes():
-    command = [sys.executable, "-m", "tasks.preprocess.chunking_torch", "cuda:0", "7", "1000003", "257"]
+    command = [
+        sys.executable,
+        "-m",
+        "infini_llama.tasks.preprocess.rows.chunking_torch",
+        "cuda:0",
+        "7",
+        "1000003",
+        "257",
+    ]
     made = subprocess.run(command, check=True, capture_output=True)
     assert made.stdout == row_starts(1_000_003, 257)[7:].tobytes()
     assert compute_starts(999_999, 31, resolve_devices("all"), True).tobytes() == row_starts(999_999, 31).tobytes()

@@ -2,7 +2,8 @@
 
 import pytest
 import yaml
-from laboratory import CONFIG, Laboratory, exact_metrics
+
+from support.laboratory import CONFIG, Laboratory, exact_metrics
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from laboratory import found_by_ranks
+
+from support.laboratory import found_by_ranks
 
 
 @pytest.mark.parametrize(("which", "cells"), [("some", 9), pytest.param("all", 54, marks=pytest.mark.slow)])

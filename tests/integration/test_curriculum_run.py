@@ -1,7 +1,8 @@
 """Rows that grow longer on the way: killed on either side of the boundary, the run ends as the one that nobody disturbed."""
 
 import pytest
-from laboratory import exact_metrics, kill
+
+from support.laboratory import exact_metrics, kill
 
 STAGES = (
     "data.curriculum=[{sequence_length: 16, until_step: 13}, {sequence_length: 32, until_step: 30}]",

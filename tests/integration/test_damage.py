@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 import yaml
-from laboratory import CONFIG, Laboratory
+
+from support.laboratory import CONFIG, Laboratory
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 

@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from laboratory import exact_metrics, found_by_ranks, kill
+
+from support.laboratory import exact_metrics, found_by_ranks, kill
 
 pytestmark = [
     pytest.mark.slow,

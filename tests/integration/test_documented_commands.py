@@ -32,7 +32,7 @@ ELSEWHERE = {
     r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
     r"infini-llama init\b|infini-llama run my\.yaml": "tests/integration/test_first_hour.py",
-    r"infini-llama completion\b": "tests/unit/flows/test_cli.py",
+    r"infini-llama completion\b": "tests/unit/flows/cli/test_main.py",
 }
 SMALL = {
     "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from laboratory import COMMAND, Laboratory, own_environment, processes_of
+
+from support.laboratory import COMMAND, Laboratory, own_environment, processes_of
 
 FEW = (
     "train.max_steps=12",
@@ -21,7 +22,11 @@ def peaks(marker: str) -> dict[int, int]:
     """Highest resident set so far, in bytes, of each worker that lives now."""
     found = {}
     for pid, command in processes_of(marker).items():
-        if "tasks.train.worker" in command and "torch.distributed" not in command and "exec_wrapper" not in command:
+        if (
+            "infini_llama.tasks.train.worker" in command
+            and "torch.distributed" not in command
+            and "exec_wrapper" not in command
+        ):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             found[pid] = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
     return found

@@ -4,7 +4,7 @@ import json
 import random
 import sqlite3
 
-from laboratory import exact_metrics, inject, kill
+from support.laboratory import exact_metrics, inject, kill
 
 OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
 
@@ -32,7 +32,7 @@ def task_states(home) -> list[tuple[str, str]]:
 
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
-    fault = inject(tmp_path, "tasks.train.worker.step", FAULT)
+    fault = inject(tmp_path, "infini_llama.tasks.train.worker.step", FAULT)
     started = lab.start("raises", *OVERRIDES, fault, f"environment.env.SOME_API_KEY={SECRET}", direct=False)
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"

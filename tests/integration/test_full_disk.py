@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from laboratory import Laboratory, exact_metrics
+
+from support.laboratory import Laboratory, exact_metrics
 
 pytestmark = [
     pytest.mark.slow,

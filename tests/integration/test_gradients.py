@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from laboratory import found_by_ranks
+from support.laboratory import found_by_ranks
 
 
 def test_four_ranks_have_the_gradients_of_one_process_on_the_whole_batch(tmp_path):

@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 import yaml
-from laboratory import COMMAND, Laboratory, exact_metrics, own_environment
+
+from support.laboratory import COMMAND, Laboratory, exact_metrics, own_environment
 
 
 def command(lab, *words):

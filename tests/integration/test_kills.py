@@ -8,7 +8,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from laboratory import exact_metrics, kill
+
+from support.laboratory import exact_metrics, kill
 
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
 SHORT = {
@@ -51,7 +52,7 @@ def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
             rng.choice(
                 [
                     pid
-                    for pid in pids(started, "tasks.train.worker")
+                    for pid in pids(started, "infini_llama.tasks.train.worker")
                     if pid not in pids(started, "torch.distributed.run")
                 ]
             )

@@ -5,9 +5,10 @@ import os
 import signal
 
 import pytest
-from kubernetes_server import Cluster
-from laboratory import exact_metrics, kill
-from slurm_cluster import wait_for
+
+from support.kubernetes_server import Cluster
+from support.laboratory import exact_metrics, kill
+from support.slurm_cluster import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = "train.max_steps=100"

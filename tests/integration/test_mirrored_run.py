@@ -5,9 +5,9 @@ import shutil
 import signal
 
 import pytest
-from laboratory import exact_metrics
 
-from tasks.mirroring import RECORDS
+from infini_llama.flows.mirroring import RECORDS
+from support.laboratory import exact_metrics
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from laboratory import COMMAND, Laboratory, exact_metrics, kill, own_environment, processes_of
+
+from support.laboratory import COMMAND, Laboratory, exact_metrics, kill, own_environment, processes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -180,7 +181,11 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab
     try:
         wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
         lines = processes_of(f"NODES_TEST={name}").items()
-        ranks = {pid for pid, line in lines if "tasks.train.worker" in line and "torch.distributed.run" not in line}
+        ranks = {
+            pid
+            for pid, line in lines
+            if "infini_llama.tasks.train.worker" in line and "torch.distributed.run" not in line
+        }
         far = [pid for pid in ranks if host_of(pid) == "b"]
         assert len(ranks) == 2 and len(far) == 1
         os.kill(far[0], signal.SIGSTOP)

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.train import checkpoints
-from tasks.train.run_folder import RunFolder, remove_staging
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_folder import RunFolder, remove_staging
 
 SAVER = """
 import json, os, sys
 import torch
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.saver import Saver
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.saver import Saver
 
 def save_for_ever(folder, asynchronous, first, say):
     torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def strikes(tmp_path: Path, count: int, seed: int) -> None:
 def whole_and_newest(run: RunFolder, announced: int) -> None:
     import torch
 
-    from tasks.train.worker.checkpoint import load
+    from infini_llama.tasks.train.worker.checkpoint import load
 
     newest = checkpoints.newest_good(run.checkpoints)
     assert newest is not None and checkpoints.step_of(newest) in (announced, announced + 1), newest

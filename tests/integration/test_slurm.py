@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from laboratory import exact_metrics
-from slurm_cluster import MISSING, slurm, state, wait_for
+
+from support.laboratory import exact_metrics
+from support.slurm_cluster import MISSING, slurm, state, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), MISSING]

@@ -5,8 +5,9 @@ import signal
 import time
 
 import pytest
-from laboratory import exact_metrics, kill
-from slurm_cluster import MISSING, slurm, state, wait_for
+
+from support.laboratory import exact_metrics, kill
+from support.slurm_cluster import MISSING, slurm, state, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), MISSING]
 __all__ = ["slurm"]  # a fixture

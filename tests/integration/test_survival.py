@@ -6,7 +6,8 @@ import signal
 import time
 
 import pytest
-from laboratory import exact_metrics, inject, kill
+
+from support.laboratory import exact_metrics, inject, kill
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 
@@ -66,7 +67,7 @@ def change(module):
 
 def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
-    slow = inject(tmp_path, "tasks.train.worker.checkpoint", SLOW_SAVE)
+    slow = inject(tmp_path, "infini_llama.tasks.train.worker.checkpoint", SLOW_SAVE)
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
     lab.wait_for_step("twice-stopped", 14, started)
     started.process.send_signal(signal.SIGINT)
@@ -91,7 +92,7 @@ def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, unint
 
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterrupted, tmp_path):
     expected, _ = uninterrupted("softmax", 2)
-    summary = lab.finish("tight", *SOFTMAX_2, inject(tmp_path, "tasks.train.worker.step", OUT_OF_MEMORY))
+    summary = lab.finish("tight", *SOFTMAX_2, inject(tmp_path, "infini_llama.tasks.train.worker.step", OUT_OF_MEMORY))
     first, second = attempts(lab, "tight")
     assert (first["code"], second["kind"]) == (71, "done")
     assert (first["error"]["phase"], first["error"]["sample_rows"]) == ("start", None), "found before the first step"
@@ -105,7 +106,7 @@ def not_finite(steps: range, rows_of_step: bool = False) -> str:
     """The loss of these steps' global batches is not finite, by their first row, however often they come."""
     return f"""
     def change(module):
-        from tasks.train.worker.order import sample_rows
+        from infini_llama.tasks.train.worker.data.order import sample_rows
         bad = {{int(sample_rows(32 * (step - 1), 1, SIZE, 1234)[0]) for step in {list(steps)}}}
         gather = module.TokenReader.gather
         def poisoned(self, rows):
@@ -114,7 +115,7 @@ def not_finite(steps: range, rows_of_step: bool = False) -> str:
                 tokens[:] = -7  # a sign that the model below turns into a loss that is not finite
             return tokens
         module.TokenReader.gather = poisoned
-        import model.llama
+        import infini_llama.model.llama
         loss = model.llama.Llama.loss
         def of_poison(self, inputs, labels, *rest):
             value, count = loss(self, inputs.clamp_min(0), labels.clamp_min(0), *rest)
@@ -133,7 +134,7 @@ def rows_of(lab) -> int:
 def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninterrupted, tmp_path):
     uninterrupted("softmax", 2)  # makes the dataset, whose number of rows is needed
     body = not_finite(range(22, 25)).replace("SIZE", str(rows_of(lab)))
-    injected = inject(tmp_path, "tasks.preprocess.reader", body)
+    injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
     expected = lab.finish("poison-calm", *SOFTMAX_2, injected)
     assert expected["updates_left_out"] == 3
     lines = exact_metrics(lab.run_dir("poison-calm"))
@@ -152,7 +153,7 @@ def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninte
 def test_too_many_of_them_go_back_and_leave_the_samples_out(lab, uninterrupted, tmp_path):
     uninterrupted("softmax", 2)
     body = not_finite(range(24, 33)).replace("SIZE", str(rows_of(lab)))
-    injected = inject(tmp_path, "tasks.preprocess.reader", body)
+    injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
     summary = lab.finish("diverges", *SOFTMAX_2, injected, "train.max_skips=4")
     first, second = attempts(lab, "diverges")
     assert (first["code"], second["kind"], second["from_step"]) == (72, "done", 20)
@@ -166,7 +167,7 @@ def test_too_many_of_them_go_back_and_leave_the_samples_out(lab, uninterrupted, 
 def test_divergence_without_end_stops_with_a_sentence(lab, uninterrupted, tmp_path):
     uninterrupted("softmax", 2)
     body = not_finite(range(1, 200)).replace("SIZE", str(rows_of(lab)))
-    injected = inject(tmp_path, "tasks.preprocess.reader", body)
+    injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
     started = lab.start("hopeless", *SOFTMAX_2, injected, "train.max_skips=2", "runtime.max_rollbacks=1")
     assert started.wait() == 72, started.log.read_text()
     assert "were not finite" in started.log.read_text() and "train.learning_rate" in started.log.read_text()

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from laboratory import exact_metrics, found_by_ranks, kill
+
+from support.laboratory import exact_metrics, found_by_ranks, kill
 
 
 @pytest.mark.parametrize(("which", "cells"), [("some", 5), pytest.param("all", 45, marks=pytest.mark.slow)])

@@ -23,16 +23,19 @@ def test_a_wheel_is_whole_and_runs(tmp_path):
         inside = {name for name in archive.namelist() if not name.startswith("infini_llama-")}
         archive.extractall(tmp_path / "site")
     here = {
-        path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()
-    }
+        f"infini_llama/{path.relative_to(ROOT).as_posix()}"
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*")
+        if path.is_file()
+    } | {f"infini_llama/{path.name}" for path in (ROOT / "src/infini_llama").iterdir() if path.is_file()}
     assert inside == {name for name in here if not any(part in name for part in LEFT_OUT)}
-    assert {f"{name}/py.typed" for name in PACKAGES} <= inside
+    assert "infini_llama/py.typed" in inside
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "INFINI_LLAMA_HOME": str(tmp_path / "home")}
-    words = [sys.executable, "-m", "flows.cli", "preprocess", "tiny", "data.tokenizer.vocab_size=300", "--json"]
+    words = [sys.executable, "-m", "infini_llama", "preprocess", "tiny", "data.tokenizer.vocab_size=300", "--json"]
     said = subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=280)
     assert json.loads(said.stdout)["path"].startswith("datasets/python-stdlib-")
     where = subprocess.run(
-        [sys.executable, "-c", "import tasks; print(tasks.__path__[0])"],
+        [sys.executable, "-c", "import infini_llama.tasks as tasks; print(tasks.__path__[0])"],
         cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert where.stdout.strip() == str(tmp_path / "site" / "tasks")
+    assert where.stdout.strip() == str(tmp_path / "site" / "infini_llama" / "tasks")

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from tasks.patch_environment.patches.patch import Patch
+from infini_llama.tasks.patch_environment.patches.patch import Patch
 
 MARK = "_none_is_zero"
 

@@ -9,8 +9,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from tasks.patch_environment.flash_faults import in_words
-from tasks.patch_environment.patches.patch import Patch
+from infini_llama.tasks.patch_environment.flash_faults import in_words
+from infini_llama.tasks.patch_environment.patches.patch import Patch
 
 log = logging.getLogger("infini_llama.environment")
 

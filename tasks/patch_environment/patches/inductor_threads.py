@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tasks.patch_environment.patches.patch import Patch
+from infini_llama.tasks.patch_environment.patches.patch import Patch
 
 
 def apply() -> None:

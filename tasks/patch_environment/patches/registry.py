@@ -8,14 +8,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tasks.patch_environment.patches import (
+from infini_llama.tasks.patch_environment.patches import (
     adam_weight_decay,
     flash_attn_import,
     inductor_threads,
     rendezvous,
     tokenizers_fork,
 )
-from tasks.patch_environment.patches.patch import Patch
+from infini_llama.tasks.patch_environment.patches.patch import Patch
 
 log = logging.getLogger("infini_llama.environment")
 PATCHES = (

@@ -3,8 +3,8 @@
 import os
 import socket
 
-from configs.errors import ConfigError
-from tasks.patch_environment.patches.patch import Patch
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.patch_environment.patches.patch import Patch
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 MEETING = ("MASTER_ADDR", "MASTER_PORT")

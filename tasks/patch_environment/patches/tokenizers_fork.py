@@ -2,7 +2,7 @@
 
 import os
 
-from tasks.patch_environment.patches.patch import Patch
+from infini_llama.tasks.patch_environment.patches.patch import Patch
 
 
 def apply() -> None:

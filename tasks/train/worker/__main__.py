@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tasks.patch_environment.patches.registry import apply
-from tasks.patch_environment.patches.rendezvous import PATCH
+from infini_llama.tasks.patch_environment.patches.registry import apply
+from infini_llama.tasks.patch_environment.patches.rendezvous import PATCH
 
 RENDEZVOUS = PATCH.name
 PR_SET_PDEATHSIG = 1
@@ -44,7 +44,7 @@ def main() -> int:
     log_to(attempt_dir / f"rank-{rank}.log")
     apply(patches)
 
-    from tasks.train.worker.rank import serve
+    from infini_llama.tasks.train.worker.rank import serve
 
     return serve(order, attempt_dir, rank)
 

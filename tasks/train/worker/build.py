@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker.pretrained import load_pretrained
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.pretrained import load_pretrained
 
 
 def build_model(order: dict, device: torch.device) -> Llama:

@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from configs.errors import DataError
-from tasks.artifacts import commit, staging
-from tasks.train.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
-from tasks.train.worker.storage import TensorReader, TensorWriter
-from tasks.train.worker.strategy import whole
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
+from infini_llama.tasks.storage.artifacts import commit, staging
+from infini_llama.tasks.train.worker.storage import TensorReader, TensorWriter
+from infini_llama.tasks.train.worker.strategies.native import whole
 
 
 def tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:

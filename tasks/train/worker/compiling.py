@@ -12,9 +12,9 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
-from tasks.artifacts import write_atomic
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.strategy import LossModule, local_part
+from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.train.worker.strategies.native import LossModule, local_part
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 # Largest relative difference of the loss, and of the gradients as one vector, that rounding explains.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}

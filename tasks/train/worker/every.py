@@ -2,9 +2,9 @@
 
 import time
 
-from configs.durations import duration
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.position import Position
+from infini_llama.configs.durations import duration
+from infini_llama.tasks.train.worker.position import Position
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
 class Every:

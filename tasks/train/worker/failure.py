@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tasks.train.worker.heartbeat import Heartbeat
+from infini_llama.tasks.runs.heartbeat import Heartbeat
 
 ON_SAMPLES = ("data", "compute")  # phases in which the samples of the step may be the cause
 

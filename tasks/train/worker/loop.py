@@ -13,38 +13,38 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.deepspeed import engine_settings
-from configs.durations import count
-from model.flops import flops_per_token
-from model.llama import Llama
-from tasks.preprocess.reader import TokenReader
-from tasks.train import checkpoints
-from tasks.train.worker import checkpoint, loss_scale
-from tasks.train.worker.build import build_model
-from tasks.train.worker.ceiling import matmul_ceiling
-from tasks.train.worker.compiling import compile_if_it_agrees, eager
-from tasks.train.worker.data import TrainBatches
-from tasks.train.worker.divergence import Skips, next_sample
-from tasks.train.worker.evaluate import evaluate, rows_with
-from tasks.train.worker.every import Every
-from tasks.train.worker.failure import memory_peak
-from tasks.train.worker.heartbeat import Heartbeat
-from tasks.train.worker.hook import ask, load_hook
-from tasks.train.worker.metrics import Metrics
-from tasks.train.worker.observe import gate_means, parameter_norm
-from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.position import Position
-from tasks.train.worker.prefetch import Prefetch
-from tasks.train.worker.profiling import Profiler
-from tasks.train.worker.reporters import reporters
-from tasks.train.worker.result import write_result
-from tasks.train.worker.sample import prompts_of, sample_on_the_way
-from tasks.train.worker.saver import Saver
-from tasks.train.worker.spikes import Spikes
-from tasks.train.worker.step import StepResult, accumulate, train_step
-from tasks.train.worker.strategy import LossModule, distribute
-from tasks.train.worker.zero import Zero
+from infini_llama.configs.deepspeed import engine_settings
+from infini_llama.configs.durations import count
+from infini_llama.model.flops import flops_per_token
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.train.worker import checkpoint, loss_scale
+from infini_llama.tasks.train.worker.build import build_model
+from infini_llama.tasks.train.worker.callbacks.divergence import Skips, next_sample
+from infini_llama.tasks.train.worker.callbacks.evaluate import evaluate, rows_with
+from infini_llama.tasks.train.worker.callbacks.hook import ask, load_hook
+from infini_llama.tasks.train.worker.callbacks.metrics import Metrics
+from infini_llama.tasks.train.worker.callbacks.observe import gate_means, parameter_norm
+from infini_llama.tasks.train.worker.callbacks.profiling import Profiler
+from infini_llama.tasks.train.worker.callbacks.reporters import reporters
+from infini_llama.tasks.train.worker.callbacks.sample import prompts_of, sample_on_the_way
+from infini_llama.tasks.train.worker.callbacks.spikes import Spikes
+from infini_llama.tasks.train.worker.ceiling import matmul_ceiling
+from infini_llama.tasks.train.worker.compiling import compile_if_it_agrees, eager
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.prefetch import Prefetch
+from infini_llama.tasks.train.worker.every import Every
+from infini_llama.tasks.train.worker.failure import memory_peak
+from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.position import Position
+from infini_llama.tasks.train.worker.result import write_result
+from infini_llama.tasks.train.worker.saver import Saver
+from infini_llama.tasks.train.worker.step import StepResult, accumulate, train_step
+from infini_llama.tasks.train.worker.strategies.deepspeed import Zero
+from infini_llama.tasks.train.worker.strategies.native import LossModule, distribute
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 log = logging.getLogger("infini_llama.worker")
 

@@ -4,7 +4,7 @@ Its own, since all ranks already agree on whether a step's gradients are finite,
 part of a run's position.
 """
 
-from tasks.train.worker.position import Position
+from infini_llama.tasks.train.worker.position import Position
 
 FIRST, LOWEST = 2.0**16, 1.0
 GROWTH_INTERVAL = 2000

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from model.llama import Llama, parameter_groups
-from tasks.train.worker.schedule import factor
+from infini_llama.model.llama import Llama, parameter_groups
+from infini_llama.tasks.train.worker.schedule import factor
 
 
 def build_optimizer(model: Llama, train: dict) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from configs.errors import PipelineError
+from infini_llama.configs.errors import PipelineError
 
 POLL_SECONDS = 0.05
 

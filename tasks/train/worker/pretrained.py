@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from configs.errors import ConfigError
-from model import hf
-from model.llama import Llama
-from tasks.hf_folder import open_folder
+from infini_llama.configs.errors import ConfigError
+from infini_llama.model import hf
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.storage.hf_folder import open_folder
 
 log = logging.getLogger("infini_llama.worker")
 

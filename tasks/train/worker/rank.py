@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from configs.errors import PipelineError, no_space
-from tasks.train.goodput import LEDGER, Ledger
-from tasks.train.worker import preflight
-from tasks.train.worker.divergence import Diverged
-from tasks.train.worker.failure import describe, dump_gpu_memory
-from tasks.train.worker.heartbeat import Heartbeat
-from tasks.train.worker.loop import StopRequest, run
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.status import write_status
+from infini_llama.configs.errors import PipelineError, no_space
+from infini_llama.tasks.runs.goodput import LEDGER, Ledger
+from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.runs.status import write_status
+from infini_llama.tasks.train.worker import preflight
+from infini_llama.tasks.train.worker.callbacks.divergence import Diverged
+from infini_llama.tasks.train.worker.failure import describe, dump_gpu_memory
+from infini_llama.tasks.train.worker.loop import StopRequest, run
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 EXIT_CODES = {"done": 0, "preempted": 75}
 log = logging.getLogger("infini_llama.worker")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from model.llama import Llama
-from tasks.artifacts import write_atomic
-from tasks.train.worker import checkpoint
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.sample import prompts_of, sample_texts
-from tasks.train.worker.strategy import gathered
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.train.worker import checkpoint
+from infini_llama.tasks.train.worker.callbacks.sample import prompts_of, sample_texts
+from infini_llama.tasks.train.worker.strategies.native import gathered
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
 def write_result(order: dict, model: Llama, state: dict[str, torch.Tensor], step: int, ranks: Ranks) -> None:

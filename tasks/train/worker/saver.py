@@ -10,10 +10,10 @@ from types import TracebackType
 import torch
 from torch.distributed.tensor import DTensor
 
-from tasks.train import checkpoints
-from tasks.train.worker import checkpoint
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.strategy import local_part, replica_of
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.train.worker import checkpoint
+from infini_llama.tasks.train.worker.strategies.native import local_part, replica_of
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 log = logging.getLogger("infini_llama.worker")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tasks.train.worker.data import Batch
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.strategy import clip, synchronized
-from tasks.train.worker.zero import Zero
+from infini_llama.tasks.train.worker.data.loader import Batch
+from infini_llama.tasks.train.worker.strategies.deepspeed import Zero
+from infini_llama.tasks.train.worker.strategies.native import clip, synchronized
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from configs.errors import DataError
+from infini_llama.configs.errors import DataError
 
 TABLE, FILE = "tensors.json", "rank-{:05d}.bin"
 ALIGNMENT = 64

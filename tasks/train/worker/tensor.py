@@ -6,8 +6,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
-from model.llama import Llama
-from model.split import Split
+from infini_llama.model.llama import Llama
+from infini_llama.model.split import Split
 
 log = logging.getLogger("infini_llama.worker")
 # Queries, keys and values come out by heads, the MLP's inside by columns: rows of the weights that make them, columns of those that

@@ -10,17 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from laboratory import exact_metrics
-
-from configs.architecture import architecture
-from configs.loading import parse_config
 from exactness.cover import Cell
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
-from tasks.preprocess.stage import preprocess
-from tasks.train import checkpoints
-from tasks.train.attempt import write_order
-from tasks.train.run_folder import RunFolder, claim, cut_metrics, remove_staging
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_folder import RunFolder, claim, cut_metrics, remove_staging
+from infini_llama.tasks.train.attempt import write_order
+from support.laboratory import exact_metrics
 
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16
 DOCUMENTS = {

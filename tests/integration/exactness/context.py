@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from model.config import LlamaConfig
-from model.context import Context
-from model.llama import Llama
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.context import Context
+from infini_llama.model.llama import Llama
 
 N, ROW = 4, 32
 SEGMENTS_BACK = 2

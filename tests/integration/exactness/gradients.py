@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker.checkpoint import state_hash, tensors
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.step import accumulate
-from tasks.train.worker.strategy import LossModule, clip, distribute, gathered, whole
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.checkpoint import state_hash, tensors
+from infini_llama.tasks.train.worker.step import accumulate
+from infini_llama.tasks.train.worker.strategies.native import LossModule, clip, distribute, gathered, whole
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 STRATEGIES = {
     "ddp": {"parallel": "ddp"},

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from tasks.train.worker import loop
-from tasks.train.worker.data import TrainBatches
-from tasks.train.worker.heartbeat import Heartbeat
-from tasks.train.worker.parallel import Ranks
+from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.train.worker import loop
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
 class StopAfter:

@@ -14,18 +14,26 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from configs.schema import TrainingConfig
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker.checkpoint import load, prime, state_hash, tensors
-from tasks.train.worker.loop import step_seed
-from tasks.train.worker.observe import gate_means, parameter_norm
-from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.position import Position
-from tasks.train.worker.saver import Saver
-from tasks.train.worker.step import accumulate, train_step
-from tasks.train.worker.strategy import LossModule, clip, distribute, gathered, local_part, replica_of, whole
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.callbacks.observe import gate_means, parameter_norm
+from infini_llama.tasks.train.worker.checkpoint import load, prime, state_hash, tensors
+from infini_llama.tasks.train.worker.loop import step_seed
+from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.position import Position
+from infini_llama.tasks.train.worker.saver import Saver
+from infini_llama.tasks.train.worker.step import accumulate, train_step
+from infini_llama.tasks.train.worker.strategies.native import (
+    LossModule,
+    clip,
+    distribute,
+    gathered,
+    local_part,
+    replica_of,
+    whole,
+)
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 LAYOUTS = {
     "alone": (4, {"parallel": "ddp"}),

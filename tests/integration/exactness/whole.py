@@ -13,8 +13,8 @@ import torch
 
 from exactness.bench import Bench, interrupted_equals_uninterrupted
 from exactness.cover import FACTORS, name_of, pairwise_cover, possible
-from tasks.patch_environment.machine import Machine
-from tasks.patch_environment.probe import cpu
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.probe import cpu
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/exactness.json"
 

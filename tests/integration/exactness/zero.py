@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from configs.deepspeed import engine_settings
-from configs.schema import TrainingConfig
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker import checkpoint
-from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-from tasks.train.worker.parallel import Ranks
-from tasks.train.worker.step import StepResult, accumulate, train_step
-from tasks.train.worker.strategy import LossModule, distribute
-from tasks.train.worker.zero import Zero
+from infini_llama.configs.deepspeed import engine_settings
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker import checkpoint
+from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.step import StepResult, accumulate, train_step
+from infini_llama.tasks.train.worker.strategies.deepspeed import Zero
+from infini_llama.tasks.train.worker.strategies.native import LossModule, distribute
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 STEPS, SAVED = 5, 3
 ROWS = torch.randint(0, 61, (STEPS, 8, 14), generator=torch.Generator().manual_seed(3))

@@ -22,7 +22,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from laboratory import CONFIG, Laboratory, Started, exact_metrics, inject
+from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, inject
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/faults.jsonl"
 WORKERS = 2
@@ -73,7 +73,7 @@ class Trial:
         return sorted(pid for pid, command in started.processes().items() if mark in command and without not in command)
 
     def worker(self, started: Started) -> int:
-        return self.rng.choice(self.pids(started, "tasks.train.worker", "torch.distributed.run"))
+        return self.rng.choice(self.pids(started, "infini_llama.tasks.train.worker", "torch.distributed.run"))
 
     def torchrun(self, started: Started) -> int:
         return self.pids(started, "torch.distributed.run")[0]
@@ -119,7 +119,9 @@ def during_preprocess(trial: Trial) -> Started:
 def injected(module: str, body: str, **words: str) -> Callable[[Trial], Started]:
     def strike(trial: Trial) -> Started:
         folder = Path(tempfile.mkdtemp(dir=trial.lab.home))
-        text = body.replace("AT", str(max(1, trial.at // 11) if module == "tasks.artifacts" else trial.at))
+        text = body.replace(
+            "AT", str(max(1, trial.at // 11) if module == "infini_llama.tasks.storage.artifacts" else trial.at)
+        )
         for name, value in words.items():
             text = text.replace(name, value)
         trial.overrides.append(inject(folder, module, text))
@@ -173,10 +175,12 @@ FAULTS: dict[str, Callable[[Trial], Started]] = {
     "SIGTERM torchrun": signalled(signal.SIGTERM, Trial.torchrun),
     "SIGTERM command": signalled(signal.SIGTERM, lambda trial, started: started.process.pid),
     "SIGINT command": signalled(signal.SIGINT, lambda trial, started: started.process.pid),
-    "raise": injected("tasks.train.worker.step", RAISE, END='raise RuntimeError("the injected fault")'),
-    "exit": injected("tasks.train.worker.step", RAISE, END="os._exit(3)"),
-    "kill before the rename": injected("tasks.artifacts", RENAME, BEFORE="os.kill(os.getpid(), signal.SIGKILL)"),
-    "kill after the rename": injected("tasks.artifacts", RENAME, BEFORE="pass"),
+    "raise": injected("infini_llama.tasks.train.worker.step", RAISE, END='raise RuntimeError("the injected fault")'),
+    "exit": injected("infini_llama.tasks.train.worker.step", RAISE, END="os._exit(3)"),
+    "kill before the rename": injected(
+        "infini_llama.tasks.storage.artifacts", RENAME, BEFORE="os.kill(os.getpid(), signal.SIGKILL)"
+    ),
+    "kill after the rename": injected("infini_llama.tasks.storage.artifacts", RENAME, BEFORE="pass"),
     "kill during save": during_save,
     "kill during preprocess": during_preprocess,
     "disk full": disk_full,

@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from browser import CHROMIUM, Browser
-from laboratory import COMMAND, CONFIG, processes_of
 
-from tasks.train import checkpoints
+from infini_llama.tasks.runs import checkpoints
+from support.browser import CHROMIUM, Browser
+from support.laboratory import COMMAND, CONFIG, processes_of
 
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

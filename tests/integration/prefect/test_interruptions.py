@@ -8,7 +8,8 @@ import sys
 
 import httpx
 import pytest
-from laboratory import inject, processes_of
+
+from support.laboratory import inject, processes_of
 
 LONG = ("train.max_steps=6000", "train.save_every=20", "train.eval_every=3000")
 # One rank raises once, in the middle of training.
@@ -25,14 +26,14 @@ def change(module):
 DEPLOY = """
 import sys
 from datetime import timedelta
-from flows.deployments import deploy
+from infini_llama.flows.deployments import deploy
 deploy([sys.argv[1]], silent_for=timedelta(seconds=float(sys.argv[2])))
 """
 
 
 def crashed(house, name: str, folder) -> str:
     """Id of a run whose worker has failed at step 25 and which nobody has tried again."""
-    run = house.submit(name, "runtime.retries=0", inject(folder, "tasks.train.worker.step", FAULT))
+    run = house.submit(name, "runtime.retries=0", inject(folder, "infini_llama.tasks.train.worker.step", FAULT))
     assert house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")["state_type"] == "FAILED"
     assert "the injected fault" in house.get(run)["state"]["message"] or house.attempts(name)[0]["kind"] == "failed"
     assert "training-" + name in house.artifacts(run), "a failed run has its card too"

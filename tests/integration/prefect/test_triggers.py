@@ -4,7 +4,8 @@ import json
 import subprocess
 
 import httpx
-from laboratory import COMMAND
+
+from support.laboratory import COMMAND
 
 FIELD = "[...document.querySelectorAll('textarea,input')].find(one => one.value === 'small')"
 

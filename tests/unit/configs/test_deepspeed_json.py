@@ -5,9 +5,9 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from configs.deepspeed import engine_settings, read_json
-from configs.errors import ConfigError
-from configs.schema import TrainingConfig
+from infini_llama.configs.deepspeed import engine_settings, read_json
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import TrainingConfig
 
 OF_THE_RUN = {"global_batch_size": 64, "micro_batch_size": 4, "learning_rate": 1e-4, "weight_decay": 0.01}
 

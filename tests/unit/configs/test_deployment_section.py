@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.loading import parse_config
-from configs.schema import DeploymentConfig, PipelineConfig, ScheduleConfig
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import DeploymentConfig, PipelineConfig, ScheduleConfig
 
 GOOD = {"data": {"source": "python-stdlib"}}
 NIGHTLY = {"name": "nightly", "cron": "0 2 * * *", "timezone": "Europe/Berlin"}

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.loading import load_config, parse_config
-from configs.schema import PipelineConfig
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import load_config, parse_config
+from infini_llama.configs.schema import PipelineConfig
 
 GOOD = {"data": {"source": "python-stdlib"}}
 

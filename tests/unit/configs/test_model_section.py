@@ -5,8 +5,8 @@ from dataclasses import MISSING, fields
 import pytest
 from pydantic import ValidationError
 
-from configs.schema import ModelConfig
-from model.config import LlamaConfig
+from infini_llama.configs.schema import ModelConfig
+from infini_llama.model.config import LlamaConfig
 
 
 def test_it_has_the_fields_and_defaults_of_the_model():

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.errors import ConfigError
-from configs.keys import OTHER_NAMES, PATTERNS, all_keys, nearest, place, words
-from configs.loading import parse_config
-from configs.problems import shown
-from configs.schema import DeploymentConfig, PipelineConfig
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.keys import OTHER_NAMES, PATTERNS, all_keys, nearest, place, words
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.problems import shown
+from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
 
 GOOD = {"data": {"source": "python-stdlib"}}
 

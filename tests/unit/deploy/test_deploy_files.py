@@ -131,7 +131,7 @@ def test_a_worker_may_take_longer_to_stop_than_its_runs():
 
 
 def test_the_deployment_is_a_configuration_of_the_flow():
-    from configs.schema import PipelineConfig
+    from infini_llama.configs.schema import PipelineConfig
 
     project = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())
     for deployment in project["deployments"]:

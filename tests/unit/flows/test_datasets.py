@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError, DataError
-from configs.schema import DataConfig
-from flows.datasets import reference_for, references
-from tasks.preprocess.stage import preprocess
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.schema import DataConfig
+from infini_llama.flows.datasets import reference_for, references
+from infini_llama.tasks.preprocess.stage import preprocess
 
 
 def section(folder: Path, **changes: object) -> dict:

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.server import prefect_api
+from infini_llama.flows.server import prefect_api
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from flows.server import prefect_api
+from infini_llama.flows.server import prefect_api
 with prefect_api(Path(sys.argv[1])):
     print("up", flush=True)
     time.sleep(600)
@@ -46,7 +46,7 @@ def servers_of(home: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_dies_with_its_parent(no_prefect, tmp_path, ending):
     home = tmp_path / "home"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(home)],
         env=environment,
@@ -81,12 +81,12 @@ def test_api_of_the_active_profile_is_used(no_prefect, tmp_path):
         'active = "team"\n[profiles.team]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
     )
     check = (
-        "import os, sys; from pathlib import Path; from flows.server import prefect_api\n"
+        "import os, sys; from pathlib import Path; from infini_llama.flows.server import prefect_api\n"
         "with prefect_api(Path('home')):\n"
         "    from prefect.settings import get_current_settings\n"
         "    assert get_current_settings().api.url == 'http://127.0.0.1:9/api', get_current_settings().api.url\n"
         "    assert 'PREFECT_HOME' not in os.environ\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     subprocess.run([sys.executable, "-c", check], env=environment, check=True, timeout=60)
     assert not (tmp_path / "home").exists()

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.config import LlamaConfig
+from infini_llama.model.config import LlamaConfig
 
 
 @pytest.fixture(autouse=True)

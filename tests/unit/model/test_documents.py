@@ -4,10 +4,10 @@ import pytest
 import torch
 from differences import largest, relative
 
-from model import backends, flash, layout
-from model.backends import causal_attention
-from model.layout import PADDING, positions
-from model.llama import Llama
+from infini_llama.model import backends, flash, layout
+from infini_llama.model.backends import causal_attention
+from infini_llama.model.layout import PADDING, positions
+from infini_llama.model.llama import Llama
 
 N = 8
 ROW = [0] * 13 + [1] * 20 + [2] * 3 + [3] * 9

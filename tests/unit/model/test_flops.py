@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
-from model.llama import Llama
+from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
+from infini_llama.model.llama import Llama
 
 # width 32, 4 query heads and 2 key-value heads of 8, inner 48, vocabulary 97, 2 layers
 MATRICES = 2 * (32 * 32 + 32 * 16 + 32 * 16 + 32 * 32 + 3 * 32 * 48) + 97 * 32

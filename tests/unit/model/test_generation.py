@@ -4,12 +4,12 @@ import pytest
 import torch
 from differences import largest, relative
 
-from model.generate import generate, generate_batch
-from model.infini_attention import InfiniAttention, InfiniState
-from model.llama import Llama
-from model.memory import memories
-from model.rope import rotary
-from model.sampling import Sampling
+from infini_llama.model.generate import generate, generate_batch
+from infini_llama.model.infini_attention import InfiniAttention, InfiniState
+from infini_llama.model.llama import Llama
+from infini_llama.model.memory import memories
+from infini_llama.model.rope import rotary
+from infini_llama.model.sampling import Sampling
 
 N = 8
 

@@ -6,8 +6,8 @@ from dataclasses import fields
 import pytest
 from transformers import LlamaConfig as TheirConfig
 
-from model import hf
-from model.config import LlamaConfig
+from infini_llama.model import hf
+from infini_llama.model.config import LlamaConfig
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import torch
 from differences import largest, relative
 from literal_infini import literal_infini
 
-from model.infini_attention import InfiniAttention
-from model.layout import segments
-from model.llama import Llama
-from model.memory import memories, retrieve
+from infini_llama.model.infini_attention import InfiniAttention
+from infini_llama.model.layout import segments
+from infini_llama.model.llama import Llama
+from infini_llama.model.memory import memories, retrieve
 
 N = 8
 

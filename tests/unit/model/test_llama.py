@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import model as package
-from model.config import LlamaConfig
-from model.llama import Llama, parameter_groups
-from model.loss import cross_entropy_sum
+from infini_llama import model as package
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama, parameter_groups
+from infini_llama.model.loss import cross_entropy_sum
 
 
 def test_imports_torch_and_the_standard_library_alone():

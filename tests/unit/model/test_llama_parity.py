@@ -7,7 +7,7 @@ from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
-from model.llama import Llama
+from infini_llama.model.llama import Llama
 
 SHARED = (
     "vocab_size",

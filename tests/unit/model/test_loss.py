@@ -4,8 +4,8 @@ import pytest
 import torch
 from differences import largest, relative
 
-from model.llama import Llama
-from model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
+from infini_llama.model.llama import Llama
+from infini_llama.model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
 
 V, D = 53, 16
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import configs
-from configs.loading import load_config
-from model.config import LlamaConfig
-from model.llama import Llama
+from infini_llama import configs
+from infini_llama.configs.loading import load_config
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
 
 
 @pytest.mark.parametrize(

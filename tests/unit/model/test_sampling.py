@@ -11,7 +11,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from model.sampling import Sampling, choose, keep_likely
+from infini_llama.model.sampling import Sampling, choose, keep_likely
 
 
 def test_keep_likely():

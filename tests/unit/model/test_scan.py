@@ -4,7 +4,7 @@ import pytest
 import torch
 from differences import largest
 
-from model.scan import scan
+from infini_llama.model.scan import scan
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 13, 31, 64])

@@ -2,7 +2,7 @@
 
 import torch
 
-from model.split import Split
+from infini_llama.model.split import Split
 
 
 def of(place: int, size: int = 4) -> Split:

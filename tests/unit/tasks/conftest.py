@@ -5,11 +5,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import made_up_runs
 import pytest
 
-from configs.schema import PipelineConfig
-from tasks.preprocess.stage import preprocess
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.preprocess.stage import preprocess
+from support import made_up_runs
 
 WORDS = [
     "the",
@@ -77,7 +77,7 @@ def built(_built: tuple[Path, dict], tmp_path: Path) -> tuple[Path, dict]:
 @pytest.fixture
 def digests() -> Callable[[Path], dict[str, str]]:
     """The bytes of everything below a folder, but for what says when it was made."""
-    from tasks.artifacts import file_checksum
+    from infini_llama.tasks.storage.artifacts import file_checksum
 
     def below(folder: Path) -> dict[str, str]:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"]

@@ -10,19 +10,19 @@ import pytest
 from prefect.filesystems import LocalFileSystem
 from prefect.results import ResultStore
 from prefect.serializers import JSONSerializer
-from trained_runs import ranks as ranks
-from trained_runs import run_of as run_of
 
-from configs.errors import ConfigError, DataError
-from tasks.artifacts import MANIFEST, _serialized, checksum_of, file_checksum
-from tasks.export.starting import write_configuration
-from tasks.export.writing import export
-from tasks.hf_folder import open_folder
-from tasks.results import PLAIN, trusted
-from tasks.train.checkpoints import read_state
-from tasks.train.load import load_model
-from tasks.train.worker.pretrained import load_pretrained
-from tasks.verify_data.checks import verify
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.tasks.export.starting import write_configuration
+from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.runs.checkpoints import read_state
+from infini_llama.tasks.runs.load import load_run
+from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, checksum_of, file_checksum
+from infini_llama.tasks.storage.hf_folder import open_folder
+from infini_llama.tasks.storage.results import PLAIN, trusted
+from infini_llama.tasks.train.worker.pretrained import load_pretrained
+from infini_llama.tasks.verify_data.checks import verify
+from support.trained_runs import ranks as ranks
+from support.trained_runs import run_of as run_of
 
 NOT_READ = ("state.json", "dataset_info.json")  # written for the `datasets` library, which reads them as JSON
 
@@ -92,20 +92,20 @@ def test_a_pickle_in_any_file_of_a_checkpoint(run_of, mark, poison):
     (checkpoint,) = (run / "checkpoints").glob("step-*")
     names = list(json.loads((checkpoint / MANIFEST).read_text())["files"])
     assert len(names) >= 3
-    load_model(run)
+    load_run(run)
     for name in names:
         before = {path: path.read_bytes() for path in (checkpoint / name, checkpoint / MANIFEST)}
         (checkpoint / name).write_bytes(poison)
         vouch(checkpoint)
         with pytest.raises((ConfigError, DataError)):
             read_state(checkpoint)
-            load_model(run, checkpoint.name)
+            load_run(run, checkpoint.name)
         assert not mark.exists(), name
         for path, content in before.items():
             path.write_bytes(content)
     (checkpoint / MANIFEST).write_bytes(poison)
     with pytest.raises((ConfigError, DataError)):
-        load_model(run)
+        load_run(run)
     assert not mark.exists()
 
 
@@ -156,7 +156,7 @@ def test_a_stored_result_that_names_its_own_opener_is_not_opened(tmp_path, seria
 
 
 def test_prefect_opens_a_stored_result_as_its_file_says_so_ours_are_looked_at_first(tmp_path, mark, poison):
-    """Where this fails, Prefect has mended it and `tasks/results.py` can go."""
+    """Where this fails, Prefect has mended it and `tasks/storage/results.py` can go."""
     store = ResultStore(
         result_storage=LocalFileSystem(basepath=str(tmp_path)),
         serializer=JSONSerializer.model_validate(PLAIN),

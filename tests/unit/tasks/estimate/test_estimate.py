@@ -5,18 +5,18 @@ import gc
 import pytest
 import torch
 
-from configs.errors import ConfigError
-from configs.loading import load_config
-from configs.schema import TrainingConfig
-from flows.direct import resolved
-from model.config import LlamaConfig
-from model.flops import flops_per_token, parameters, parameters_of_part
-from model.llama import Llama
-from tasks.estimate import run
-from tasks.estimate.live import LiveBytes
-from tasks.estimate.memory import Layout, step_memory
-from tasks.train.worker.build import save_memory
-from tasks.train.worker.optimizer import build_optimizer
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import load_config
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.flows.pipeline import resolved
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.flops import flops_per_token, parameters, parameters_of_part
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.estimate import run
+from infini_llama.tasks.estimate.live import LiveBytes
+from infini_llama.tasks.estimate.memory import Layout, step_memory
+from infini_llama.tasks.train.worker.build import save_memory
+from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 TRAIN = TrainingConfig(micro_batch_size=3, global_batch_size=6).model_dump(mode="json")
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from trained_runs import ranks as ranks
-from trained_runs import run_of as run_of
+
+from support.trained_runs import ranks as ranks
+from support.trained_runs import run_of as run_of
 
 
 @pytest.fixture(autouse=True)

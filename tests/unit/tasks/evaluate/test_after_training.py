@@ -2,9 +2,9 @@
 
 import json
 
-from configs.schema import EvaluationConfig
-from tasks.evaluate.after_training import evaluate_trained
-from tasks.evaluate.stage import RESULTS, evaluate
+from infini_llama.configs.schema import EvaluationConfig
+from infini_llama.tasks.evaluate.after_training import evaluate_trained
+from infini_llama.tasks.evaluate.stage import RESULTS, evaluate
 
 INFINI = {"attention": "infini", "segment_length": 8}
 

@@ -2,18 +2,18 @@
 
 import pytest
 
-from configs.errors import ConfigError
-from model.generate import generate
-from model.sampling import Sampling
-from tasks.evaluate import passkey as module
-from tasks.evaluate.passkey import Asked, ask, passkey, right_tokens
-from tasks.evaluate.stage import find_passkeys
-from tasks.preprocess.passkey import FILLER, HEAD, HIDDEN, QUESTION, PasskeyTexts
-from tasks.preprocess.sources import sources
-from tasks.preprocess.stage import preprocess
-from tasks.preprocess.summary import describe
-from tasks.report.run import write_report
-from tasks.train.load import load_model
+from infini_llama.configs.errors import ConfigError
+from infini_llama.model.generate import generate
+from infini_llama.model.sampling import Sampling
+from infini_llama.tasks.evaluate import passkey as module
+from infini_llama.tasks.evaluate.passkey import Asked, ask, passkey, right_tokens
+from infini_llama.tasks.evaluate.stage import find_passkeys
+from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, PasskeyTexts
+from infini_llama.tasks.preprocess.sources.sources import sources
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.runs.load import load_run
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -21,7 +21,7 @@ INFINI = {"attention": "infini", "segment_length": 8}
 @pytest.fixture
 def tokenizer(run_of):
     folder, _ = run_of("for-its-tokenizer")
-    return load_model(folder)[1]
+    return load_run(folder)[1]
 
 
 @pytest.mark.parametrize(("depth", "before"), [(0.0, 0), (0.5, 2), (1.0, 4)])
@@ -42,7 +42,7 @@ def test_a_text_is_as_long_as_asked_with_the_number_at_its_depth(tokenizer, dept
 @pytest.mark.parametrize("fields", [{}, INFINI])
 def test_an_answer_is_right_where_greedy_writing_gives_it(run_of, monkeypatch, fields):
     folder, model = run_of(**fields)
-    tokenizer = load_model(folder)[1]
+    tokenizer = load_run(folder)[1]
     monkeypatch.setattr(module, "PIECE", 11)
     asked = ask(tokenizer, 400, 0.3, "12345")
     written = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
@@ -57,7 +57,7 @@ def test_the_state_does_not_grow_with_the_text(run_of, monkeypatch):
     sizes = []
     read = model.read
     monkeypatch.setattr(model, "read", lambda ids, states: (read(ids, states), sizes.append(states.size_in_bytes()))[0])
-    tokenizer = load_model(run_of("b")[0])[1]
+    tokenizer = load_run(run_of("b")[0])[1]
     for length in (300, 3000):
         right_tokens(model, ask(tokenizer, length, 0.0, "12345"))
     assert len(set(sizes)) == 1
@@ -81,7 +81,7 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
 
 def test_shares_are_those_of_the_samples(run_of, monkeypatch):
     _, model = run_of()
-    tokenizer = load_model(run_of("b")[0])[1]
+    tokenizer = load_run(run_of("b")[0])[1]
     answers = iter([[True, True], [True, False], [True, True], [False, False]])
     monkeypatch.setattr(module, "right_tokens", lambda model, asked: next(answers))
     (record,) = passkey(model, tokenizer, [300], [0.5], samples=4)

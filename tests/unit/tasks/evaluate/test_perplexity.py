@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import ConfigError, DataError
-from tasks.evaluate import perplexity
-from tasks.evaluate.stage import evaluate
-from tasks.preprocess.reader import TokenReader
-from tasks.report.run import write_report
-from tasks.train.load import dataset_of, end_of_text_of, lineage_of, load_model
-from tasks.train.worker.evaluate import evaluate as in_training
-from tasks.train.worker.strategy import LossModule
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.tasks.evaluate import perplexity
+from infini_llama.tasks.evaluate.stage import evaluate
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
+from infini_llama.tasks.train.worker.callbacks.evaluate import evaluate as in_training
+from infini_llama.tasks.train.worker.strategies.native import LossModule
 
 INFINI = {"attention": "infini", "segment_length": 4}
 
@@ -46,7 +46,7 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     folder, model = run_of(**INFINI)
     text = tmp_path / "a.txt"
     text.write_text("the cat sat on «größer» things, and then the cat sat again. " * 3)
-    tokenizer = load_model(folder)[1]
+    tokenizer = load_run(folder)[1]
     ids = [end_of_text_of(folder), *tokenizer.encode(text.read_text(), add_special_tokens=False).ids]
     assert len(ids) > 40
     with torch.no_grad():

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from trained_runs import ranks as ranks
-from trained_runs import run_of as run_of
 
-from model.rope import scaled_frequencies
-from tasks.export.writing import export
-from tasks.train.load import load_model
+from infini_llama.model.rope import scaled_frequencies
+from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.runs.load import load_run
+from support.trained_runs import ranks as ranks
+from support.trained_runs import run_of as run_of
 
 PAGE = Path(__file__).parents[4] / "docs/huggingface.md"
 TEXTS = ["the cat sat on a mat", "a dog, and then: the end.", "«größer» 日本語 🙂"]
@@ -42,7 +42,7 @@ def exported(run: Path, folder: Path) -> Path:
 
 def bits_per_byte(run: Path, texts: list[str]) -> float:
     """Of whole texts, each behind an end-of-text token, as training reads documents."""
-    model, tokenizer, _ = load_model(run)
+    model, tokenizer, _ = load_run(run)
     nats = 0.0
     for text in texts:
         ids = torch.tensor([[0, *tokenizer.encode(text, add_special_tokens=False).ids]])

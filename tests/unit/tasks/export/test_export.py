@@ -9,11 +9,11 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as their_logging
 
-from configs.errors import ConfigError
-from model.generate import generate
-from tasks.artifacts import file_checksum
-from tasks.export.writing import export
-from tasks.train.load import load_model
+from infini_llama.configs.errors import ConfigError
+from infini_llama.model.generate import generate
+from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.runs.load import load_run
+from infini_llama.tasks.storage.artifacts import file_checksum
 
 their_logging.disable_progress_bar()
 
@@ -201,7 +201,7 @@ def test_bfloat16_is_what_transformers_then_computes_in_and_gates_stay_fp32(run_
 def test_the_tokenizer_is_the_datasets(run_of, tmp_path):
     run, _ = run_of()
     exported(run, tmp_path / "out")
-    theirs, (_, ours, _) = AutoTokenizer.from_pretrained(tmp_path / "out"), load_model(run)
+    theirs, (_, ours, _) = AutoTokenizer.from_pretrained(tmp_path / "out"), load_run(run)
     for text in (
         "the cat sat",
         " self.value = {x: 1}\n\t«größer» 日本語 🙂",

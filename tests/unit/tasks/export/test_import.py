@@ -10,17 +10,17 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM
 
-from configs.architecture import architecture
-from configs.errors import ConfigError, DataError
-from configs.loading import load_config
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.export.starting import write_configuration
-from tasks.export.writing import export
-from tasks.hf_folder import open_folder
-from tasks.train.initial import initial_of, refuse_unlike
-from tasks.train.run_folder import RunFolder, claim
-from tasks.train.worker.pretrained import load_pretrained
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.loading import load_config
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.export.starting import write_configuration
+from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.runs.run_folder import RunFolder, claim
+from infini_llama.tasks.storage.hf_folder import open_folder
+from infini_llama.tasks.train.initial import initial_of, refuse_unlike
+from infini_llama.tasks.train.worker.pretrained import load_pretrained
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from machines import H100, begun, lay_out, settings
 
-from configs.errors import ConfigError
-from tasks.patch_environment.card import card
-from tasks.patch_environment.doctor import doctor
-from tasks.patch_environment.findings import judge
-from tasks.patch_environment.patches import registry
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.patch_environment.card import card
+from infini_llama.tasks.patch_environment.doctor import doctor
+from infini_llama.tasks.patch_environment.findings import judge
+from infini_llama.tasks.patch_environment.patches import registry
+from support.machines import H100, begun, lay_out, settings
 
 
 def test_the_exit_code_follows_the_worst_finding(tmp_path):
@@ -71,7 +71,7 @@ def test_a_run_of_an_older_version_goes_on_as_it_was(tmp_path, caplog):
 
 def test_a_patch_that_has_outlived_its_fault_is_reported(tmp_path, monkeypatch):
     old = registry.PATCHES[-1]
-    monkeypatch.setattr("tasks.patch_environment.doctor.removable", lambda: [old])
+    monkeypatch.setattr("infini_llama.tasks.patch_environment.doctor.removable", lambda: [old])
     found = doctor(None, str(tmp_path), machine=lay_out(tmp_path / "here"))["findings"]
     assert [one["name"] for one in found if one["value"] == "removable"] == [f"patch {old.name}"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.patch_environment.findings import judge
-from tasks.patch_environment.probe import probe
+from infini_llama.tasks.patch_environment.findings import judge
+from infini_llama.tasks.patch_environment.probe.probe import probe
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": False, "skew": 0.0}

@@ -1,11 +1,11 @@
 """A plan for nodes that are another kind of machine than the one that makes it."""
 
 import pytest
-from machines import settings
 
-from configs.errors import ConfigError
-from configs.problems import validate
-from tasks.patch_environment.stage import patch_environment
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.problems import validate
+from infini_llama.tasks.patch_environment.stage import patch_environment
+from support.machines import settings
 
 SLURM = {"launcher": "slurm", "nproc_per_node": "auto"}
 

@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from machines import begun
 
-from configs.errors import ConfigError, PipelineError
-from configs.schema import PipelineConfig
-from tasks.patch_environment import stage
-from tasks.patch_environment.doctor import doctor
-from tasks.patch_environment.pin import follow, to_pin
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
-from tasks.patch_environment.stage import patch_environment
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.patch_environment import stage
+from infini_llama.tasks.patch_environment.doctor import doctor
+from infini_llama.tasks.patch_environment.pin import follow, to_pin
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.stage import patch_environment
+from support.machines import begun
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from configs.architecture import of_vocabulary
-from configs.errors import ConfigError, PipelineError
-from configs.schema import PipelineConfig
-from model.flops import parameters
-from tasks.patch_environment import stage
-from tasks.patch_environment.estimate import model_of
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
+from infini_llama.configs.architecture import of_vocabulary
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.flops import parameters
+from infini_llama.tasks.patch_environment import stage
+from infini_llama.tasks.patch_environment.estimate import model_of
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.probe import probe
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}

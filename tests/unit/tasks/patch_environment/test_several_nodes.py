@@ -2,12 +2,12 @@
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.loading import parse_config
-from configs.schema import PipelineConfig
-from tasks.patch_environment.compare import differences
-from tasks.patch_environment.plan import resolve
-from tasks.patch_environment.probe import probe
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.patch_environment.compare import differences
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe.probe import probe
 
 
 @pytest.fixture(scope="module")

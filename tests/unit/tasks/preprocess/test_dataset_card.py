@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.preprocess.card import card
-from tasks.preprocess.summary import describe
-from tasks.verify_data.checks import verify
+from infini_llama.tasks.preprocess.card import card
+from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.verify_data.checks import verify
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from configs.schema import TokenizerConfig
-from tasks.preprocess.corpus import is_validation
-from tasks.preprocess.keys import chunks_key, tokens_key
+from infini_llama.configs.schema import TokenizerConfig
+from infini_llama.tasks.preprocess.keys import chunks_key, tokens_key
+from infini_llama.tasks.preprocess.sources.survey import is_validation
 
 TOKENIZER = TokenizerConfig().model_dump(mode="json")
 DOCUMENTS = {"documents": [["a", 3, "aa" * 32], ["b", 4, "bb" * 32]]}

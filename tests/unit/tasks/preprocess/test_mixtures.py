@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import DataError
-from tasks.artifacts import read_manifest
-from tasks.preprocess.corpus import survey
-from tasks.preprocess.packing import PACKED
-from tasks.preprocess.reader import TokenReader, map_list
-from tasks.preprocess.stage import lookup, preprocess
-from tasks.preprocess.summary import describe
-from tasks.train.worker.data import TrainBatches
-from tasks.verify_data.checks import verify
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.rows.packing import PACKED
+from infini_llama.tasks.preprocess.sources.survey import survey
+from infini_llama.tasks.preprocess.stage import lookup, preprocess
+from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.verify_data.checks import verify
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from configs.errors import DataError, PipelineError
-from tasks.artifacts import check, is_complete
-from tasks.preprocess import tokens
-from tasks.preprocess.reader import TokenReader, map_list
-from tasks.preprocess.stage import lookup, plan, preprocess
-from tasks.preprocess.tokenizers import EOS
+from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.tasks.preprocess.stage import lookup, plan, preprocess
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS
+from infini_llama.tasks.preprocess.tokens import shards as tokens
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.storage.artifacts import check, is_complete
 
 
 def temporaries(home: Path) -> list[str]:
@@ -124,7 +124,7 @@ def test_the_entropy_is_that_of_the_tokens_that_were_written(built):
 
 BUILD = """
 import json, sys
-from tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.stage import preprocess
 reference = preprocess(json.loads(sys.argv[1]), sys.argv[2])
 loaded = [name for name in ("torch", "datasets", "transformers", "prefect", "pandas") if name in sys.modules]
 print(json.dumps([reference, loaded]))
@@ -191,7 +191,7 @@ def test_a_damaged_level_is_moved_aside_with_a_line_and_built_anew(data, tmp_pat
 # The parent forks one child for each step and kills it there, for real; another finishes the build. Nothing is threaded before.
 KILLED = """
 import json, os, signal, sys
-from tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.stage import preprocess
 data, home, stride = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 BEGUN = ("open", "os.", "shutil.")
 
@@ -267,10 +267,10 @@ def test_any_number_of_worker_processes_gives_the_same_bytes(data, tmp_path, dig
 
 
 def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_path, digests, monkeypatch, caplog):
-    from tasks.preprocess import work
+    from infini_llama.tasks.preprocess.tokens import build as work
 
     whole = preprocess(data(), str(tmp_path / "whole"))
-    script = BUILD.replace("reference =", "import os, signal\nfrom tasks.preprocess import work\nwrite = work.write_shard\n"
+    script = BUILD.replace("reference =", "import os, signal\nfrom infini_llama.tasks.preprocess import work\nwrite = work.write_shard\n"
         "def dying(path, *rest):\n    'data-00003' in path.name and os.kill(os.getpid(), signal.SIGKILL)\n    write(path, *rest)\n"
         "work.write_shard = dying\nreference =")  # fmt: skip
     home = tmp_path / "killed"
@@ -291,7 +291,7 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
 
 
 def work_stage():
-    from tasks.preprocess import stage
+    from infini_llama.tasks.preprocess import stage
 
     return stage
 
@@ -314,7 +314,7 @@ def test_worker_processes_die_with_the_one_that_started_them_and_the_next_build_
 
 ASKED_TO_STOP = """
 import json, signal, sys
-from tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.stage import preprocess
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     preprocess(json.loads(sys.argv[1]), sys.argv[2])
@@ -351,8 +351,8 @@ def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_pa
 
 FULL_DISK = """
 import json, resource, sys
-from configs.errors import PipelineError
-from tasks.preprocess.stage import preprocess
+from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.preprocess.stage import preprocess
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
     preprocess(json.loads(sys.argv[1]), sys.argv[2])

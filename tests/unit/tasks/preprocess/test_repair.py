@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import DataError
-from tasks.preprocess import engines, work
-from tasks.preprocess.stage import preprocess
-from tasks.verify_data.checks import verify
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokenizers import engines
+from infini_llama.tasks.preprocess.tokens import build as work
+from infini_llama.tasks.verify_data.checks import verify
 
 
 def flip(path: Path) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts import read_manifest
-from tasks.preprocess.stage import preprocess
-from tasks.preprocess.tokenizers import train_bpe
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+from infini_llama.tasks.storage.artifacts import read_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 KILLS = 20
 BUILD = """
 import json, sys
-from tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.stage import preprocess
 if __name__ == "__main__":
     print("begun", flush=True)
     print(json.dumps(preprocess(json.loads(sys.argv[1]), sys.argv[2])))

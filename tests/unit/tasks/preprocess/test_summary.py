@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 
-from tasks.artifacts import Damaged, move_aside
-from tasks.preprocess.stage import preprocess
-from tasks.preprocess.summary import describe
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.storage.artifacts import Damaged, move_aside
 
 
 def test_counts_lengths_tables_and_text_are_shown(built, data):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tasks.report.charts import MOST_POINTS, Chart, Curve, figures, svg, thinned
+from infini_llama.tasks.report.charts import MOST_POINTS, Chart, Curve, figures, svg, thinned
 
 
 def points_of(drawn: str, colour: str) -> list[tuple[float, float]]:

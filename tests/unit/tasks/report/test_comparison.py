@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from configs.errors import ConfigError
-from tasks.report.comparison import compare, comparison_page
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.report.comparison import compare, comparison_page
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tasks.artifacts import Damaged, read_manifest
-from tasks.preprocess.stage import preprocess
-from tasks.report.dataset import _widths, dataset_page, token_counts
-from tasks.verify_data.checks import verify
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.report.dataset import _widths, dataset_page, token_counts
+from infini_llama.tasks.storage.artifacts import Damaged, read_manifest
+from infini_llama.tasks.verify_data.checks import verify
 
 
 def test_a_dataset_as_a_page(built, read_page):
@@ -45,7 +45,7 @@ def test_tokens_are_counted(built, monkeypatch):
     assert counts[content["eos_id"]] == reference["train"]["documents"]
     shares = counts[counts > 0] / counts.sum()
     assert -(shares * np.log2(shares)).sum() == pytest.approx(reference["train"]["unigram_entropy_bits"], abs=0.01)
-    monkeypatch.setattr("tasks.report.dataset.MOST_TOKENS", 100)
+    monkeypatch.setattr("infini_llama.tasks.report.dataset.MOST_TOKENS", 100)
     assert token_counts(path, content).sum() == 100
 
 

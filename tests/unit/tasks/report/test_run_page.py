@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from configs.errors import ConfigError
-from tasks.locks import Lock
-from tasks.report.record import RunRecord
-from tasks.report.run import write_report
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.storage.locks import Lock
 
 
 def test_a_finished_run(make_run, read_page):

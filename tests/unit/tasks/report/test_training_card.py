@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts import commit, staging
-from tasks.report.card import card
-from tasks.train.checkpoints import FORMAT_VERSION, KIND, checkpoint_path
+from infini_llama.tasks.report.card import card
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path
+from infini_llama.tasks.storage.artifacts import commit, staging
 
 DATASET = {"path": "datasets/gone", "digest": "blake3:0", "chunks": "c", "sequence_length": 64}
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.artifacts import commit, staging
-from tasks.train.adapt import halve_micro_batch, roll_back
-from tasks.train.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
-from tasks.train.run_folder import RunFolder, cut_metrics, read_metrics
-from tasks.train.worker.divergence import Diverged, Skips, next_sample
-from tasks.train.worker.position import Position
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
+from infini_llama.tasks.storage.artifacts import commit, staging
+from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
+from infini_llama.tasks.train.worker.callbacks.divergence import Diverged, Skips, next_sample
+from infini_llama.tasks.train.worker.position import Position
 
 
 @pytest.fixture

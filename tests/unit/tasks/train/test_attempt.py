@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError, Preempted
-from configs.loading import parse_config
-from tasks.train.attempt import account_for_killed, attempt
-from tasks.train.launchers import local
-from tasks.train.retries import Retries
-from tasks.train.run_folder import RunFolder, append_attempt, attempts
-from tasks.train.worker.status import read_status, status_path
+from infini_llama.configs.errors import ConfigError, Preempted
+from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
+from infini_llama.tasks.runs.status import read_status, status_path
+from infini_llama.tasks.train import launch as local
+from infini_llama.tasks.train.attempt import account_for_killed, attempt
+from infini_llama.tasks.train.retries import Retries
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
 import signal, sys, time
 from pathlib import Path
-from tasks.train.worker.status import write_status
+from infini_llama.tasks.runs.status import write_status
 
 def stop(number, frame):
     signal.signal(number, signal.SIG_IGN)

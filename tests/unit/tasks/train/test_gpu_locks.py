@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.locks import Lock
-from tasks.train.gpu_locks import gpus_of, held
-from tasks.train.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.train.gpu_locks import gpus_of, held
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from tasks.locks import Lock
+from infini_llama.tasks.storage.locks import Lock
 with Lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

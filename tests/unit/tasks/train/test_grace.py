@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from configs.errors import ConfigError
-from tasks.train.grace import grace_period, needed, tell_orchestrator
-from tasks.train.run_folder import RunFolder
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.train.grace import grace_period, needed, tell_orchestrator
 
 STEP = {"kind": "train", "step": 1, "step_time": 2.0, "save_time": 0.0, "save_write_time": 0.0}
 SAVED = STEP | {"step": 2, "save_time": 4.0, "save_write_time": 10.0}

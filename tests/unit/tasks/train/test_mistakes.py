@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.loading import parse_config
-from tasks.artifacts import commit, staging
-from tasks.patch_environment.devices import choose_devices
-from tasks.train.attempt import choose_checkpoint, refuse_other_model
-from tasks.train.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
-from tasks.train.length import in_steps
-from tasks.train.run_folder import RunFolder, append_attempt
-from tasks.train.worker.reporters import reporters
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.patch_environment.devices import choose_devices
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
+from infini_llama.tasks.storage.artifacts import commit, staging
+from infini_llama.tasks.train.attempt import choose_checkpoint, refuse_other_model
+from infini_llama.tasks.train.length import in_steps
+from infini_llama.tasks.train.worker.callbacks.reporters import reporters
 
 INFINI = {"attention": "infini", "segment_length": 32}
 CPU = {"cores": 2, "gpus": [], "gpu_problem": None}

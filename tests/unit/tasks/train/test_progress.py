@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from tasks.train.progress import Progress
-from tasks.train.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.train.progress import Progress
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
-from tasks.train.retries import LONGEST_DELAY, Retries
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
+from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries
 
 
 def policy(limit=3, first_delay=5.0, steps=(0,)):

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from tasks.train.nodes.relay import relay_path
-from tasks.train.supervisor import Hung, Watch
-from tasks.train.worker.heartbeat import LINE, Heartbeat, heartbeat_path, read_heartbeat
-from tasks.train.worker.status import status_path, write_status
+from infini_llama.tasks.clusters.relay import relay_path
+from infini_llama.tasks.runs.heartbeat import LINE, Heartbeat, heartbeat_path, read_heartbeat
+from infini_llama.tasks.runs.status import status_path, write_status
+from infini_llama.tasks.train.supervisor import Hung, Watch
 
 
 class Clock:
@@ -125,7 +125,7 @@ def test_a_look_that_takes_seconds_is_no_absence(watch, clock, tmp_path, monkeyp
         clock.now += 3.0
         return read_heartbeat(path)
 
-    monkeypatch.setattr("tasks.train.supervisor.read_heartbeat", slowly)
+    monkeypatch.setattr("infini_llama.tasks.train.supervisor.read_heartbeat", slowly)
     watch.hung()
     place(tmp_path, 0, 8, "compute", 4.0)
     watch.hung()
@@ -192,7 +192,7 @@ def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
 
 def test_only_what_is_still_a_worker_of_this_machine_is_asked_for_its_stacks(tmp_path, monkeypatch):
     """Rank 0 is one; 1 has ended, and its number is another process's; 2's number is one of another machine."""
-    monkeypatch.setattr("tasks.train.supervisor.STACKS_SECONDS", 0.0)
+    monkeypatch.setattr("infini_llama.tasks.train.supervisor.STACKS_SECONDS", 0.0)
     waiting = [sys.executable, "-c", "import time; time.sleep(100)"]  # a process that SIGUSR2 ends
     processes = [subprocess.Popen([*waiting, str(folder)]) for folder in (tmp_path, "elsewhere", tmp_path)]
     try:

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
-from configs.errors import DataError
-from tasks.artifacts import MANIFEST, checksum_of, file_checksum
-from tasks.preprocess.arrays import save_array
-from tasks.preprocess.reader import map_list
-from tasks.preprocess.stage import preprocess
-from tasks.verify_data import shards as shards_of_verify
-from tasks.verify_data.checks import verify
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens.arrays import save_array
+from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.storage.artifacts import MANIFEST, checksum_of, file_checksum
+from infini_llama.tasks.verify_data import shards as shards_of_verify
+from infini_llama.tasks.verify_data.checks import verify
 
 
 def files_of(home: Path, reference: dict) -> list[Path]:

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.artifacts import read_manifest
-from tasks.preprocess.chunking import row_count, row_starts
-from tasks.preprocess.packing import PACKED
-from tasks.preprocess.reader import TokenReader
-from tasks.preprocess.stage import preprocess
-from tasks.verify_data.history import history, run_lengths
+from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
+from infini_llama.tasks.preprocess.rows.packing import PACKED
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.verify_data.history import history, run_lengths
 
 
 @given(

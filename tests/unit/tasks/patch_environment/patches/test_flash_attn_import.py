@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.patch_environment.flash_faults import in_words
+from infini_llama.tasks.patch_environment.flash_faults import in_words
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by flash_attn_2_cuda.so)"
 TRY = """

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from tasks.patch_environment.patches.registry import PATCHES, apply, needed, removable
+from infini_llama.tasks.patch_environment.patches.registry import PATCHES, apply, needed, removable
 
 OLD = {"torch": "2.12.1", "tokenizers": "0.22.0", "flash-attn": "2.8.3"}
 NEW = {"torch": "2.13.0+cpu", "tokenizers": "0.23.3"}

@@ -32,7 +32,7 @@ def test_a_fork_warns_without_it_up_to_0_22_and_no_longer(run):
 
 @pytest.mark.skipif(OLD, reason="the patch applies here")
 def test_where_the_fault_is_gone_the_patch_is_not_planned():
-    from tasks.patch_environment.patches.registry import needed
+    from infini_llama.tasks.patch_environment.patches.registry import needed
 
     installed = {"tokenizers": version("tokenizers")}
     assert "tokenizers-fork" not in [patch.name for patch in needed({}, {"versions": installed})]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.train.worker.parallel import Ranks
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
 @pytest.fixture

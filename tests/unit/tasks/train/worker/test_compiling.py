@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker import compiling
-from tasks.train.worker.compiling import Compiled, compile_if_it_agrees, eager
-from tasks.train.worker.strategy import LossModule
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker import compiling
+from infini_llama.tasks.train.worker.compiling import Compiled, compile_if_it_agrees, eager
+from infini_llama.tasks.train.worker.strategies.native import LossModule
 
 
 class OneRank:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from configs.schema import TrainingConfig
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker.checkpoint import prime, tensors
-from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.checkpoint import prime, tensors
+from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 
 
 def model_of(tied=False):

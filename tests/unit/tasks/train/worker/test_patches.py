@@ -25,7 +25,7 @@ def test_a_worker_started_by_hand_needs_the_rendezvous_patch_and_says_what_it_me
     )
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    command = [sys.executable, "-m", "tasks.train.worker", str(order)]
+    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(order)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     log = tmp_path / "rank-0.log"
     if patches:

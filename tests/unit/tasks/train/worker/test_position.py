@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.durations import count, duration
-from tasks.train.worker import loss_scale
-from tasks.train.worker.every import Every
-from tasks.train.worker.position import Position
+from infini_llama.configs.durations import count, duration
+from infini_llama.tasks.train.worker import loss_scale
+from infini_llama.tasks.train.worker.every import Every
+from infini_llama.tasks.train.worker.position import Position
 
 
 class OneRank:

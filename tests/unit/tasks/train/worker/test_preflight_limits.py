@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from tasks.train.worker.preflight import limit, preflight
+from infini_llama.tasks.train.worker.preflight import limit, preflight
 
 
 def test_several_machines_have_the_time_that_is_set_and_one_at_least_that_of_the_training():

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.artifacts import Damaged, check
-from tasks.train import checkpoints
-from tasks.train.worker import saver as saving
-from tasks.train.worker.checkpoint import load
-from tasks.train.worker.rank import exit_code, root_cause
-from tasks.train.worker.saver import Saver
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.storage.artifacts import Damaged, check
+from infini_llama.tasks.train.worker import saver as saving
+from infini_llama.tasks.train.worker.checkpoint import load
+from infini_llama.tasks.train.worker.rank import exit_code, root_cause
+from infini_llama.tasks.train.worker.saver import Saver
 
 TRAIN = {"save_total_limit": 2, "save_permanent_every": None, "async_save": True}
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import TrainingConfig
-from tasks.train.worker.schedule import factor
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.train.worker.schedule import factor
 
 SCHEDULES = get_args(TrainingConfig.model_fields["lr_schedule"].annotation)
 

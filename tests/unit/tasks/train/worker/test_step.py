@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from configs.schema import TrainingConfig
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker.data import TrainBatches
-from tasks.train.worker.loop import step_seed
-from tasks.train.worker.observe import gate_means, parameter_norm
-from tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-from tasks.train.worker.step import accumulate, train_step
-from tasks.train.worker.strategy import LossModule
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.callbacks.observe import gate_means, parameter_norm
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.loop import step_seed
+from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.step import accumulate, train_step
+from infini_llama.tasks.train.worker.strategies.native import LossModule
 
 TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2).model_dump()
 

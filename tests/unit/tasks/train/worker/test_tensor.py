@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.train.worker.tensor import placement
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.tensor import placement
 
 
 @pytest.mark.parametrize("words", [True, False])

@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from configs.errors import DataError
-from configs.schema import TrainingConfig
-from model.config import LlamaConfig
-from model.llama import Llama
-from tasks.artifacts import check, file_checksum
-from tasks.train.worker.checkpoint import load, prime, save, state_hash, tensors
-from tasks.train.worker.optimizer import build_optimizer
-from tasks.train.worker.storage import TensorWriter
+from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.storage.artifacts import check, file_checksum
+from infini_llama.tasks.train.worker.checkpoint import load, prime, save, state_hash, tensors
+from infini_llama.tasks.train.worker.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.storage import TensorWriter
 
 TRAIN = TrainingConfig().model_dump()
 

@@ -1,0 +1,1 @@
+"""The `infini-llama` command: arguments in, exit code out."""

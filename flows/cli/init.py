@@ -1,0 +1,84 @@
+"""`infini-llama init`: a commented configuration for one's own text on this machine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.reading import parse_yaml
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.preprocess.sources.sources import sources
+
+BYTES_A_TOKEN, PASSES = 3.5, 3  # roughly, for English text and a vocabulary of 8192; passes over it that pay
+TEMPLATE = """\
+# Written by `infini-llama init` for {cores} CPU core(s) and {gpus} GPU(s). Run it: infini-llama run {output}
+# What is left out has its default; `infini-llama estimate {output}` says what the run takes.
+data:
+  # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, csv, parquet, also compressed
+  files: {files}
+  sequence_length: {length:<13}# tokens the model sees at a time
+  validation_fraction: {fraction:<9}# share of documents that are held out
+  tokenizer:
+    vocab_size: 8192            # learned from your text
+
+model:                          # about {size} million parameters
+  hidden_size: {hidden}
+  intermediate_size: {inner}
+  num_hidden_layers: {layers}
+  num_attention_heads: 8
+  num_key_value_heads: 4
+  attention: {attention:<19}# softmax; infini: local attention and a compressive memory
+  segment_length: {segment:<14}# tokens of local attention (infini)
+
+train:
+  max_steps: {steps:<19}# about {passes} pass(es) over your text
+  global_batch_size: {batch:<11}# sequences of one step
+  micro_batch_size: {micro:<12}# sequences of one forward pass
+  learning_rate: {rate}
+  warmup_steps: {warmup}
+  eval_every: {every:<18}# steps; an evaluation also writes a sample
+  save_every: {every:<18}# steps; a crash costs what came after the last save
+  sample_prompt: "The "
+
+runtime:
+  name: {name:<24}# the same name carries on the same run
+"""
+# hidden, inner, layers, sequence length, batch, micro-batch, learning rate, millions of parameters
+SIZES = {"cpu": (256, 768, 6, 512, 16, 8, 1.0e-3, 7), "gpu": (512, 1536, 8, 1024, 64, 16, 6.0e-4, 29)}
+
+
+def write_beginning(output: Path, files: list[str], name: str, attention: str, home: Path) -> dict[str, Any]:
+    """Looks at the text and the machine and writes `output`.
+
+    Returns:
+        {"config", "files": how many there are, "bytes", "device", "steps", "warning": where there is too little text, else None}.
+
+    Raises:
+        ConfigError: `output` exists, or the name is none.
+        DataError: no text is there.
+    """
+    if output.exists():
+        raise ConfigError(f"{output} exists already; name another file, or remove it.")
+    settings = {"source": "files", "files": files, "validation_files": [], "text_column": "text", "format": "auto"}
+    found = sources(settings)[0]
+    size = sum(source.path.stat().st_size for source in found)
+    facts = probe(home)
+    device = "gpu" if facts["gpus"] else "cpu"
+    hidden, inner, layers, length, batch, micro, rate, millions = SIZES[device]
+    steps = min(20_000, max(200, int(PASSES * size / BYTES_A_TOKEN / (batch * length))))
+    passes = max(1, round(steps * batch * length * BYTES_A_TOKEN / max(1, size)))
+    text = TEMPLATE.format(
+        cores=facts["cores"], gpus=len(facts["gpus"]), output=output, files=json.dumps(files), length=length,
+        fraction=0.05 if len(found) >= 40 else 0.2, size=millions, hidden=hidden, inner=inner, layers=layers,
+        attention=attention, segment=length // 4, steps=steps, passes=passes, batch=batch, micro=micro, rate=rate,
+        warmup=steps // 20, every=steps // 20, name=name,
+    )  # fmt: skip
+    parse_config(parse_yaml(text))
+    output.write_text(text, encoding="utf-8")
+    warning = None
+    if size < 4 * length * BYTES_A_TOKEN:  # a few rows, some of them held out
+        warning = f"{size:,} bytes are too little text: one row of data.sequence_length={length} takes about " \
+                  f"{length * BYTES_A_TOKEN:,.0f}; name more files, or lower it."  # fmt: skip
+    return {"config": str(output), "files": len(found), "bytes": size, "device": device, "steps": steps,
+            "warning": warning}  # fmt: skip

@@ -1,0 +1,115 @@
+"""The `infini-llama` command: arguments in, exit code out. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+
+from infini_llama.configs.errors import PipelineError, Preempted, no_space
+from infini_llama.flows.cli.parser import build_parser
+from infini_llama.tasks.runs.signals import raises_once
+
+UNEXPECTED = 70
+BROKEN_PIPE = 128 + signal.SIGPIPE
+
+
+class Stopped(BaseException):
+    """SIGTERM: asks whatever runs to save and end, as Ctrl-C does."""
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Options and key=value may stand in any order."""
+    parser = build_parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in parsed]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        parsed.overrides = [*parsed.overrides, *rest]
+    return parsed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parsed = parse(arguments)
+    before = signal.signal(signal.SIGTERM, raises_once(Stopped))
+    try:
+        with _console(parsed):
+            from infini_llama.flows.cli import commands
+
+            name = "import_folder" if parsed.command == "import" else parsed.command  # import is no name in Python
+            record, text = getattr(commands, name)(parsed)
+        _say(text, parsed, record)
+        code = record.get("exit_code", 0)
+    except SystemExit:
+        raise
+    except BrokenPipeError:  # the reader of our output, such as `head`, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except BaseException as error:
+        code, sentence = explain(error)
+        if parsed.verbose:
+            traceback.print_exception(error)
+        print(f"infini-llama: {sentence}", file=sys.stderr)
+        if parsed.json:
+            print(json.dumps({"error": sentence, "exit_code": code}), flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return code
+
+
+@contextlib.contextmanager
+def _console(parsed: argparse.Namespace) -> Iterator[None]:
+    from infini_llama.flows.cli import console
+
+    handler = console.attach(parsed.quiet, parsed.verbose)
+    try:
+        yield
+    finally:
+        console.detach(handler)
+
+
+def _say(text: str, parsed: argparse.Namespace, record: dict) -> None:
+    if text and not (parsed.json and parsed.quiet):
+        print(text, file=sys.stderr if parsed.json else sys.stdout, flush=True)
+    if parsed.json:
+        print(json.dumps(record), flush=True)
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """Exit code and one sentence for whatever ended a command."""
+    if isinstance(error, PipelineError):
+        return error.exit_code, str(error)
+    if isinstance(error, (KeyboardInterrupt, Stopped)):
+        if (preempted := _behind(error)) is not None:
+            return preempted.exit_code, str(preempted)
+        code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        return code, "stopped; what was complete is kept, and the same command carries on from there."
+    if sentence := no_space(error):
+        return UNEXPECTED, sentence
+    words = next(iter(str(error).splitlines()), "").rstrip(".")
+    return (
+        UNEXPECTED,
+        f"unexpected {type(error).__name__}: {words}. --verbose shows where; the same command may be tried again.",
+    )
+
+
+def _behind(error: BaseException) -> Preempted | None:
+    """The report of the training stage behind an interruption, which Prefect passes on as the signal that it was."""
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        if isinstance(following, Preempted):
+            return following
+        seen.append(following)
+        following = following.__cause__ or following.__context__
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

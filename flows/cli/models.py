@@ -1,0 +1,97 @@
+"""What is done with a trained model, or with another's."""
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.cli.paths import Answer, find
+
+log = logging.getLogger("infini_llama.export")
+
+
+def generate(arguments: Namespace) -> Answer:
+    run = find(arguments.run, "runs")  # before the imports, which take seconds
+    prompts = [*arguments.prompt, *(_text_of(file) for file in arguments.prompt_file)]
+    if not prompts:
+        raise ConfigError(
+            "generate has nothing to continue; give --prompt TEXT or --prompt-file FILE, as often as needed."
+        )
+    from infini_llama.model.sampling import Sampling
+    from infini_llama.tasks.runs.generation import Writer
+    from infini_llama.tasks.runs.load import end_of_text_of, load_run
+
+    model, tokenizer, _ = load_run(run, arguments.checkpoint)
+    model.use_memory(not arguments.no_memory)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    sampling = Sampling(**{name: getattr(arguments, name) for name in names})
+    writer = Writer(model, tokenizer, prompts, end_of_text_of(run), tuple(arguments.stop))
+    alone = len(prompts) == 1 and not arguments.json
+    if alone:
+        print(prompts[0], end="", flush=True)
+    for _, piece in writer.write(arguments.max_new_tokens, sampling):
+        if alone:  # several texts grow at once, so they are shown when they are whole
+            print(piece, end="", flush=True)
+    texts = [
+        {"prompt": prompt, "text": text, "tokens": tokens}
+        for prompt, text, tokens in zip(prompts, writer.texts, writer.tokens, strict=True)
+    ]
+    shown = "" if alone else "\n\n".join(f"[{i}] {text['prompt']}{text['text']}" for i, text in enumerate(texts, 1))
+    if alone:
+        print(flush=True)
+    return {"texts": texts}, shown
+
+
+def _text_of(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompt-file {file} cannot be read as UTF-8 text: {error}") from error
+
+
+def evaluate(arguments: Namespace) -> Answer:
+    run = find(arguments.run, "runs")
+    if arguments.stream and not arguments.files:
+        raise ConfigError("--stream reads texts as one each; name them with --files.")
+    from infini_llama.flows.cli.tables import evaluation_text
+    from infini_llama.tasks.evaluate.stage import evaluate
+
+    record = evaluate(
+        run, arguments.checkpoint, arguments.files, arguments.split, arguments.sequences, arguments.stream
+    )
+    return record, evaluation_text(record)
+
+
+def passkey(arguments: Namespace) -> Answer:
+    run = find(arguments.run, "runs")
+    from infini_llama.flows.cli.tables import passkey_text
+    from infini_llama.tasks.evaluate.stage import find_passkeys
+
+    lengths, depths = arguments.lengths or [], arguments.depths
+    record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
+    return record, passkey_text(record)
+
+
+def export(arguments: Namespace) -> Answer:
+    run = find(arguments.run, "runs")
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.export.writing import export
+
+    record = export(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
+    if record["custom_code"]:
+        log.warning(
+            "Hugging Face's Llama cannot express %s: the folder carries its own code (trust_remote_code=True).",
+            ", ".join(record["custom_code"]),
+        )
+    return record, as_text(record)
+
+
+def import_folder(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.export.starting import write_configuration
+
+    folder = Path(arguments.folder)
+    output = Path(arguments.output or f"{folder.resolve().name}.yaml")
+    record = write_configuration(folder, output, arguments.attention, arguments.segment_length)
+    text = as_text(record) + f"\n\nname your text in {output} (data.files), then: infini-llama run {output}"
+    return record, text

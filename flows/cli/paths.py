@@ -1,0 +1,36 @@
+"""Where commands find what they are told of."""
+
+import logging
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError
+
+Answer = tuple[dict, str]  # a record for --json, and what people read
+
+
+def home_folder() -> Path:
+    return Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")).resolve()
+
+
+def find(name: str, *kinds: str) -> Path:
+    """A path as given, or the name of something in these folders of home."""
+    candidates = [Path(name), *(home_folder() / kind / name for kind in kinds)]
+    for path in candidates:
+        if path.is_dir():
+            return path.resolve()
+    raise ConfigError(
+        f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}."
+    )
+
+
+def prefect_speaks_into(home: Path, arguments: Namespace) -> None:
+    """Prefect leaves the root logger alone where it has a handler of its own, and so keeps off the terminal."""
+    if arguments.verbose:
+        return
+    path = home / "prefect" / "client.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)

@@ -1,0 +1,175 @@
+"""What makes or carries on a run, and the four stages alone."""
+
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.secrets import apart, refuse_secrets
+from infini_llama.flows.cli.paths import Answer, find, home_folder, prefect_speaks_into
+from infini_llama.flows.cli.results import write_page
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import PipelineConfig
+    from infini_llama.tasks.clusters.node import Wishes
+
+
+def run(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.console import summary_text
+
+    config = load_config(arguments.config, arguments.overrides)
+    if joined := _joins(config):
+        return joined
+    if arguments.direct:
+        from infini_llama.flows.pipeline import run
+
+        summary = run(config)
+    else:
+        from infini_llama.flows.server import prefect_api
+
+        if config.environment.launcher == "kubernetes":
+            refuse_secrets(config)
+        config, secrets = apart(config)
+        os.environ.update(secrets)  # which the workers have, too
+        home = config.runtime.home.resolve()
+        prefect_speaks_into(home, arguments)
+        with prefect_api(home):
+            from httpx import TransportError
+
+            from infini_llama.flows.pretrain import pretrain
+
+            try:
+                summary = pretrain(config)
+            except TransportError as fault:  # training neither needs the server nor stops with it
+                raise PipelineError(
+                    f"Prefect's server does not answer any more ({fault}); what was reached stands in "
+                    f"{home / 'runs' / config.runtime.name}, and the same command reports it or carries on."
+                ) from fault
+    return summary, summary_text(summary)
+
+
+def preprocess(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.flows.pipeline import resolved
+    from infini_llama.tasks.preprocess import stage
+
+    settings = resolved(load_config(arguments.config, arguments.overrides))
+    home = settings["runtime"]["home"]
+    reference = stage.preprocess(settings["data"], home, repair=arguments.repair, write_rows=arguments.materialize)
+    return reference, as_text({"dataset": str(Path(home, reference["path"]))} | reference)
+
+
+def verify(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.flows.datasets import references
+    from infini_llama.tasks.verify_data.checks import verify
+
+    path = find(arguments.dataset, "datasets")
+    level, home = "deep" if arguments.deep else "quick", str(home_folder())
+    reports = {
+        reference["chunks"]: verify(reference, home, level, sys.maxsize)
+        for reference in references(path, home_folder())
+    }
+    record = {
+        "dataset": str(path),
+        "level": level,
+        "ok": all(report["ok"] for report in reports.values()),
+        "checked_bytes": sum(report["checked_bytes"] for report in reports.values()),
+        "seconds": sum(report["seconds"] for report in reports.values()),
+        "checks": [{"chunks": name} | check for name, report in reports.items() for check in report["checks"]],
+    }
+    statistics = next((report["statistics"] for report in reports.values() if "statistics" in report), None)
+    shown = record
+    if statistics:
+        record |= {"statistics": statistics}
+        beside = {name: {split: statistics[split][name] for split in statistics} for name in statistics["train"]}
+        shown = record | {"statistics": beside}
+    text = as_text(shown)
+    if arguments.html is not None:
+        from infini_llama.tasks.report.dataset import dataset_page
+
+        record |= {"page": write_page(arguments.html, dataset_page(path, record))}
+        text += f"\n\n{record['page']}"
+    return record, text
+
+
+def doctor(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.patch_environment.doctor import doctor
+
+    config, home = None, str(home_folder())
+    if arguments.config is not None:
+        from infini_llama.configs.loading import load_config
+        from infini_llama.flows.pipeline import resolved
+
+        config = resolved(load_config(arguments.config, arguments.overrides))
+        home = config["runtime"]["home"]
+    against = None if arguments.against is None else find(arguments.against, "runs")
+    report = doctor(config, home, against)
+    shown = {"findings": report["findings"], "plan": report["plan"]}
+    shown["patches"] = [patch for patch in report["patches"] if patch["applies"]]
+    if since := report["against"]:
+        shown |= {"against": since["run"], "resume": since["resume"], "differences": since["differences"]}
+    return report, as_text({part: value for part, value in shown.items() if value})
+
+
+def train(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.console import summary_text
+    from infini_llama.flows.datasets import reference_for
+    from infini_llama.flows.pipeline import resolved, verify_and_train
+    from infini_llama.tasks.preprocess.stage import lookup
+
+    config = load_config(arguments.config, arguments.overrides)
+    if joined := _joins(config):
+        return joined
+    settings = resolved(config)
+    if arguments.dataset is not None:
+        reference = reference_for(
+            settings["data"], find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"])
+        )
+    else:
+        reference = lookup(settings["data"], settings["runtime"]["home"])
+    if reference is None:
+        raise DataError(
+            f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "
+            "or name one with --dataset."
+        )
+    summary = verify_and_train(settings, reference)
+    return summary, summary_text(summary)
+
+
+def join(arguments: Namespace) -> Answer:
+    from infini_llama.tasks.clusters.node import Wishes
+
+    path = Path(arguments.run)
+    return _join(
+        path.resolve() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path,
+        Wishes.of_variables(arguments.node_rank),
+    )
+
+
+def _join(run: Path, wishes: "Wishes") -> Answer:
+    from infini_llama.tasks.clusters.node import serve
+
+    record = {"run": str(run), "exit_code": serve(run, wishes)}
+    return record, f"joined      {run}: it has ended" + (f" with {record['exit_code']}" if record["exit_code"] else "")
+
+
+def _joins(config: "PipelineConfig") -> Answer | None:
+    """What a command that is to lead a run does where its configuration says that this machine is another node than the first."""
+    environment = config.environment
+    if environment.node_rank in ("auto", 0):
+        return None
+    from infini_llama.flows.pipeline import resolved
+    from infini_llama.tasks.clusters.node import Wishes
+
+    runtime = resolved(config)["runtime"]
+    address = None if environment.master_addr == "auto" else environment.master_addr
+    port = None if environment.port == "auto" else environment.port
+    wishes = Wishes(environment.nnodes, environment.node_rank, address, port)
+    return _join(Path(runtime["home"], "runs", runtime["name"]), wishes)

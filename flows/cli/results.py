@@ -1,0 +1,89 @@
+"""What there is, told or drawn."""
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+
+from infini_llama.flows.cli.paths import Answer, find, home_folder
+
+log = logging.getLogger("infini_llama.export")
+
+
+def inspect(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text, dataset_text, describe_run
+
+    path = find(arguments.path, "runs", "datasets")
+    is_run = (path / "lineage.json").exists()
+    if is_run:
+        record = describe_run(path)
+        text = as_text(record)
+    else:
+        from infini_llama.tasks.preprocess.summary import describe
+
+        record = describe(path)
+        text = dataset_text(record)
+    if arguments.html is not None:
+        from infini_llama.tasks.report.dataset import dataset_page
+        from infini_llama.tasks.report.run import run_page
+        from infini_llama.tasks.runs.record import RunRecord
+
+        record |= {"page": write_page(arguments.html, run_page(RunRecord(path)) if is_run else dataset_page(path))}
+        text += f"\n\n{record['page']}"
+    return record, text
+
+
+def estimate(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.tables import estimate_text
+    from infini_llama.flows.pipeline import resolved
+    from infini_llama.tasks.estimate.run import estimate
+
+    record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
+    return record, estimate_text(record)
+
+
+def report(arguments: Namespace) -> Answer:
+    from infini_llama.tasks.report.run import write_report
+
+    record = write_report(find(arguments.run, "runs"))
+    return record, record["report"]
+
+
+def compare(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.report.comparison import (
+        NOT_THE_SAME,
+        columns_of_runs,
+        compare,
+        comparison_page,
+        rows_of_keys,
+    )
+
+    paths = [find(run, "runs") for run in arguments.runs]
+    record = compare(paths)
+    shown = {"what differs": rows_of_keys(record["differences"]), "what came of it": columns_of_runs(record["runs"])}
+    text = as_text({part: rows for part, rows in shown.items() if rows})
+    if not record["same_validation"]:
+        log.warning(NOT_THE_SAME)
+    if arguments.html is not None:
+        record |= {"page": write_page(arguments.html, comparison_page(paths, record))}
+        text += f"\n\n{record['page']}"
+    return record, text
+
+
+def runs(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import runs_text
+    from infini_llama.tasks.runs.runs import list_runs
+
+    found = list_runs(home_folder())
+    nothing = f"no run in {home_folder() / 'runs'}; call it where they were started, or set INFINI_LLAMA_HOME"
+    return {"home": str(home_folder()), "runs": found}, runs_text(found) if found else nothing
+
+
+def write_page(file: str, content: str) -> str:
+    from infini_llama.tasks.storage.artifacts import write_atomic
+
+    target = Path(file).resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, content)
+    return str(target)

@@ -1,0 +1,50 @@
+"""A beginning, an end, and the shell."""
+
+import logging
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.cli.paths import Answer, home_folder
+
+log = logging.getLogger("infini_llama.init")
+
+
+def init(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.init import write_beginning
+    from infini_llama.flows.cli.tables import as_text
+
+    files, attention = arguments.files, arguments.attention
+    if not files:
+        if not sys.stdin.isatty():
+            raise ConfigError("init does not know where your text is; name it with --files PATH.")
+        files = [_ask("Where is your text (a folder, file or glob)?", "texts")]
+        attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
+    output = Path(arguments.output)
+    record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
+    if record["warning"]:
+        log.warning(record["warning"])
+    told = as_text({name: value for name, value in record.items() if name != "warning"})
+    return record, f"{told}\n\nread it, then: infini-llama run {output}"
+
+
+def _ask(question: str, default: str) -> str:
+    print(f"{question} [{default}] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() or default
+
+
+def gc(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import leftovers_text
+    from infini_llama.tasks.runs.gc import Rules, collect
+
+    rules = Rules(arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets)
+    record = collect(home_folder(), rules, arguments.yes)
+    return record, leftovers_text(record)
+
+
+def completion(arguments: Namespace) -> Answer:
+    import shtab
+
+    script = shtab.complete(arguments.parser, arguments.shell)
+    return {"shell": arguments.shell, "script": script}, script

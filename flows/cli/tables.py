@@ -1,0 +1,226 @@
+"""Datasets, runs and reports as tables for people; their JSON is the same record."""
+
+import sys
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
+
+WIDTH = 140  # columns of a table at most, and where no terminal says what fits
+
+
+def describe_run(path: Path) -> dict:
+    """What a run's folder says: how far it is, its losses, its checkpoints and its attempts."""
+    from infini_llama.tasks.runs import checkpoints
+    from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
+
+    run = RunFolder(path)
+    lineage, records = run.read(run.lineage), read_metrics(run)
+    trained = [record for record in records if record["kind"] == "train"]
+    best = checkpoints.best(run.checkpoints)
+    return {
+        "run": path.name,
+        "finished": run.summary.exists(),
+        "dataset": lineage["dataset"]["path"],
+        "model": lineage["model"],
+        "step": trained[-1]["step"] if trained else 0,
+        "train_loss": trained[-1]["loss"] if trained else None,
+        "validation": [record for record in records if record["kind"] == "validation"],
+        "checkpoints": [
+            {
+                "step": checkpoints.step_of(folder),
+                "validation_loss": loss,
+                "best": folder == best,
+            }
+            for folder, loss in checkpoints.losses(run.checkpoints).items()
+        ],
+        "attempts": attempts(run),
+        "summary": run.read(run.summary) or None,
+    }
+
+
+def dataset_text(record: dict) -> str:
+    """A dataset's facts; a line for each split, and one for each row table of a split."""
+    from infini_llama.tasks.formatting import packed
+
+    lengths = {split: facts["document_tokens"] for split, facts in record["splits"].items()}
+    splits = {
+        split: {name: value for name, value in facts.items() if name != "document_tokens"}
+        for split, facts in record["splits"].items()
+    }
+    tables = [
+        {
+            "table": name,
+            "strategy": table["strategy"],
+            "sequence length": table["sequence_length"],
+            "split": split,
+            "rows": rows,
+            **packed(table["packing"].get(split, {})),
+        }
+        for name, table in record["chunks"].items()
+        for split, rows in table["rows"].items()
+    ]
+    shown = {key: value for key, value in record.items() if key not in ("chunks", "left_out", "samples")}
+    shown |= {"splits": splits, "tokens a document": lengths, "row tables": tables}
+    return as_text(shown | {"left out": record["left_out"], "samples": record["samples"]})
+
+
+def estimate_text(record: dict) -> str:
+    """An estimate with units: FLOPs in powers of ten, bytes in MB or GB."""
+    flops = {name: f"{value:.3g}" for name, value in record["flops_per_token"].items()}
+    layout, memory = record["layout"], {part: _bytes(size) for part, size in record["memory"].items()}
+    where = f"memory of one of {layout['workers']} worker(s) on {layout['device']}, {layout['precision']}"
+    return as_text(
+        {
+            "parameters": record["parameters"],
+            "FLOPs a token, forward and backward": flops,
+            "run": record["run"] | {"flops": f"{record['run']['flops']:.3g}"},
+            where: memory,
+            "on disk": {"a checkpoint": _bytes(record["checkpoint"])},
+        }
+    )
+
+
+MEASURED = {"model": "", "memory": "with memory", "no_memory": "without memory"}
+
+
+def evaluation_text(record: dict) -> str:
+    """What `evaluate` measured, one line each with and without memory, and the losses along a row."""
+    found = {words: record[name] for name, words in MEASURED.items() if name in record}
+    kept = ("loss", "perplexity", "bits_per_byte", "tokens")
+    shown = {key: record[key] for key in ("run", "checkpoint", "text", "stream")}
+    shown["measured"] = [{"": words} | {key: one[key] for key in kept} for words, one in found.items()]
+    parts = {words: one["loss_by_part"] for words, one in found.items() if "loss_by_part" in one}
+    if parts:
+        size = next(iter(found.values()))["part"]
+        count = len(next(iter(parts.values())))
+        rows = [
+            {"tokens": f"{at * size + 1}-{(at + 1) * size}"}
+            | {words or "loss": losses[at] for words, losses in parts.items()}
+            for at in range(count)
+        ]
+        shown["loss along a row"] = rows
+    return as_text(shown)
+
+
+def passkey_text(record: dict) -> str:
+    """Shares of numbers found: a line for each length, a column for each depth."""
+    shown = {key: record[key] for key in ("run", "checkpoint", "trained_length", "samples")}
+    for name, words in MEASURED.items():
+        if name in record:
+            lines: dict[int, dict] = {}
+            for one in record[name]:
+                line = lines.setdefault(one["length"], {"tokens": one["tokens"]})
+                line[f"depth {one['depth']:g}"] = f"{one['found']:.0%}"
+            shown[f"found {words}".strip()] = list(lines.values())
+    return as_text(shown)
+
+
+def runs_text(runs: list[dict]) -> str:
+    """Every run in a line, ages and sizes with units."""
+    from infini_llama.tasks.formatting import in_bytes, in_time
+
+    rows = [
+        {
+            "run": run["run"],
+            "state": run["state"],
+            "step": f"{run['step']:,}/{run['max_steps']:,}",
+            "loss": run["train_loss"],
+            "validation": run["validation_loss"],
+            "last worked on": f"{in_time(run['age'])} ago",
+            "size": in_bytes(run["bytes"]),
+        }
+        for run in runs
+    ]
+    return as_text({"runs": rows})
+
+
+def leftovers_text(record: dict) -> str:
+    """What `gc` found, and what it did or would do."""
+    from infini_llama.tasks.formatting import in_bytes
+
+    files = [file | {"bytes": in_bytes(file["bytes"])} for file in record["files"]]
+    tables = {"left over": files, "in use and kept": record["in_use"]}
+    text = as_text({part: rows for part, rows in tables.items() if rows})
+    if not files:
+        return f"{text}\n\nnothing to remove".strip()
+    said = "removed" if record["removed"] else "to remove with --yes"
+    return f"{text}\n\n{len(files)} {said}, {in_bytes(record['bytes'])}"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def as_text(record: dict) -> str:
+    """A record as text: plain facts first, then a table for each collection of records and a block for longer texts."""
+    from rich.console import Console
+
+    target = StringIO()
+    width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
+    console = Console(file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None)
+    console.print(_facts({key: value for key, value in record.items() if not _nested(value)}))
+    for key, value in record.items():
+        if not _nested(value):
+            continue
+        console.print(f"\n{key}")
+        if isinstance(value, dict):
+            console.print(
+                _table([{"": name} | facts for name, facts in value.items()])
+                if _all_dicts(value.values())
+                else _facts(value)
+            )
+        elif _all_dicts(value):
+            console.print(_table(value))
+        else:
+            for text in value:
+                console.rule(style="none")
+                console.print(text)
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip()
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, dict) or "\n" in str(item) for item in value)
+    )
+
+
+def _all_dicts(values: Iterable) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def _facts(record: dict) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in record.items():
+        table.add_row(str(key), _cell(value))
+    return table
+
+
+def _table(records: list[dict]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for record in records:
+        table.add_row(*(_cell(record.get(column)) for column in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, list):
+        return ", ".join(_cell(item) for item in value) or "nothing"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_cell(item)}" for key, item in value.items())
+    return str(value)

@@ -1,0 +1,64 @@
+"""Whether the command that leads a run still lives, as another machine sees it."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from infini_llama.tasks.storage.lease import EXPIRED, RENEW
+from infini_llama.tasks.train.supervisor import AWAY_SECONDS
+
+
+class Leader:
+    """Watches the run's lease from entering to leaving.
+
+    A thread reads it, so that a filesystem that does not answer does not keep this process from noticing. No clocks are
+    compared: the leader lives while its file keeps changing.
+
+    Args:
+        lease: the file's path.
+        expired: seconds without a change after which the leader is taken for dead.
+        every: seconds between two readings.
+    """
+
+    def __init__(
+        self,
+        lease: Path,
+        expired: float = EXPIRED,
+        every: float = RENEW / 5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lease, self.expired, self.every, self.clock = lease, expired, every, clock
+        self.found: str | None = None  # what the thread has read last; None: nobody leads
+        self.known = False
+        # What was found at the last question, the seconds since that was new, and when the question was:
+        self.seen: str | None = None
+        self.silent, self.looked = 0.0, clock()
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, name="leader", daemon=True)
+
+    @property
+    def lives(self) -> bool:
+        """To be asked a few times a second; of a longer silence between two questions this process itself was stopped."""
+        now, found = self.clock(), self.found
+        self.silent = 0.0 if found != self.seen else self.silent + min(now - self.looked, AWAY_SECONDS)
+        self.seen, self.looked = found, now
+        return found is not None and self.silent < self.expired
+
+    def __enter__(self) -> "Leader":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+
+    def _watch(self) -> None:
+        while not self.ended.is_set():
+            try:
+                self.found = self.lease.read_text(encoding="utf-8")
+            except FileNotFoundError:  # given back
+                self.found = None
+            except OSError:  # the filesystem does not answer
+                pass
+            self.known = True
+            self.ended.wait(self.every)

@@ -1,0 +1,169 @@
+"""What Kubernetes is given for one attempt: a JobSet, or a TrainJob of Kubeflow Trainer 2.2 or newer, of a pod a node."""
+
+import hashlib
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.secrets import masked
+
+ENDING = 15  # seconds that a pod gets beyond the grace period, to end after its workers
+ATTEMPT = "infini-llama/attempt"  # annotation: the folder of the attempt
+NODE = "node"  # the job's name inside the JobSet, and the container's; Kubeflow's runtimes have the same
+
+
+def name_of(attempt_dir: Path) -> str:
+    """The object's name: of run and attempt for people, and of their place, since others may have a run of that name.
+
+    Short enough for a pod's name, which appends "-node-0-INDEX-xxxxx", and a service's, which begins with a letter.
+    """
+    run = re.sub(r"[^a-z0-9]+", "-", attempt_dir.parents[1].name.lower()).strip("-")[:20].strip("-")
+    place = hashlib.sha256(str(attempt_dir.resolve()).encode()).hexdigest()[:8]
+    return f"il-{run}-{attempt_dir.name.removeprefix('attempt-')}-{place}"
+
+
+def manifest(attempt_dir: Path, wishes: dict, namespace: str, plan: dict, grace_period: float) -> dict[str, Any]:
+    """The object to create for an attempt.
+
+    Args:
+        wishes: environment.kubernetes.
+        grace_period: seconds that workers may take to commit a checkpoint.
+
+    Raises:
+        ConfigError: the pods would not see the run, or everybody would see a secret.
+    """
+    _refuse(attempt_dir, wishes, plan)
+    pod = pod_spec(attempt_dir, wishes, plan, grace_period)
+    head = {
+        "name": name_of(attempt_dir),
+        "namespace": namespace,
+        "labels": wishes["labels"] | {"app.kubernetes.io/name": "infini-llama"},
+        "annotations": {ATTEMPT: str(attempt_dir)},
+    }
+    return (trainjob if wishes["kind"] == "trainjob" else jobset)(head, pod, wishes, plan["nnodes"])
+
+
+def jobset(head: dict, pod: dict, wishes: dict, nodes: int) -> dict[str, Any]:
+    """One indexed Job of as many pods as nodes; a pod that fails ends it all, since whoever watches decides what comes next."""
+    job = {"backoffLimit": 0, "completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
+    template = {"metadata": {"annotations": head["annotations"]}, "spec": pod}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": head,
+        "spec": {
+            "failurePolicy": {"maxRestarts": 0},
+            # The first pod is found by its name before it is ready.
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "ttlSecondsAfterFinished": wishes["keep"],
+            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job | {"template": template}}}],
+        },
+    }
+
+
+def trainjob(head: dict, pod: dict, wishes: dict, nodes: int) -> dict[str, Any]:
+    """The same pods by way of a training runtime of the cluster, which this patches."""
+    container = pod["containers"][0]
+    own = {name: container[name] for name in ("image", "command", "env")}
+    of_container = {name: container[name] for name in ("name", "volumeMounts", "securityContext")}
+    of_pod = {
+        name: value for name, value in pod.items() if name not in ("containers", "restartPolicy", "enableServiceLinks")
+    }
+    patch = {"spec": {"template": {"spec": of_pod | {"containers": [of_container]}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": head,
+        "spec": {
+            "runtimeRef": {
+                "apiGroup": "trainer.kubeflow.org",
+                "kind": "ClusterTrainingRuntime",
+                "name": wishes["runtime"],
+            },
+            "trainer": own | {"numNodes": nodes, "resourcesPerNode": container["resources"]},
+            "runtimePatches": [
+                {
+                    "manager": "infini-llama",
+                    "trainingRuntimeSpec": {
+                        "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": patch}]}}
+                    },
+                }
+            ],
+        },
+    }
+
+
+def pod_spec(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> dict[str, Any]:
+    """A node's pod. It runs as the user that this process runs as, since both write into the same folders."""
+    name, user = name_of(attempt_dir), os.getuid()
+    variables = plan["env"] | {
+        "HOME": "/tmp",
+        "PYTHONSAFEPATH": "1",
+        "NNODES": str(plan["nnodes"]),
+        "MASTER_ADDR": f"{name}-{NODE}-0-0.{name}",
+    }
+    if plan["port"] != "auto":
+        variables["MASTER_PORT"] = str(plan["port"])
+    workers = plan["nproc_per_node"]
+    requests = {"cpu": wishes["cpu"] or str(workers * plan["threads"])}
+    limits = {}
+    if wishes["memory"]:
+        requests["memory"] = limits["memory"] = wishes["memory"]
+    if plan["device"] == "cuda":
+        limits[wishes["gpu_resource"]] = str(workers)
+    container = {
+        "name": NODE,
+        "image": wishes["image"],
+        "command": ["python", "-m", "infini_llama.tasks.clusters.job", str(attempt_dir)],
+        "env": [{"name": key, "value": value} for key, value in sorted(variables.items())],
+        "resources": {"requests": requests} | ({"limits": limits} if limits else {}),
+        "volumeMounts": [
+            {"name": "home", "mountPath": wishes["mount_path"]},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    if wishes["env_from"]:
+        container["envFrom"] = [{"secretRef": {"name": secret}} for secret in wishes["env_from"]]
+    spec = {
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(grace_period) + ENDING,
+        "securityContext": {
+            "runAsUser": user,
+            "runAsGroup": os.getgid(),
+            "fsGroup": os.getgid(),
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "home", "persistentVolumeClaim": {"claimName": wishes["claim"]}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": wishes["shared_memory"]}},
+        ],
+    }
+    if wishes["service_account"]:
+        spec["serviceAccountName"] = wishes["service_account"]
+    return spec | ({"nodeSelector": wishes["node_selector"]} if wishes["node_selector"] else {})
+
+
+def _refuse(attempt_dir: Path, wishes: dict, plan: dict) -> None:
+    if not attempt_dir.is_relative_to(wishes["mount_path"]):
+        home = attempt_dir.parents[3]
+        raise ConfigError(
+            f"runtime.home={home} does not lie in environment.kubernetes.mount_path={wishes['mount_path']}, so the pods would not see the "
+            "run; mount the volume at the same path here and there, and put the home into it."
+        )
+    if secrets := [name for name, value in masked(plan["env"]).items() if value == "***"]:
+        raise ConfigError(
+            f"environment.env.{secrets[0]} is a secret, and whoever may read the {wishes['kind']} would read it; put it into a Secret and "
+            "name that in environment.kubernetes.env_from."
+        )
+    if wishes["kind"] == "trainjob" and wishes["env_from"]:
+        raise ConfigError(
+            "environment.kubernetes.env_from is not possible with environment.kubernetes.kind=trainjob; put the Secret into the training "
+            "runtime, or use jobset."
+        )

@@ -1,0 +1,303 @@
+"""One machine's part in a run on several: `python -m infini_llama.tasks.clusters.node RUN_OR_ATTEMPT`.
+
+Given a run's folder it takes part in every attempt until the run has ended, as the run's leader (the command that trains, on whatever
+machine) makes them. Given an attempt's folder (runs/NAME/logs/attempt-NN) it takes part in that one alone and lives on when the
+leader dies, as a job of a cluster does whose scheduler ends it. Run and dataset lie on a filesystem that all nodes see.
+
+What is not given on the command line is read from NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, else from the order of the attempt.
+One node has rank 0, and this program is that one too where the leader runs elsewhere. Ends with an exit code of docs/resume.md.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError, PipelineError, Preempted
+from infini_llama.tasks.clusters import node_records as records
+from infini_llama.tasks.clusters import rendezvous as meeting
+from infini_llama.tasks.clusters.address import interface_towards
+from infini_llama.tasks.clusters.leader import Leader
+from infini_llama.tasks.clusters.relay import Relay
+from infini_llama.tasks.runs.outcome import classify
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
+from infini_llama.tasks.runs.signals import raises_once
+from infini_llama.tasks.runs.status import NODE
+from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.train import launch as local
+from infini_llama.tasks.train.launcher import HUNG
+from infini_llama.tasks.train.supervisor import Hung, Watch
+
+log = logging.getLogger("infini_llama.nodes")
+POLL_SECONDS = 0.2
+HUNG_CODE = 76
+ENDING = 10.0  # seconds for torchrun to end by itself after its ranks and the first node have
+ORDERLY = (0, 64, 65)  # ends of a leader after which it does not come back by itself
+
+
+class Stopped(BaseException):
+    """SIGTERM: this node's workers save and end."""
+
+
+class Over(Exception):
+    """The leader, or the first node, has ended this attempt."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What this node was told about its place; None: as the order says, and of the node's number: a free one."""
+
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    port: int | None = None
+
+    @classmethod
+    def of_variables(cls, node_rank: int | None = None) -> "Wishes":
+        """NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as schedulers set them."""
+        rank = _number("NODE_RANK") if node_rank is None else node_rank
+        return cls(_number("NNODES"), rank, os.environ.get("MASTER_ADDR"), _number("MASTER_PORT"))
+
+    def over(self, plan: dict) -> dict:
+        """With the order's word for what is open.
+
+        Raises:
+            ConfigError: the number of nodes is another than the order's.
+        """
+        if self.nnodes not in (None, plan["nnodes"]):
+            raise ConfigError(
+                f"NNODES={self.nnodes}, but the run is ordered with environment.nnodes={plan['nnodes']}; give both the same number."
+            )
+        return {
+            "nnodes": plan["nnodes"],
+            "master_addr": self.master_addr or plan["master_addr"],
+            "port": self.port or plan["port"],
+        }
+
+
+def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
+    """Takes part in one attempt after the other until the run has ended; returns the exit code of that end.
+
+    Args:
+        timeout: seconds without a leader after which it is not waited for any more.
+    """
+    taken: set[Path] = set()
+    led = False  # else an end on record is from before this node came, and a leader may be about to carry on what is not done
+    with Leader(run.path / "lease") as leader:
+        since = time.monotonic()
+        while True:
+            order = newest_order(run)
+            led |= leader.lives
+            late = time.monotonic() - since > timeout
+            if order is not None and order.parent not in taken and leader.lives:
+                taken.add(order.parent)
+                log.info("%s ended with %d here", order.parent.name, _one(order, wishes, leader))
+                since = time.monotonic()
+            elif (ended := end_of(run, leader)) is not None and (led or late or ended == 0):
+                return ended
+            elif leader.lives:
+                since = time.monotonic()
+            elif late:
+                raise PipelineError(
+                    f"no command has led the run {run.path} for {timeout:.0f} s; start it on the first node."
+                )
+            time.sleep(POLL_SECONDS)
+
+
+def _one(order: Path, wishes: Wishes, leader: Leader) -> int:
+    """The exit code of one attempt of several: where the nodes did not start together, the next one may succeed."""
+    try:
+        return take_part(order, wishes, leader)
+    except PipelineError as fault:
+        if fault.exit_code != PipelineError.exit_code:
+            raise
+        log.error("%s", fault)
+        return fault.exit_code
+
+
+def newest_order(run: RunFolder) -> Path | None:
+    """The order of the newest attempt, where that has not ended."""
+    orders = [order for folder in attempt_folders(run) if (order := folder / "order.json").exists()]
+    if not orders:
+        return None
+    recorded = {record["attempt"] for record in attempts(run)}
+    over = records.word(orders[-1].parent).get("state") in ("over", "refused")
+    return None if number_of(orders[-1].parent) in recorded or over else orders[-1]
+
+
+def end_of(run: RunFolder, leader: Leader) -> int | None:
+    """The exit code with which the leader has left the run for good; None where it is there or may come back."""
+    if leader.lives or not leader.known:
+        return None
+    begun = max(map(number_of, attempt_folders(run)), default=0)
+    ends = attempts(run)
+    if not ends or ends[-1]["attempt"] < begun:  # it was killed in its newest attempt
+        return None
+    code = ends[-1]["code"]
+    return code if code in ORDERLY or code == Preempted.exit_code else None
+
+
+def take_part(order_path: Path, wishes: Wishes, leader: Leader | None) -> int:
+    """This node's part in one attempt, from its meeting to the end of its workers; returns an exit code.
+
+    Args:
+        leader: without it the node goes on when the leader has died.
+
+    Raises:
+        PipelineError: the nodes do not start together.
+        Preempted: this node was asked to stop while it trained.
+    """
+    attempt_dir = order_path.parent
+    order = json.loads(order_path.read_text(encoding="utf-8"))
+    wanted = wishes.over(order["plan"])
+    node = records.claim(attempt_dir, wishes.node_rank, wanted["nnodes"])
+    log.info("node %d of %d in %s", node, wanted["nnodes"], attempt_dir)
+
+    def poll() -> None:
+        if records.word(attempt_dir).get("state") == "over":
+            raise Over
+        if leader is not None and not leader.lives:
+            log.warning("the leader gives no sign of life any more")
+            raise Over
+
+    try:
+        with ExitStack() as held:
+            fds = _locks(held, attempt_dir, node)
+            meet = meeting.gather if node == 0 else partial(meeting.meet, node=node)
+            place = meet(attempt_dir, order, wanted, each_poll=poll)
+            return _train(order_path, order, place, fds, poll)
+    except Over:
+        return PipelineError.exit_code
+    finally:
+        records.tell(attempt_dir, node, state="ended")
+        if node == 0:
+            records.say(attempt_dir, "over")
+
+
+def _locks(held: ExitStack, attempt_dir: Path, node: int) -> list[int]:
+    """What the workers hold as long as they live: the run's lock, where the leader has handed it on, else one of this node."""
+    if node == 0 and os.path.realpath("/proc/self/fd/0") == str(attempt_dir.parents[1] / "lock"):
+        return [0]
+    return [held.enter_context(Lock(attempt_dir.parents[1] / f"node-{node}.lock", wait=ENDING)).fd]
+
+
+def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], poll: Callable[[], None]) -> int:
+    attempt_dir, plan, grace = place.attempt_dir, order["plan"], order["grace_period"]
+    command = local.torchrun(order_path, plan, place.torchrun())
+    own_session = os.getsid(0) != os.getpid()  # else this process's end is that of its whole session
+    log_file = attempt_dir / f"torchrun-{place.node}.log"
+    process = local.spawn(command, log_file, environment(order, place), grace, fds, new_session=own_session)
+    ranks = local.Torchrun(process, attempt_dir, plan["nproc_per_node"] * place.nnodes, place.node)
+    records.tell(attempt_dir, place.node, state="training")
+    relay = Relay(attempt_dir, place.node)
+    alone = (
+        order["config"]["environment"]["launcher"] != "local"
+    )  # the leader is not beside the ranks, and does not watch them
+    watch = Watch(attempt_dir, ranks.processes, order["config"]["runtime"]["hang_after"]) if alone else None
+    try:
+        while (code := process.poll()) is None:
+            poll()
+            with suppress(OSError):  # the filesystem does not answer just now
+                relay.tell(ranks.statuses())
+            if watch is not None and place.node == 0:
+                watch.poll()
+            time.sleep(POLL_SECONDS)
+    except Hung as hung:
+        log.error("%s", hung)
+        write_atomic(attempt_dir / HUNG, str(hung))
+        _end_with_the_others(ranks)
+        return HUNG_CODE
+    except Over:
+        _end_with_the_others(ranks)
+        ranks.end()
+        code = process.wait()
+    except BaseException as asked:
+        log.warning("asked to stop; waiting up to %.0f s for a checkpoint", grace)
+        ranks.ask_to_stop(grace)
+        raise Preempted(
+            f"node {place.node} was asked to stop and its workers have ended; the same command joins again."
+        ) from asked
+    finally:
+        ranks.end()
+    return classify(code, list(ranks.statuses()) or [None], str(attempt_dir)).code
+
+
+def _end_with_the_others(ranks: local.Torchrun) -> None:
+    """Ranks that still run are stuck or cut off: they write down where, and are killed; torchrun alone may end by itself."""
+    running = ranks.running()
+    for pid in running:
+        local.send(pid, signal.SIGUSR2)
+    deadline = time.monotonic() + (1.0 if running else ENDING)
+    while ranks.poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def environment(order: dict, place: meeting.Place) -> dict[str, str]:
+    """The workers' variables: the plan's, this node's number, and its own interface towards the others.
+
+    What the plan has hidden as a secret has to be in this process's own environment.
+    """
+    hidden = [name for name, value in order["plan"]["env"].items() if value == "***"]
+    if missing := [name for name in hidden if name not in os.environ]:
+        log.warning(
+            "%s of environment.env is a secret and not written down; set it on this machine too", ", ".join(missing)
+        )
+    variables = {name: value for name, value in order["plan"]["env"].items() if name not in hidden}
+    interface = interface_towards(place.address)
+    own = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+    return own | variables | {NODE: str(place.node)}
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[Path, Wishes]:
+    parser = argparse.ArgumentParser(
+        prog="python -m infini_llama.tasks.clusters.node", description="One machine's part in a run on several."
+    )
+    parser.add_argument("where", metavar="RUN_OR_ATTEMPT", type=Path)
+    default = Wishes.of_variables()
+    parser.add_argument("--nnodes", type=int, default=default.nnodes)
+    parser.add_argument("--node-rank", type=int, default=default.node_rank)
+    parser.add_argument("--master-addr", default=default.master_addr)
+    parser.add_argument("--master-port", type=int, default=default.port)
+    given = parser.parse_args(arguments)
+    return given.where.resolve(), Wishes(given.nnodes, given.node_rank, given.master_addr, given.master_port)
+
+
+def _number(variable: str) -> int | None:
+    value = os.environ.get(variable)
+    if value is None:
+        return None
+    if not value.isdecimal():
+        raise ConfigError(f"{variable}={value} is not a whole number.")
+    return int(value)
+
+
+def serve(where: Path, wishes: Wishes) -> int:
+    """Takes part in the attempt, or in all attempts of the run, that `where` is the folder of."""
+    if where.name.startswith("attempt-") and where.parent.name == "logs":
+        return take_part(where / "order.json", wishes, None)
+    return follow(RunFolder(where), wishes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, raises_once(Stopped))
+    try:
+        return serve(*parse(arguments))
+    except PipelineError as fault:
+        log.error("%s", fault)
+        return fault.exit_code
+    except (Stopped, KeyboardInterrupt):
+        return Preempted.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

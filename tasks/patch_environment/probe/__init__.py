@@ -1,0 +1,1 @@
+"""Facts about this machine; nothing is changed."""

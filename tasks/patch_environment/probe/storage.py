@@ -1,0 +1,56 @@
+"""What a run needs of its disk, tried: write, sync, rename, free space, kind of file system, and its clock."""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+
+# Where flock may not reach other machines, and renames and listings may lag behind.
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
+           "fuse.s3fs", "afs")  # fmt: skip
+
+
+def disk(home: Path, machine: Machine) -> dict[str, Any]:
+    """Free bytes at `home`, and whether what a commit needs works there: write, fsync, rename of a folder.
+
+    A home that does not exist yet is not made: the folder that it would be made in is tried. "skew": seconds by which the time
+    that the file system gives a new file is off this machine's.
+    """
+    folder = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
+    kind = file_system(folder, machine)
+    facts: dict[str, Any] = {"path": str(folder), "free": free_bytes(folder, machine), "works": True}
+    facts |= {"kind": kind, "network": kind in NETWORK, "skew": 0.0}
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
+            before, after = Path(scratch, "before"), Path(scratch, "after")
+            before.mkdir()
+            with (before / "file").open("wb") as file:
+                file.write(b"probe")
+                file.flush()
+                os.fsync(file.fileno())
+            facts["skew"] = round((before / "file").stat().st_mtime - machine.clock(), 1)
+            before.rename(after)
+    except OSError as error:
+        facts |= {"works": False, "fault": error.strerror or str(error)}
+    return facts
+
+
+def file_system(folder: Path, machine: Machine) -> str:
+    """The kind of file system that `folder` is on, such as ext4; "" where it is not known."""
+    kinds = {}
+    for line in machine.text("/proc/self/mounts").splitlines():
+        _, point, kind, *_ = line.split(" ")
+        kinds[re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)] = kind
+    above = (str(path) for path in (folder.resolve(), *folder.resolve().parents))
+    return next((kinds[path] for path in above if path in kinds), "")
+
+
+def free_bytes(path: Path, machine: Machine) -> int | None:
+    """None where there is no such place."""
+    try:
+        return machine.free_bytes(path)
+    except OSError:
+        return None

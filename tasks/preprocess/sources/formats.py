@@ -1,0 +1,210 @@
+"""One file of any known format as texts, in order and in bounded memory."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from infini_llama.tasks.preprocess.sources import texts as records
+from infini_llama.tasks.preprocess.sources.json_lines import lines
+from infini_llama.tasks.preprocess.sources.texts import Fault, Records, Unreadable, as_text, cut, pieces, text_of
+
+PLAIN = ("txt", "md", "rst", "py")
+RECORDS = ("json", "jsonl", "csv", "parquet", "arrow")
+COMPRESSED = ("gz", "xz", "zst")
+READ_AHEAD = 2**20
+
+
+def format_of(path: Path) -> str | None:
+    """The format by the file's name, without the compression; None for a name that says none."""
+    parts = path.name.lower().split(".")[1:]
+    if parts and parts[-1] in COMPRESSED:
+        parts.pop()
+    return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
+
+
+def read(
+    path: Path,
+    text_column: str,
+    form: str = "auto",
+    wanted: Iterator[int] | None = None,
+    places: list[int] | None = None,
+) -> Records:
+    """Every text of the file and a Fault for each bad record.
+
+    Args:
+        form: the file's format; auto: what its name says, and a name without a known ending is one text.
+        wanted: ascending numbers of records; others may be NOT_READ where that saves time.
+        places: takes the byte at which each record's line begins, where the file is one of plain lines.
+
+    Raises:
+        Unreadable: the file is damaged, or has no such column.
+        OSError: the disk does not give it.
+    """
+    reader = READERS.get(form if form != "auto" else format_of(path) or "txt", _plain)
+    if reader is lines:
+        packed = path.suffix.lower().lstrip(".") in COMPRESSED
+        reader = partial(lines, wanted=wanted, places=None if packed else places)
+    try:
+        with _opened(path) as stream:
+            for record in reader(stream, text_column):
+                yield from (record,) if isinstance(record, Fault) else pieces(record)
+    except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error) as error:
+        raise _damaged(error) from None
+    except OSError as error:
+        if error.errno is None:  # how pyarrow and zlib tell of a bad stream; the disk's own errors have a number
+            raise _damaged(error) from None
+        raise
+
+
+def _damaged(error: Exception) -> Unreadable:
+    return Unreadable(f"is damaged ({' '.join(str(error).split())})")  # thrift's words have several lines
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix.lower().lstrip(".") in COMPRESSED and not path.stat().st_size:
+        raise EOFError("it has no bytes, and even nothing takes some when it is compressed")
+    match path.suffix.lower():
+        case ".gz":
+            return gzip.open(path, "rb")  # type: ignore[return-value]
+        case ".xz":
+            return lzma.open(path, "rb")  # type: ignore[return-value]
+        case ".zst":
+            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), records.BLOCK)  # type: ignore[arg-type]
+    return path.open("rb", READ_AHEAD)
+
+
+def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
+    """The file as one text, or as several that end at a line where it is longer than one document may be."""
+    rest, base = b"", 0
+    while True:
+        data = rest + stream.read(records.LONGEST_DOCUMENT + 1 - len(rest))
+        end = cut(data) if len(data) > records.LONGEST_DOCUMENT else len(data)
+        yield _decoded(data[:end], base)
+        rest, base = data[end:], base + end
+        if not rest:
+            return
+
+
+def _decoded(data: bytes, base: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 (byte {base + error.start}: 0x{data[error.start]:02x})") from None
+
+
+def _json(stream: IO[bytes], text_column: str) -> Records:
+    """An array of records, one record, or one after the other; decoded value by value."""
+    decode = json.JSONDecoder().raw_decode
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig")
+    buffer, position, number, wanted, depth, ended = "", 0, 0, records.BLOCK, 0, False
+    try:
+        while True:
+            while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
+                depth += (separator == "[") - (separator == "]")
+                position += 1
+            try:
+                if position == len(buffer):
+                    raise ValueError
+                value, end = decode(buffer, position)
+                if end == len(buffer) and not ended and not isinstance(value, dict | str):
+                    raise ValueError  # a number may go on
+            except (ValueError, RecursionError):
+                buffer, position = buffer[position:], 0
+                if ended and not buffer and depth == 0:
+                    return
+                if ended or depth not in (0, 1) or len(buffer) > records.LONGEST_RECORD:
+                    raise Unreadable(f"is not JSON after its value {number}") from None
+                ended = not (more := text.read(wanted))
+                buffer, wanted = buffer + more, max(records.BLOCK, len(buffer))
+                continue
+            number, position, wanted = number + 1, end, records.BLOCK
+            yield text_of(value, text_column, f"value {number}")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+
+
+def _csv(stream: IO[bytes], text_column: str) -> Records:
+    csv.field_size_limit(records.LONGEST_RECORD)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    try:
+        rows = csv.reader(text, strict=True)
+        header = next(rows, [])
+        column = named_column(header, text_column)
+        for row in rows:
+            if len(row) == len(header):
+                yield row[column]
+            elif row:
+                yield Fault(f"has {len(row)} fields instead of {len(header)} in line {rows.line_num}")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+
+
+def _parquet(stream: IO[bytes], text_column: str) -> Records:
+    with _seekable(stream) as file:
+        table = pyarrow.parquet.ParquetFile(file)
+        named_column(table.schema_arrow.names, text_column)
+        yield from _batches(table.iter_batches(batch_size=256, columns=[text_column]), text_column)
+
+
+def _arrow(stream: IO[bytes], text_column: str) -> Records:
+    with _seekable(stream) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        opened: Any = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        named_column(opened.schema.names, text_column)
+        batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
+        yield from _batches(batches, text_column)
+
+
+def _batches(batches: Iterable[pa.RecordBatch], text_column: str) -> Records:
+    number = 0
+    for batch in batches:
+        column = batch.column(text_column)
+        for start in range(0, len(column), 256):
+            try:
+                values = column.slice(start, 256).to_pylist()
+            except UnicodeDecodeError as error:
+                raise Unreadable(f"is not UTF-8 in the rows from {number + 1} ({error.reason})") from None
+            for value in values:
+                number += 1
+                yield as_text("" if value is None else value, f"row {number}")
+
+
+def _seekable(stream: IO[bytes]) -> IO[bytes]:
+    """The file itself, or what it holds unpacked on disk: parquet is read from its end."""
+    if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
+        return stream
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
+    shutil.copyfileobj(stream, unpacked, records.BLOCK)
+    unpacked.seek(0)
+    return unpacked
+
+
+def named_column(names: list[str], text_column: str) -> int:
+    if text_column not in names:
+        known = ", ".join(names) or "none"
+        raise Unreadable(
+            f"has no column '{text_column}' (it has {known}); name the one with the text in data.text_column"
+        )
+    return names.index(text_column)
+
+
+READERS: dict[str, Callable[[IO[bytes], str], Records]] = {
+    "jsonl": lines,
+    "json": _json,
+    "csv": _csv,
+    "parquet": _parquet,
+    "arrow": _arrow,
+}

@@ -1,0 +1,78 @@
+"""The texts of one split of a Hugging Face dataset: from the copy that `datasets` makes on this machine, or from where it is."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.preprocess.sources.formats import named_column
+from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text, pieces
+
+AT_ONCE = 256  # rows
+
+
+def texts_of(path: str, configuration: str | None, split: str, text_column: str, streaming: bool) -> Records:
+    """Every text in order, and a Fault for each row without one; the same with and without `streaming`.
+
+    Args:
+        path: name on the hub, local folder of one, or folder written by save_to_disk, which is read in place in any case.
+        streaming: its files are read as they come, and no copy is kept: memory holds a few rows (of parquet a row group).
+
+    Raises:
+        Unreadable: it cannot be opened, or is damaged, or has no such column.
+        PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not known to be bad.
+    """
+    dataset = _opened(path, configuration, split, streaming)
+    if dataset.column_names is not None:  # of a stream of JSON or CSV they are known with the first rows
+        named_column(dataset.column_names, text_column)
+        dataset = dataset.select_columns([text_column])
+    batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
+    values = chain.from_iterable(_column_of(batch, text_column) for batch in _unbroken(batches, path, split, streaming))
+    for number, value in enumerate(values, start=1):
+        record = as_text("" if value is None else value, f"row {number}")
+        yield from pieces(record) if isinstance(record, str) else (record,)
+
+
+def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
+    named_column(list(batch), text_column)
+    return batch[text_column]
+
+
+def _unbroken(
+    batches: Iterator[dict[str, list[Any]]], path: str, split: str, streaming: bool
+) -> Iterator[dict[str, list[Any]]]:
+    try:
+        yield from batches
+    except Exception as error:  # of the network, a filesystem, or any of the readers inside `datasets`
+        said = f"breaks off in split '{split}' ({_words(error)})"
+        # What a cut connection looks like depends on the reader it meets; nothing that comes from elsewhere is dropped for it.
+        if _of_the_network(error) or (streaming and not Path(path).expanduser().is_dir()):
+            raise PipelineError(f"{path} {said}; run the same command again.") from None
+        raise Unreadable(said) from None
+
+
+def _opened(path: str, configuration: str | None, split: str, streaming: bool) -> Any:
+    import datasets  # heavy, and needed for this source alone
+
+    folder = Path(path).expanduser()
+    try:
+        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+            loaded: Any = datasets.load_from_disk(str(folder))
+            return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+        place = str(folder) if folder.is_dir() else path
+        return datasets.load_dataset(place, configuration, split=split, streaming=streaming)
+    except Exception as error:  # `datasets` has no common class for what is wrong with a file
+        said = f"cannot be opened as a dataset with split '{split}' ({_words(error)})"
+        if _of_the_network(error):
+            raise PipelineError(f"{path} {said}; run the same command again.") from None
+        raise Unreadable(said) from None
+
+
+def _of_the_network(error: Exception) -> bool:
+    return any(isinstance(one, ConnectionError | TimeoutError) for one in (error, error.__cause__))
+
+
+def _words(error: Exception) -> str:
+    known = isinstance(error, OSError | ValueError | KeyError)
+    return " ".join(str(error if known else error.__cause__ or error).split())

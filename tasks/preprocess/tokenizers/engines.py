@@ -1,0 +1,278 @@
+"""Engines that encode faster than `tokenizers`, each believed only where it gives the same ids."""
+
+import ctypes
+import importlib
+import json
+import logging
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import Any
+from unicodedata import category
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
+from infini_llama.tasks.preprocess.tokens.shards import batches
+from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
+
+log = logging.getLogger("infini_llama.preprocess")
+REFERENCE = "tokenizers"
+FAST = ("gigatoken", "fastokens")  # in the order in which they are tried
+SAMPLED = 1000  # one document of so many is encoded by the reference too
+# Characters; of a longer one its beginning: the reference takes a hundred bytes of memory a token.
+LONGEST_SAMPLED = 2**18
+BEYOND = 0x34000  # no letter has a number so high
+ASCII = bytes(range(128))
+TOGETHER = 250_000  # characters that the reference is given at once, for the same reason
+COMPARED = 64  # texts at once
+FUZZ_STRINGS = 3000
+ALPHABETS = (
+    "abcXYZ 0123456789",
+    " \t\n\r\v\f\u00a0\u2003\u3000\u200b",
+    "'s't'LL've'\u2019d.,;:!?-_()[]{}<>|/\\\"",
+    "äßÉñøŁžΩπσςДжяאبي",
+    "日本語漢字ひらカナ한국어ไทยहिन्दी",
+    "🙂👩\u200d👩\u200d👧🇩🇪\u2764\ufe0f",
+    "e\u0301o\u0308\u0323\u0327\u0915\u094d\u0937",
+    "\x00\x01\x7f\u0085\u2028\ufeff\ufffd\U0010ffff½²٣Ⅷ",
+)
+
+Ids = tuple[np.ndarray, np.ndarray]  # of several texts, joined, and where in them each begins: [texts + 1], from 0
+Encode = Callable[[list[str]], Ids]
+
+
+class EngineDiffers(Exception):
+    """During the run, a fast engine gave other ids than the reference; what it encoded is not used."""
+
+
+def reference(encoder: Tokenizer) -> Encode:
+    """`tokenizers` itself, over pieces of long texts where it is known where they can be cut."""
+    cut = cut_of(encoder)
+
+    def encode(texts: list[str]) -> Ids:
+        several = [cut(text) for text in texts]
+        sized = ((piece, len(piece)) for piece in chain.from_iterable(several))
+        ids = [part for pieces, _ in batches(sized, TOGETHER) for part in _encoded(encoder, pieces)]
+        ends = np.cumsum([0, *map(len, ids)])
+        return np.concatenate(ids), ends[np.cumsum([0, *map(len, several)])]
+
+    return encode
+
+
+def _encoded(encoder: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    encodings = encoder.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+
+def _joined(several: list[np.ndarray]) -> Ids:
+    return np.concatenate(several), np.cumsum([0, *map(len, several)])
+
+
+def _gigatoken(description: str) -> Encode:
+    # Which it would import later, and swallow a request to stop that comes meanwhile.
+    importlib.import_module("awkward")
+    engine: Any = importlib.import_module("gigatoken").Tokenizer.from_json(description)
+
+    def encode(texts: list[str]) -> Ids:
+        layout = engine.encode_batch(texts).layout
+        return layout.content.data, layout.offsets.data
+
+    return encode
+
+
+def _fastokens(description: str) -> Encode:
+    engine: Any = importlib.import_module("fastokens").Tokenizer.from_json_str(description)
+
+    def encode(texts: list[str]) -> Ids:
+        ids, offsets = engine.encode_batch_flat(texts)
+        return np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<i8")
+
+    return encode
+
+
+ENGINES = {"gigatoken": _gigatoken, "fastokens": _fastokens}
+
+
+def agreed(fast: Encode, slow: Encode, cut: Cut) -> Encode:
+    """The fast engine, but for pieces of text with characters younger than this Python's Unicode, which the reference encodes.
+
+    The tables of the engines are of different versions of Unicode: what is a letter to one is none to another, and words are cut
+    elsewhere (gigatoken 0.10.0 and U+16ED1, for one).
+    """
+
+    def encode(texts: list[str]) -> Ids:
+        ids, offsets = fast(texts)
+        if not (young := [number for number, text in enumerate(texts) if _is_young(text)]):
+            return ids, offsets
+        several = np.split(ids, offsets[1:-1])
+        for number in young:
+            parts = [
+                (slow if young else fast)(["".join(part)])[0] for young, part in groupby(cut(texts[number]), _is_young)
+            ]
+            several[number] = np.concatenate(parts)
+        return _joined(several)
+
+    return encode
+
+
+def _is_young(text: str) -> bool:
+    if text.isascii():
+        return False
+    rest = text.encode().translate(None, ASCII).decode()  # most of it is ASCII in most texts
+    return bool(_young_characters().take(np.frombuffer(rest.encode("utf-32-le"), "<u4"), mode="clip").any())
+
+
+@cache
+def _young_characters() -> np.ndarray:
+    """bool [BEYOND + 1]: which characters this Python's Unicode does not know; the last stands for all that follow."""
+    return np.array([category(chr(number)) == "Cn" for number in range(BEYOND)] + [True])
+
+
+def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
+    """The engine of that name over this tokenizer's documents, in which no text yields a special token.
+
+    A fast engine checks itself on one document of SAMPLED.
+
+    Raises:
+        EngineDiffers: while encoding, a sampled document has other ids than the reference's.
+    """
+    encoder = encoder_of(tokenizer)
+    if name == REFERENCE:
+        return reference(encoder)
+    slow, encoded = reference(encoder), 0
+    fast = agreed(ENGINES[name](encoder.to_str()), slow, cut_of(encoder))
+
+    def encode(texts: list[str]) -> Ids:
+        nonlocal encoded
+        ids, offsets = fast(texts)
+        for number in range(-encoded % SAMPLED, len(texts), SAMPLED):
+            text, found = texts[number], ids[offsets[number] : offsets[number + 1]]
+            if len(text) > LONGEST_SAMPLED:
+                text = text[:LONGEST_SAMPLED]
+                found = fast([text])[0]
+            if not np.array_equal(found, slow([text])[0]):
+                raise EngineDiffers(f"{name} gives other ids than {REFERENCE} for a text that begins {text[:40]!r}")
+        encoded += len(texts)
+        return ids, offsets
+
+    return encode
+
+
+def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> dict[str, Any]:
+    """Which engine encodes, and why the faster ones do not.
+
+    Args:
+        wanted: data.tokenizer_engine.
+        texts: the first megabytes of the real text; called only where a check is not yet in `cache`.
+        cache: folder with a file for each engine, version and tokenizer that was checked.
+
+    Returns:
+        {"name", "version", "refused": {engine: reason}}, for the manifest.
+
+    Raises:
+        ConfigError: an engine that is asked for by name is not installed.
+    """
+    refused: dict[str, str] = {}
+    for name in [] if wanted == REFERENCE else FAST if wanted == "auto" else [wanted]:
+        try:
+            number = version(name)
+        except PackageNotFoundError:
+            if wanted == name:
+                raise ConfigError(
+                    f"data.tokenizer_engine={name}: it is not installed; install infini-llama[fast], or use auto."
+                ) from None
+            continue
+        if (fault := _checked(name, number, tokenizer, texts, cache)) is None:
+            return {"name": name, "version": number, "refused": refused}
+        refused[name] = fault
+        log.warning("%s %s is not used for this tokenizer: %s", name, number, fault)
+    return {"name": REFERENCE, "version": version(REFERENCE), "refused": refused}
+
+
+def refuse(name: str, tokenizer: Tokenizer, cache: Path, fault: str) -> None:
+    """Remembers that an engine is not to be used for this tokenizer."""
+    _remember(_file(cache, name, version(name), tokenizer), fault)
+
+
+def _checked(name: str, number: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> str | None:
+    file = _file(cache, name, number, tokenizer)
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["fault"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not checked yet, or a damaged note: the check is made (again)
+    fault = _in_a_thread(lambda: compare(name, tokenizer, golden(tokenizer) + texts()))
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what a thread has freed, 50 MB here
+        trim(0)
+    _remember(file, fault)
+    return fault
+
+
+def _in_a_thread(work: Callable[[], str | None]) -> str | None:
+    """Requests to stop are raised in the main thread alone: there nothing takes them for the engine's fault, and nothing waits."""
+    result: Future[str | None] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result()
+
+
+def _remember(file: Path, fault: str | None) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, json.dumps({"fault": fault}))
+
+
+def _file(cache: Path, name: str, number: str, tokenizer: Tokenizer) -> Path:
+    key = checksum_of([name, number, version(REFERENCE), tokenizer.to_str()]).removeprefix("blake3:")
+    return cache / f"{name}-{number}-{key[:16]}.json"
+
+
+def compare(name: str, tokenizer: Tokenizer, texts: list[str]) -> str | None:
+    """What is wrong with an engine on these texts, None where every id is the reference's."""
+    encoder = encoder_of(tokenizer)
+    try:
+        slow = reference(encoder)
+        fast = agreed(ENGINES[name](encoder.to_str()), slow, cut_of(encoder))
+        for start in range(0, len(texts), COMPARED):
+            several = texts[start : start + COMPARED]
+            (ids, offsets), (right, ends) = fast(several), slow(several)
+            for number, text in enumerate(several):
+                first, last = offsets[number : number + 2]
+                if not np.array_equal(ids[first:last], right[ends[number] : ends[number + 1]]):
+                    return f"it gives other ids than {REFERENCE} for a text that begins {text[:40]!r}"
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        return f"it does not take the tokenizer ({' '.join(str(error).split())[:200]})"
+    return None
+
+
+def golden(tokenizer: Tokenizer) -> list[str]:
+    """The same texts every time: what words are cut at, special tokens written out, and strings of all of Unicode."""
+    choose = random.Random(2404)
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    texts = ["", " ", "\n\n", "a" * 5000, " " * 3000, "don't we'LL I'd", "3.14159 1,000,000 0x1F", *special]
+    texts += [f"a{token}b {token}" for token in ["<|endoftext|>", "</s>", "[UNK]", *islice(special, 50)]]
+    for number in range(FUZZ_STRINGS):
+        alphabet = "".join(choose.sample(ALPHABETS, k=choose.randint(1, 3)))
+        letters = choose.choices(alphabet, k=choose.randint(1, 60))
+        if number % 4 == 0:
+            letters += [
+                chr(choose.choice((choose.randrange(0xD800), choose.randrange(0xE000, 0x110000)))) for _ in range(8)
+            ]
+            choose.shuffle(letters)
+        texts.append("".join(letters))
+    return texts

@@ -1,0 +1,124 @@
+"""tiktoken's encodings by name: where their rank files are, and what the name stands for beside them."""
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError, PipelineError
+
+BASE = "https://openaipublic.blob.core.windows.net/encodings"
+LARGEST = 64 * 2**20  # bytes of a rank file
+PATIENCE = 60.0  # seconds without a byte
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """As tiktoken 0.14 defines it (tiktoken_ext/openai_public.py), its pattern in the form that `tokenizers` takes.
+
+    There `$` is also the end of a line; where tiktoken means that of the text, a lookahead stands here.
+    """
+
+    url: str
+    sha256: str
+    pattern: str
+    ranks: int
+    special: dict[str, int]
+
+    def special_tokens(self) -> list[str]:
+        """The tokens after the last rank, in the order of their ids; ids that mean nothing have a name of their own."""
+        names = {number: name for name, number in self.special.items()}
+        return [names.get(number, f"<|reserved_{number}|>") for number in range(self.ranks, max(names) + 1)]
+
+
+ENCODINGS = {
+    "r50k_base": Encoding(
+        f"{BASE}/r50k_base.tiktoken",
+        "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?![\s\S])|\s+(?!\S)|\s+",
+        50_256,
+        {"<|endoftext|>": 50_256},
+    ),
+    "cl100k_base": Encoding(
+        f"{BASE}/cl100k_base.tiktoken",
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+",
+        100_256,
+        {
+            "<|endoftext|>": 100_257,
+            "<|fim_prefix|>": 100_258,
+            "<|fim_middle|>": 100_259,
+            "<|fim_suffix|>": 100_260,
+            "<|endofprompt|>": 100_276,
+        },
+    ),
+    "o200k_base": Encoding(
+        f"{BASE}/o200k_base.tiktoken",
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        199_998,
+        {"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018},
+    ),
+}
+
+
+def rank_file(name: str, path: str | None) -> Path:
+    """The encoding's rank file, whose bytes are found to be the published ones: at `path`, in tiktoken's cache, or fetched into it.
+
+    Raises:
+        ConfigError: the file at `path` is another one, or cannot be read.
+        PipelineError: it cannot be fetched.
+    """
+    encoding = ENCODINGS[name]
+    if path:
+        file = Path(path).expanduser()
+        try:
+            found = hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(
+                f"data.tokenizer.path={path} cannot be read ({error.strerror}); name the rank file of data.tokenizer.encoding={name}."
+            ) from None
+        if found != encoding.sha256:
+            raise ConfigError(
+                f"data.tokenizer.path={path} is not the rank file of data.tokenizer.encoding={name} (its sha256 is {found}, the "
+                f"published one {encoding.sha256}); fetch {encoding.url}."
+            )
+        return file
+    file = cache() / hashlib.sha1(encoding.url.encode()).hexdigest()
+    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != encoding.sha256:
+        _fetch(name, encoding, file)
+    return file
+
+
+def cache() -> Path:
+    """tiktoken's own: a file that either has fetched serves both."""
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if folder := os.environ.get(variable):
+            return Path(folder)
+    return Path(tempfile.gettempdir()) / "data-gym-cache"
+
+
+def _fetch(name: str, encoding: Encoding, file: Path) -> None:
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with urllib.request.urlopen(encoding.url, timeout=PATIENCE) as answer:
+            content = answer.read(LARGEST + 1)
+        if hashlib.sha256(content).hexdigest() != encoding.sha256:
+            raise PipelineError(
+                f"data.tokenizer.encoding={name}: what {encoding.url} gives does not have the published sha256; it is not used."
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(file)
+    except OSError as error:  # a URLError is one
+        raise PipelineError(
+            f"data.tokenizer.encoding={name}: {encoding.url} cannot be fetched into {file.parent} ({getattr(error, 'reason', error)}); run "
+            "the same command again, or fetch it elsewhere and name it in data.tokenizer.path."
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)

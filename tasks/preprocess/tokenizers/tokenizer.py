@@ -1,0 +1,232 @@
+"""Tokenizers over bytes, trained or given, all of them in the form of `tokenizers` (tokenizer.json)."""
+
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
+
+EOS = "<|endoftext|>"
+EOS_ID = 0
+USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
+
+
+def train(texts: Iterable[str], settings: dict) -> Tokenizer:
+    """The kind of tokenizer that the section `data.tokenizer` asks for, learned from `texts`."""
+    size, special = settings["vocab_size"], [EOS, *settings["special_tokens"]]
+    match settings["kind"]:
+        case "wordpiece":
+            return _train_wordpiece(texts, size, settings["min_frequency"], special)
+        case "unigram":
+            return _train_unigram(texts, size, special)
+    return train_bpe(texts, size, settings["min_frequency"], special)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, min_frequency: int, special: list[str] | None = None) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909, over bytes as in GPT-2).
+
+    The end-of-text token is id 0, then the other special tokens, all 256 bytes, and merges learned from `texts`.
+    """
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=special or [EOS],
+        initial_alphabet=_alphabet(),
+        show_progress=False,
+    )
+    tokenizer = _over_bytes(models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _train_wordpiece(texts: Iterable[str], vocab_size: int, min_frequency: int, special: list[str]) -> Tokenizer:
+    """WordPiece (Schuster and Nakajima 2012): the longest known piece first, here over bytes and without a mark of continuation,
+    so that every text has tokens and comes back whole."""
+    words = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Split(Regex(f"[\\s\\S]{{1,{LONGEST_WORD}}}"), "isolated"),
+        ]
+    )
+    model = models.WordPiece(unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix="")
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=special,
+        initial_alphabet=_alphabet(),
+        continuing_subword_prefix="",
+        show_progress=False,
+    )
+    tokenizer = _over_bytes(model, words)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _train_unigram(texts: Iterable[str], vocab_size: int, special: list[str]) -> Tokenizer:
+    """Unigram language model (Kudo 2018, arXiv 1804.10959), over bytes.
+
+    Unlike the other kinds, `tokenizers` learns it a little differently in every process (its sums of floating-point
+    numbers follow the order of a hash table): to have one again, keep its tokenizer.json and give it by its path.
+    """
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=_alphabet(), show_progress=False
+    )
+    tokenizer = _over_bytes(models.Unigram(), pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _over_bytes(model: Any, words: Any) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = words
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _alphabet() -> list[str]:
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def is_given(settings: dict) -> bool:
+    """Whether the section `data.tokenizer` names a tokenizer, and nothing is to be learned."""
+    return bool(settings["path"] or settings["encoding"])
+
+
+def load(settings: dict) -> Tokenizer:
+    """The tokenizer at `data.tokenizer.path`: a tokenizer.json, a folder with one, or a tiktoken rank file; or an encoding by name.
+
+    It is used as it is.
+
+    Raises:
+        ConfigError: it is not there or not readable, or its ids have gaps.
+    """
+    encoding = ENCODINGS[settings["encoding"]] if settings["encoding"] else None
+    path = rank_file(settings["encoding"], settings["path"]) if encoding else Path(settings["path"]).expanduser()
+    named = "encoding" if encoding else "path"
+    said = f"data.tokenizer.{named}={settings[named]}"
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        if encoding:
+            tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
+        elif file.suffix == ".tiktoken":
+            tokenizer = from_rank_file(file, settings["pattern"], [EOS, *settings["special_tokens"]])
+        else:
+            tokenizer = _parsed(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{said}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
+        ) from None
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        raise ConfigError(f"{said}: {file} is no tokenizer ({error}).") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if max(tokenizer.get_vocab().values()) + 1 != tokenizer.get_vocab_size():
+        raise ConfigError(f"{said}: the ids of {file} have gaps; use one without.")
+    end_of_text(tokenizer, settings)
+    return tokenizer
+
+
+@lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
+def _parsed(description: str) -> Tokenizer:
+    return Tokenizer.from_str(description)
+
+
+def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
+    """Id of the token that ends a document: EOS of a trained tokenizer; of a given one what it or the configuration says.
+
+    Raises:
+        ConfigError: nothing says it.
+    """
+    if not is_given(settings):
+        return EOS_ID
+    stated = Path(settings["path"] or "").expanduser() / "tokenizer_config.json"
+    names = [settings["eos"]] if settings["eos"] else []
+    if not names and not settings["encoding"] and stated.is_file():
+        said = json.loads(stated.read_text(encoding="utf-8")).get("eos_token")
+        names = [said["content"] if isinstance(said, dict) else said] if said else []
+    for name in names or USUAL_ENDS:
+        if (number := tokenizer.token_to_id(name)) is not None:
+            return number
+    known = ", ".join(token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]) or "none"
+    raise ConfigError(
+        f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; name the one that ends a document "
+        f"(its added tokens: {known})."
+    )
+
+
+def identity(settings: dict) -> dict[str, Any]:
+    """What decides the tokens, for the key: the settings of one to train, the content of a given one."""
+    policy = {"eos": EOS, "text_yields_special_tokens": False}
+    if settings["encoding"]:  # a key must not cost the reading of 200,000 ranks
+        encoding = ENCODINGS[settings["encoding"]]
+        cut = {"pattern": encoding.pattern, "special_tokens": encoding.special_tokens()}
+        named = {"encoding": settings["encoding"], "sha256": encoding.sha256, "ends": settings["eos"] or EOS}
+        return policy | named | cut
+    if settings["path"]:
+        tokenizer = load(settings)
+        return policy | {"given": tokenizer.to_str(), "eos_id": end_of_text(tokenizer, settings)}
+    kind = {"kind": "byte-level bpe" if settings["kind"] == "bpe" else settings["kind"]}
+    special = {"special_tokens": settings["special_tokens"]} if settings["special_tokens"] else {}
+    return {name: settings[name] for name in ("vocab_size", "min_frequency")} | kind | special | policy
+
+
+def is_lossless(tokenizer: Tokenizer) -> bool:
+    """Whether every text comes back from its tokens as it was: a tokenizer over bytes that changes no character."""
+    return tokenizer.normalizer is None and _type(tokenizer.decoder) == "ByteLevel"
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """The description of a pre-tokenizer or decoder; that of a whole tokenizer has the vocabulary, too, and takes long."""
+    return json.loads(part.__getstate__()) if part else {}
+
+
+def _type(part: Any) -> str | None:
+    return _state(part).get("type")
+
+
+def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer for documents: no text, whatever it contains, yields the id of a special token."""
+    description = orjson.loads(tokenizer.to_str())
+    if all(token["special"] for token in description["added_tokens"]):
+        description["added_tokens"] = []
+        return Tokenizer.from_str(orjson.dumps(description).decode())
+    encoder = Tokenizer.from_str(tokenizer.to_str())  # added tokens that are ordinary text stay, with their ids
+    encoder.encode_special_tokens = True
+    return encoder
+
+
+def special_ids(tokenizer: Tokenizer) -> np.ndarray:
+    """bool [vocab]: the ids that stand for no text, but for that of unknown text."""
+    table = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        table[number] = token.special and (token.content != unknown or token.content == EOS)
+    return table
+
+
+def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
+    """int32 [vocab]: bytes of text that each token stands for; 0 for special tokens."""
+    added = tokenizer.get_added_tokens_decoder()
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+    parts = json.dumps([_state(tokenizer.decoder), _state(tokenizer.pre_tokenizer)])
+    alphabet = set(_alphabet()) if "ByteLevel" in parts else set()
+    lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int32)
+    for token, number in tokenizer.get_vocab().items():
+        if number in added:
+            lengths[number] = 0 if added[number].special else len(token.encode())
+        elif alphabet and alphabet.issuperset(token):
+            lengths[number] = len(token)  # one character of the byte alphabet is one byte
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            lengths[number] = 1
+        else:
+            lengths[number] = len(token.removeprefix(prefix).replace("▁", " ").encode())
+    return lengths

@@ -1,0 +1,1 @@
+"""The token level of a dataset: plan, journal, shards, reader."""

@@ -1,0 +1,197 @@
+"""Reading a dataset: rows of tokens gathered from the memory-mapped stream. numpy and pyarrow only."""
+
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.storage.artifacts import file_checksum, read_manifest
+
+
+def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets of documents [documents + 1] and tokens of one shard, as views of the file."""
+    try:
+        batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
+    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+        raise DataError(f"{shard} is no readable token shard ({error}).") from None
+    column = batch.column("input_ids")
+    # Not by to_numpy, which imports pandas: half a second in every process.
+    _, offsets, _, values = column.buffers()
+    dtype = column.type.value_type.to_pandas_dtype()  # numpy's
+    return np.frombuffer(offsets, np.int64, len(column) + 1), np.frombuffer(values, dtype, len(column.values))
+
+
+def document_lengths(dataset: Path, shards: list[dict]) -> np.ndarray:
+    """Tokens of each document of a split, int64 [documents], in order."""
+    return np.concatenate([np.diff(map_list(dataset / shard["file"])[0]) for shard in shards])
+
+
+class TokenReader:
+    """Rows of one split: `len()` of them, each of `sequence_length` + 1 tokens; a row may cross shards.
+
+    The rows of a packed strategy hold pieces of the stream and then padding; `targets` says which labels count.
+
+    Args:
+        dataset: folder of the token level.
+        chunks: name of a row table below `chunks/`.
+        split: "train" or "validation".
+        verify_on_read: check the row table's checksum now and each shard's before its first use.
+
+    Raises:
+        DataError: a file is not what its manifest says.
+    """
+
+    def __init__(self, dataset: Path, chunks: str, split: str, verify_on_read: bool = False) -> None:
+        manifest, folder = read_manifest(dataset, "dataset"), dataset / "chunks" / chunks
+        table = read_manifest(folder, "chunks")
+        self.verify_on_read = verify_on_read
+        self.sequence_length: int = table["content"]["sequence_length"]
+        self.starts = self._table(folder, table, f"{split}.rows.npy")
+        packed = f"{split}.pieces.npy"
+        self.pieces = self._table(folder, table, packed) if packed in table["files"] else None
+        self.padding: int = manifest["content"].get("eos_id", 0)
+        shards = manifest["content"][split]["shards"]
+        self.paths = [dataset / shard["file"] for shard in shards]
+        self.checksums = [manifest["files"][shard["file"]]["checksum"] for shard in shards]
+        self.tokens = [shard["tokens"] for shard in shards]
+        self.sources: list[dict] = table["content"].get("sources", {}).get(split, [])  # {"name", "rows"}, in order
+        self.ends: list[int] = np.cumsum(self.tokens).tolist()
+        self.dtype = np.dtype(manifest["content"]["dtype"])
+        self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.views: dict[
+            int, tuple[int, memoryview]
+        ] = {}  # of a shard: its first token's place in the stream, its tokens
+
+    def __len__(self) -> int:
+        return len(self.starts) - (self.pieces is not None)
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens int64 [len(rows), sequence_length + 1] of the given rows, int64 [len(rows)]; padding is the end-of-text token.
+
+        Raises:
+            DataError: a shard does not have the bytes its manifest says.
+        """
+        if self.pieces is None:
+            return self._windows(self.starts[rows].tolist())
+        tokens = np.full((len(rows), self.sequence_length + 1), self.padding, dtype=np.int64)
+        for target, row in zip(tokens, rows, strict=True):
+            filled = 0
+            for start, size in self._pieces_of(row).tolist():
+                self._copy(start, target[filled : filled + size])
+                filled += size
+        return tokens
+
+    def targets(self, rows: np.ndarray) -> np.ndarray | None:
+        """bool [len(rows), sequence_length]: which labels count; None where all do.
+
+        Padding is none, nor is the first token of a piece, which nothing before it in the row leads to.
+        """
+        if self.pieces is None:
+            return None
+        mask = np.zeros((len(rows), self.sequence_length + 1), dtype=bool)
+        for target, row in zip(mask, rows, strict=True):
+            sizes = self._pieces_of(row)[:, 1]
+            target[: sizes.sum()] = True
+            target[sizes.cumsum() - sizes] = False
+        return mask[:, 1:]
+
+    def documents(self, rows: np.ndarray, labels: bool = False) -> np.ndarray:
+        """int32 [len(rows), sequence_length]: the number within its row of each input's document, from 0; padding is -1.
+
+        With `labels` one place longer: the last label's document, too.
+
+        The pieces of a packed row are its documents: what went before a cut document's second piece is in another row.
+        """
+        numbers = np.zeros((len(rows), self.sequence_length + 1), dtype=np.int32)
+        for target, row in zip(numbers, rows.tolist(), strict=True):
+            if self.pieces is None:
+                target[self._beginnings(int(self.starts[row]))] = 1
+                np.cumsum(target, out=target)
+            else:
+                sizes = self._pieces_of(row)[:, 1]
+                filled = int(sizes.sum())
+                target[:filled] = np.repeat(np.arange(len(sizes)), sizes)
+                target[filled:] = -1
+        return numbers if labels else numbers[:, :-1]
+
+    def document_offsets(self) -> np.ndarray:
+        """First token of each document in the stream of the split, int64 [documents + 1], and the end of the last.
+
+        Raises:
+            DataError: a shard does not have the bytes its manifest says; with `verify_on_read` each is read for that.
+        """
+        shards = zip((self._shard(number)[0] for number in range(len(self.paths))), [0, *self.ends], strict=False)
+        return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
+
+    def count_targets(self, rows: np.ndarray) -> int:
+        """How many labels of the given rows count."""
+        if self.pieces is None:
+            return len(rows) * self.sequence_length
+        return sum(int(pieces[:, 1].sum()) - len(pieces) for pieces in map(self._pieces_of, rows))
+
+    def _pieces_of(self, row: int) -> np.ndarray:
+        assert self.pieces is not None
+        return self.pieces[self.starts[row] : self.starts[row + 1]]
+
+    def _table(self, folder: Path, manifest: dict, name: str) -> np.ndarray:
+        self._verify(folder / name, manifest["files"][name]["checksum"])
+        try:
+            return np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder / name} is no readable row table ({error}).") from None
+
+    def _windows(self, starts: list[int]) -> np.ndarray:
+        """Tokens int64 [len(starts), sequence_length + 1] from each start on, copied as they are stored and then widened."""
+        size = self.sequence_length + 1
+        tokens = np.empty((len(starts), size), dtype=self.dtype)
+        target = tokens.reshape(-1).data  # slices of views cost half of what numpy's do
+        for number, start in enumerate(starts):
+            shard = bisect_right(self.ends, start)
+            if shard not in self.views:
+                self.views[shard] = self.ends[shard] - self.tokens[shard], self._shard(shard)[1].data
+            base, values = self.views[shard]
+            if start + size <= self.ends[shard]:
+                target[number * size : number * size + size] = values[start - base : start - base + size]
+            else:
+                self._copy(start, tokens[number])
+        return tokens.astype(np.int64)
+
+    def _copy(self, start: int, target: np.ndarray) -> None:
+        shard, filled = bisect_right(self.ends, start), 0
+        while filled < len(target):
+            values = self._shard(shard)[1]
+            at = start + filled - (self.ends[shard] - len(values))
+            piece = values[at : at + len(target) - filled]
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            shard += 1
+
+    def _beginnings(self, start: int) -> np.ndarray:
+        """Places, after the first, in the row that begins at token `start` at which documents begin, int64, ascending."""
+        end, found = start + self.sequence_length + 1, []
+        shard = bisect_right(self.ends, start)
+        while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < end:
+            offsets = self._shard(shard)[0][:-1]
+            first, last = np.searchsorted(offsets, (start + 1 - base, end - base))
+            found.append(offsets[first:last] + (base - start))
+            shard += 1
+        return np.concatenate(found)
+
+    def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets of documents and tokens of one shard, checked before its first use."""
+        if shard not in self.mapped:
+            path = self.paths[shard]
+            self._verify(path, self.checksums[shard])
+            offsets, values = map_list(path)
+            if len(values) != self.tokens[shard]:
+                raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[shard]}.")
+            if values.dtype != self.dtype:
+                raise DataError(f"{path} has tokens of {values.dtype}; the manifest says {self.dtype}.")
+            self.mapped[shard] = offsets, values
+        return self.mapped[shard]
+
+    def _verify(self, path: Path, checksum: str) -> None:
+        if self.verify_on_read and (not path.is_file() or file_checksum(path) != checksum):
+            raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")

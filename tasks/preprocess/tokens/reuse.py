@@ -1,0 +1,126 @@
+"""Shards of earlier datasets that are those of this one: text that has been tokenized before is not tokenized again."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import tokenizers
+from blake3 import blake3
+
+from infini_llama.configs.errors import NO_SPACE
+from infini_llama.tasks.preprocess.keys import TOKENS_VERSION
+from infini_llama.tasks.preprocess.tokens.journal import Journal
+from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
+from infini_llama.tasks.storage.artifacts import Damaged, checksum_of, file_checksum, read_manifest, sync
+
+log = logging.getLogger("infini_llama.preprocess")
+RULES = ["young characters by the reference"]  # shards that were encoded by other rules are not taken
+
+
+def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: dict[str, Any]) -> Plan:
+    """The plan with a key in each unit: a hash of all that decides its shard's bytes.
+
+    These are the texts of its documents in order, the tokenizer, the engine that encodes (whose ids are only sampled against the
+    reference's, so that it may be refused later), the token that ends a document, and who writes the file. Where the documents lie,
+    what their files are called and which shard of its dataset it is decide nothing.
+    """
+    encoder = [engine["name"], engine["version"], tokenizers.__version__, *RULES]
+    common = [TOKENS_VERSION, *encoder, pa.__version__, file_checksum(tokenizer), eos]
+
+    def key(unit: Unit) -> str:
+        text = blake3()
+        for rows in plan.hashes(unit):
+            text.update(rows.tobytes())
+        return checksum_of([*common, text.hexdigest()])
+
+    return replace(plan, units=[replace(unit, key=key(unit)) for unit in plan.units])
+
+
+def reuse(units: list[Unit], datasets: Path, journal: Journal) -> list[Unit]:
+    """Links (or copies) each shard that an earlier dataset has into the build, once its bytes are those of that dataset's manifest.
+
+    Args:
+        units: that are missing, with keys.
+        datasets: folder of the earlier datasets.
+
+    Returns:
+        the units that are left to be tokenized.
+    """
+    known = {key: found for folder, facts in _earlier(datasets) for key, found in _shards(folder, facts)}
+    left = []
+    for unit in units:
+        shard, checksum, facts = known.get(unit.key, (None, "", {}))
+        if shard is None or not _take(shard, journal.work / unit.file, checksum):
+            left.append(unit)
+            continue
+        journal.append({"file": unit.file, "checksum": checksum, "key": unit.key} | facts)
+    if len(left) < len(units):
+        log.info(
+            "%d of %d shards are taken from earlier datasets with the same text, tokenizer and engine; %d are tokenized",
+            len(units) - len(left),
+            len(units),
+            len(left),
+        )
+    return left
+
+
+def _earlier(datasets: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every dataset that is whole, but none that was moved aside."""
+    for folder in sorted(datasets.glob("[!.]*")):
+        with suppress(Damaged, OSError):
+            if not folder.is_symlink() and folder.is_dir() and ".damaged-" not in folder.name:
+                yield folder, read_manifest(folder, "dataset")
+
+
+def _shards(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, tuple[Path, str, dict[str, int]]]]:
+    keys = manifest["meta"].get("units", {})  # a dataset of an older version has none
+    for shard in [*manifest["content"]["train"]["shards"], *manifest["content"]["validation"]["shards"]]:
+        if key := keys.get(name := shard["file"]):
+            facts = {field: shard[field] for field in ("documents", "tokens")}
+            yield key, (folder / name, manifest["files"][name]["checksum"], facts)
+
+
+def _take(shard: Path, target: Path, checksum: str) -> bool:
+    """Whether the shard now stands at `target`, with the bytes of its checksum and on the disk.
+
+    A link costs no space and no time; nothing ever writes into a finished shard. Where the filesystem has no links, it is a copy. A
+    symbolic link is not followed: what it leads to belongs to others. An earlier dataset that cannot be read costs a line and time.
+
+    Raises:
+        OSError: there is no space left for the copy, which there would not be for a new shard, either.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    try:
+        fault = _bring(shard, part, checksum)
+        if fault:
+            log.warning("%s %s; its text is tokenized again", shard, fault)
+            return False
+        part.replace(target)
+        return True
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _bring(shard: Path, part: Path, checksum: str) -> str:
+    """Makes `part` the shard's bytes; what is wrong with the shard, empty where nothing is."""
+    try:
+        if shard.is_symlink():
+            return "is a symbolic link"
+        try:
+            os.link(shard, part)
+        except OSError:
+            shutil.copyfile(shard, part)
+            sync(part)
+        return "" if file_checksum(part) == checksum else "does not have the bytes its manifest says"
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise
+        return f"cannot be taken ({error.strerror or error})"

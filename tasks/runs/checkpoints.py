@@ -1,0 +1,201 @@
+"""The checkpoints of a run as folders: which are committed, which is newest, best or damaged. Needs no torch."""
+
+import json
+import logging
+import math
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.storage.artifacts import (
+    Damaged,
+    check,
+    file_checksum,
+    is_complete,
+    move_aside,
+    read_manifest,
+    remove,
+    set_pointer,
+)
+
+KIND, FORMAT_VERSION = "checkpoint", 2
+STATE_FILE = "train_state.json"
+log = logging.getLogger("infini_llama.train")
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _named(folder: Path) -> list[Path]:
+    """Folders with a checkpoint's name, newest first."""
+    found = [
+        path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and not path.is_symlink()
+    ]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def committed(folder: Path) -> list[Path]:
+    """Folders with a valid manifest and every file at its size, newest first; contents are not read."""
+    return [path for path in _named(folder) if is_complete(path, KIND)]
+
+
+def latest_step(folder: Path) -> int:
+    """Step of the newest committed checkpoint, 0 without one."""
+    return next((step_of(path) for path in committed(folder)), 0)
+
+
+def read_state(checkpoint: Path) -> dict:
+    """The scalars of a checkpoint: step, samples consumed, validation losses, world size, hashes.
+
+    Raises:
+        Damaged: the file is not JSON.
+    """
+    try:
+        return json.loads((checkpoint / STATE_FILE).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{checkpoint / STATE_FILE} is not JSON: {error}.") from None
+
+
+def newest_good(folder: Path) -> Path | None:
+    """The newest checkpoint whose every checksum holds; damaged ones are moved aside, with a line that says so."""
+    # Looked for anew each time: where one was pruned while it was read, there is a newer one.
+    while named := _named(folder):
+        if _is_good(named[0]):
+            return named[0]
+    return None
+
+
+def _is_good(path: Path) -> bool:
+    """Whether every checksum holds; else it is moved aside, or was pruned meanwhile, and has its name no longer."""
+    try:
+        check(path, KIND, checksums=True)
+    except Damaged as fault:
+        try:
+            aside = move_aside(path)
+        except FileNotFoundError:  # by the training beside which it is read
+            return False
+        log.warning(
+            "checkpoint %s is damaged and not used: %s It was moved to %s; the next one serves.",
+            path.name,
+            fault,
+            aside,
+        )
+        return False
+    return True
+
+
+def losses(folder: Path) -> dict[Path, float | None]:
+    """The validation loss of each committed checkpoint, newest first; None where none was measured or the file is not as it was written.
+
+    Those that cannot be read just now, or were pruned a moment ago, are left out.
+    """
+    found = {}
+    for path in committed(folder):
+        with suppress(OSError):
+            found[path] = _loss(path)
+    return found
+
+
+def _loss(checkpoint: Path) -> float | None:
+    try:
+        expected = read_manifest(checkpoint, KIND)["files"][STATE_FILE]
+        if file_checksum(checkpoint / STATE_FILE) != expected["checksum"]:
+            return None
+        loss = read_state(checkpoint)["validation_loss"]
+    except (Damaged, KeyError):
+        return None
+    return loss if loss is not None and math.isfinite(loss) else None  # checkpoints of before may say NaN
+
+
+def best(folder: Path) -> Path | None:
+    """The committed checkpoint with the lowest validation loss; the earlier one of two equals."""
+    return _lowest(losses(folder))
+
+
+def _lowest(measured: dict[Path, float | None]) -> Path | None:
+    found = [(loss, step_of(path), path) for path, loss in measured.items() if loss is not None]
+    return min(found)[2] if found else None
+
+
+def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None) -> None:
+    """Moves the pointers `latest` and `best`, then removes all but the `keep` newest checkpoints and the best one.
+
+    Checkpoints of every `permanent_every`-th step are never removed, and not among the `keep`.
+    """
+    checkpoints, best_one = committed(folder), best(folder)
+    if not checkpoints:
+        return
+    set_pointer(folder, "latest", checkpoints[0].name)
+    if best_one is not None:
+        set_pointer(folder, "best", best_one.name)
+    for path in superseded(folder, keep, permanent_every):
+        remove(path)
+
+
+def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:
+    """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step.
+
+    One that cannot be read just now stays: it may be the best.
+    """
+    measured = losses(folder)
+    passing = [path for path in measured if not permanent_every or step_of(path) % permanent_every]
+    return [path for path in passing[keep:] if path != _lowest(measured)]
+
+
+def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
+    """The checkpoint to start from under the rule `runtime.resume`, verified; None is a fresh start.
+
+    A PATH is followed until the run has a good checkpoint of its own since (`resumed_before` remembers that it was followed), so
+    that the same command carries on after a crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
+    """
+    if resume == "never":
+        if committed(folder):
+            raise ConfigError(
+                f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or runtime.resume=auto to carry on."
+            )
+        return None
+    if resume not in ("auto", "must", "best"):
+        carried_on = newest_good(folder) if resume == resumed_before else None
+        return carried_on or _explicit(folder, Path(resume))
+    while resume == "best" and (chosen := best(folder)) is not None:
+        if _is_good(chosen):
+            abandon_newer(folder, step_of(chosen))
+            return chosen
+    chosen = newest_good(folder)
+    if chosen is None and resume == "must":
+        raise ConfigError(
+            f"runtime.resume=must, but {folder} has no good checkpoint; use runtime.resume=auto to start anew."
+        )
+    return chosen
+
+
+def _explicit(folder: Path, path: Path) -> Path:
+    path = path.resolve()
+    if not path.is_dir():
+        raise ConfigError(f"runtime.resume={path} is no folder; give auto, must, never, best or a checkpoint's path.")
+    check(path, KIND, checksums=True)
+    if path.parent == folder.resolve():
+        abandon_newer(folder, step_of(path))
+    elif committed(folder):
+        raise ConfigError(
+            f"runtime.resume={path} is of another run, but {folder} has checkpoints of its own; choose another runtime.name."
+        )
+    return path
+
+
+def abandon_newer(folder: Path, step: int) -> None:
+    """Moves the checkpoints of later steps to `abandoned/`."""
+    for path in committed(folder):
+        if step_of(path) > step:
+            abandoned = folder / "abandoned"
+            abandoned.mkdir(exist_ok=True)
+            before = sum(1 for _ in abandoned.glob(f"{path.name}*"))
+            target = abandoned / (f"{path.name}-{before + 1}" if before else path.name)
+            path.rename(target)
+            log.warning("checkpoint %s was moved to %s: the run goes back to step %d.", path.name, target, step)

@@ -1,0 +1,150 @@
+"""What killed builds, rollbacks and old checkpoints leave behind: listed first, removed on demand, never what a run resumes from.
+
+Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free belongs to nobody.
+"""
+
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infini_llama.tasks.runs.checkpoints import superseded
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.artifacts import remove
+from infini_llama.tasks.storage.locks import Busy, Lock, holder
+from infini_llama.tasks.storage.sizes import size_of
+
+TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
+DAMAGED = re.compile(r".+\.damaged-\d+")
+log = logging.getLogger("infini_llama.gc")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may go.
+
+    Attributes:
+        older_than: seconds since anything was last done to it; nothing younger goes.
+        keep_checkpoints: of each run the newest so many, beside the best and the permanent ones; None: all.
+        unused_datasets: whether datasets that no run of this home was trained on go.
+    """
+
+    older_than: float
+    keep_checkpoints: int | None = None
+    unused_datasets: bool = False
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that may go; `lock` is held by whoever works on what it belongs to."""
+
+    path: Path
+    kind: str
+    lock: Path
+
+
+def leftovers(home: Path, rules: Rules) -> list[Leftover]:
+    """Everything that these rules let go, whether or not somebody is at work there now."""
+    runs = [path.parent for path in sorted((home / "runs").glob("*/lineage.json"))]
+    lineages = [json.loads((run / "lineage.json").read_text(encoding="utf-8")) for run in runs]
+    needed = {Path(lineage["resumed_from"]).resolve() for lineage in lineages if lineage.get("resumed_from")}
+    used = {(home / lineage["dataset"]["path"]).resolve() for lineage in lineages}
+    found = [*_of_datasets(home, rules, used)]
+    for run in runs:
+        found += _of_run(run, rules)
+    now = time.time()
+    return [one for one in found if one.path.resolve() not in needed and _older(one.path, now - rules.older_than)]
+
+
+def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
+    datasets = home / "datasets"
+    tables = [path for path in datasets.glob("*/chunks") if not path.parent.is_symlink()]  # `latest` is one
+    places = [datasets, home / "materialized", *tables]
+    for path in (path for place in places if place.is_dir() for path in sorted(place.iterdir())):
+        owner = path if path.parent == datasets else path.parent.parent
+        lock = home / "locks" / f"dataset-{_key(owner.name if path.parent.name == 'chunks' else path.name)}.lock"
+        if TEMPORARY.fullmatch(path.name):
+            yield Leftover(path, "temporary", lock)
+        elif DAMAGED.fullmatch(path.name):
+            yield Leftover(path, "damaged, moved aside", lock)
+        elif path.parent == datasets and path.name.startswith(".") and path.suffix in (".work", ".journal"):
+            yield Leftover(path, "unfinished build", lock)
+        elif rules.unused_datasets and path.parent == datasets and _unused(path, used):
+            yield Leftover(path, "dataset of no run", lock)
+
+
+def _unused(path: Path, used: set[Path]) -> bool:
+    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".") and path.resolve() not in used
+
+
+def _key(name: str) -> str:
+    """The key in the name of a dataset, or of what belongs to one: <name>-<12 hexadecimal digits>."""
+    found = re.search(r"-([0-9a-f]{12})(?![0-9a-f])", name)
+    return found[1] if found else "unknown"
+
+
+def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
+    checkpoints, lock = run / "checkpoints", run / "lock"
+    for path in (path for place in (run, checkpoints) if place.is_dir() for path in sorted(place.iterdir())):
+        if TEMPORARY.fullmatch(path.name):
+            yield Leftover(path, "temporary", lock)
+        elif DAMAGED.fullmatch(path.name):
+            yield Leftover(path, "damaged, moved aside", lock)
+    for path in sorted((checkpoints / "abandoned").glob("*")):
+        yield Leftover(path, "abandoned by a rollback", lock)
+    if rules.keep_checkpoints is not None:
+        folder = RunFolder(run)
+        permanent = folder.read(folder.lineage)["train"].get("save_permanent_every")
+        for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
+            yield Leftover(path, "older checkpoint", lock)
+
+
+def _older(path: Path, moment: float) -> bool:
+    """Whether it is there, and nothing was done to it since that moment."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:  # pruned, or a temporary file that has served
+        return False
+    return max(status.st_mtime, status.st_ctime) <= moment  # a rename changes the latter alone
+
+
+def collect(home: Path, rules: Rules, yes: bool) -> dict[str, Any]:
+    """Lists what may go and, with `yes`, removes it; what belongs to somebody at work is kept.
+
+    Returns:
+        {"removed": whether it is gone, "bytes": of all, "files": [{"path", "kind", "bytes"}], "in_use": [{"path", "by"}]}.
+    """
+    files, in_use = [], []
+    for one in leftovers(home, rules):
+        size, relative = size_of(one.path), one.path.relative_to(home).as_posix()
+        if (other := _remove(home, rules, one) if yes else holder(one.lock)) is not None:
+            in_use.append({"path": relative, "by": other})
+        else:
+            files.append({"path": relative, "kind": one.kind, "bytes": size})
+    latest = home / "datasets" / "latest"
+    if yes and latest.is_symlink() and not latest.exists():
+        latest.unlink()
+    return {"removed": yes, "bytes": sum(file["bytes"] for file in files), "files": files, "in_use": in_use}
+
+
+def _remove(home: Path, rules: Rules, one: Leftover) -> str | None:
+    """Removes it under its lock, if it still may go then; the one who holds the lock otherwise."""
+    try:
+        with Lock(one.lock):
+            if one not in leftovers(home, rules):
+                return "what became of it meanwhile"
+            if not one.path.is_dir() or one.path.is_symlink():
+                one.path.unlink(missing_ok=True)
+            elif one.kind == "temporary":
+                shutil.rmtree(one.path)
+            else:
+                remove(one.path)
+            log.info("removed %s", one.path)
+    except Busy:
+        return holder(one.lock) or "another process, a moment ago"
+    return None

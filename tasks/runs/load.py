@@ -1,0 +1,95 @@
+"""A trained model and its tokenizer, out of a run's folder."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.artifacts import check, read_manifest
+from infini_llama.tasks.train.worker import checkpoint as tensors_of
+
+
+class TrainedRun(NamedTuple):
+    """A model in evaluation mode, its tokenizer, and the checkpoint folder that it was loaded from."""
+
+    model: Llama
+    tokenizer: Tokenizer
+    checkpoint: Path
+
+
+def load_run(run_dir: Path, checkpoint: str = "latest") -> TrainedRun:
+    """Load a trained model and its tokenizer; every checksum is verified.
+
+    Args:
+        run_dir: runs/<name> of the home folder.
+        checkpoint: latest, best, or the name of a folder in checkpoints/.
+
+    Raises:
+        ConfigError: no such run or checkpoint.
+        DataError: checkpoint or tokenizer is damaged.
+    """
+    model, chosen = _load(run_dir, checkpoint)
+    tokenizer_file = dataset_of(run_dir) / "tokenizer.json"
+    if not tokenizer_file.exists():
+        raise DataError(f"{tokenizer_file} is missing: the dataset of run {run_dir.name} was moved or removed.")
+    return TrainedRun(model.eval(), Tokenizer.from_file(str(tokenizer_file)), chosen)
+
+
+def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
+    """The model; where the training beside this one prunes the checkpoint meanwhile, that of the one that is now meant."""
+    while True:
+        chosen = find_checkpoint(run_dir, checkpoint)
+        try:
+            check(chosen, checkpoints.KIND, checksums=True)
+            model = Llama(LlamaConfig.from_dict(lineage_of(run_dir)["model"]))
+            tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
+            return model, chosen
+        except (DataError, OSError):
+            if chosen.is_dir():
+                raise
+
+
+def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
+    """The folder of a run's checkpoint: latest (the newest whole one), best, or the one of this name.
+
+    Raises:
+        ConfigError: no such run or checkpoint.
+    """
+    lineage_of(run_dir)
+    folder = RunFolder(run_dir).checkpoints
+    if checkpoint == "latest":
+        chosen = checkpoints.newest_good(folder)
+    else:
+        chosen = checkpoints.best(folder) if checkpoint == "best" else folder / checkpoint
+    if chosen is None or not chosen.is_dir() or chosen.parent != folder:
+        raise ConfigError(
+            f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or name one of {folder}."
+        )
+    return chosen
+
+
+def lineage_of(run_dir: Path) -> dict:
+    """What a run remembers of its beginning.
+
+    Raises:
+        ConfigError: this is the folder of no run.
+    """
+    run = RunFolder(run_dir)
+    if not (lineage := run.read(run.lineage)):
+        raise ConfigError(f"{run_dir} is no run folder (it has no lineage.json); give runs/<name> of your home folder.")
+    return lineage
+
+
+def dataset_of(run_dir: Path) -> Path:
+    """The folder of the dataset that a run was trained on."""
+    return run_dir.parent.parent / lineage_of(run_dir)["dataset"]["path"]
+
+
+def end_of_text_of(run_dir: Path) -> int:
+    """Id of the token that ends a document, of the dataset that the run was trained on."""
+    return read_manifest(dataset_of(run_dir), "dataset")["content"]["eos_id"]

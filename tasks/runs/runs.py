@@ -1,0 +1,30 @@
+"""Every run below home, in a line each."""
+
+from pathlib import Path
+from typing import Any
+
+from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.storage.sizes import size_of
+
+
+def list_runs(home: Path) -> list[dict[str, Any]]:
+    """The runs of `home`, the one that was last worked on first; ages in seconds, sizes in bytes."""
+    folders = (path.parent for path in (home / "runs").glob("*/lineage.json"))
+    return sorted((_facts(RunRecord(folder)) for folder in folders), key=lambda run: run["age"])
+
+
+def _facts(run: RunRecord) -> dict[str, Any]:
+    losses = [record["loss"] for record in run.trained if record["loss"] is not None]
+    validated = run.validated
+    return {
+        "run": run.name,
+        "state": run.state,
+        "step": run.step,
+        "max_steps": run.max_steps,
+        "train_loss": losses[-1] if losses else None,
+        "validation_loss": validated[-1]["loss"] if validated else None,
+        "attempts": len(run.attempts),
+        "age": run.age,
+        "bytes": size_of(run.path),
+        "dataset": run.lineage["dataset"]["path"],
+    }

@@ -1,0 +1,268 @@
+"""The one commit protocol for directories, used by datasets and by checkpoints.
+
+Stage under a temporary name beside the target, write the files, write the manifest last, sync everything, rename. A folder
+without a valid manifest does not exist for a reader; a folder with one is whole.
+"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from blake3 import blake3
+
+from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.tasks.storage.locks import Busy as Busy
+from infini_llama.tasks.storage.locks import Lock as Lock
+
+MANIFEST = "manifest.json"
+FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "rows": 1, "checkpoint": 2}
+READ_AT_ONCE = 2**21  # bytes
+NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
+USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
+FIELDS = {"kind", "format_version", "files", "content", "digest", "created", "meta", "self_checksum"}
+
+
+class Damaged(DataError):
+    """An artifact is not what its manifest says; the message names the file and the fault."""
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _serialized(manifest: dict) -> bytes:
+    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+
+
+def checksum_of(value: Any) -> str:
+    """Checksum of a JSON value, independent of key order and white space."""
+    return "blake3:" + blake3(_canonical(value)).hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    """Checksum of a file's bytes, by several threads where it is large.
+
+    Read, not mapped: as fast, and a disk that fails raises OSError where a memory map ends the process by SIGBUS.
+    """
+    digest, buffer = blake3(max_threads=blake3.AUTO), memoryview(bytearray(READ_AT_ONCE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return "blake3:" + digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replaces `path` with `text` as a whole: a reader sees the old content or the new, also after a crash."""
+    temporary = _temporary(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def staging(target: Path) -> Path:
+    """A fresh empty folder beside `target`, under a name that no reader looks at."""
+    folder = _temporary(target)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Every file and link of an artifact, relative to it, without those of the artifacts nested in it."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        found += [Path(root, name).relative_to(folder) for name in [*files, *links]]
+        if Path(root) == folder and NESTED in folders and NESTED not in links:
+            folders.remove(NESTED)
+    return sorted(found)
+
+
+def commit(
+    staged: Path,
+    target: Path,
+    kind: str,
+    format_version: int,
+    meta: dict,
+    content: dict | None = None,
+    checksums: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Turns the staged folder into the artifact `target`, all of it or nothing.
+
+    Args:
+        staged: a folder from `staging`, with every file written.
+        target: must not exist; where a concurrent builder committed it first, theirs is kept and the staged one dropped.
+        kind: what the artifact is: dataset, chunks or checkpoint.
+        format_version: version of its layout.
+        meta: when, from what, by whom; not part of the digest.
+        content: facts that the bytes determine; part of the digest.
+        checksums: by relative path, of files whose writers computed them on the way; the others are read for theirs.
+
+    Returns:
+        the manifest; its "digest" proves bytes and content.
+    """
+    files = {}
+    for relative in _files_below(staged):
+        size = (staged / relative).stat().st_size
+        checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged / relative)
+        files[relative.as_posix()] = {"size": size, "checksum": checksum}
+    proven = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
+    manifest = proven | {
+        "digest": checksum_of(proven),
+        "created": _now(),
+        "meta": meta,
+    }
+    manifest["self_checksum"] = checksum_of(manifest)
+    (staged / MANIFEST).write_bytes(_serialized(manifest))
+    for relative in [*files, MANIFEST]:
+        sync(staged / relative)
+    for folder, _, _ in os.walk(staged, topdown=False):
+        sync(Path(folder))
+    try:
+        staged.rename(target)  # onto an existing artifact, which is never empty, this fails
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        existing = check(target, kind, checksums=False)
+        remove(staged)
+        return existing
+    sync(target.parent)
+    return manifest
+
+
+def read_manifest(path: Path, kind: str) -> dict[str, Any]:
+    """The manifest of the artifact at `path`.
+
+    Raises:
+        Damaged: there is none, or it is not whole, of another kind, of an unknown format, or names files outside the folder.
+    """
+    file = path / MANIFEST
+    if not os.path.lexists(file):
+        raise Damaged(f"{path} has no {MANIFEST}, so it was never finished.")
+    with _readable(file):
+        text = file.read_bytes()
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged(f"{file} is not JSON.") from None
+    if not isinstance(manifest, dict) or manifest.keys() != FIELDS:
+        raise Damaged(f"{file} is not a manifest.")
+    own = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
+    # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
+    if manifest["self_checksum"] != own or _serialized(manifest) != text:
+        raise Damaged(f"{file} does not match its own checksum.")
+    if manifest["kind"] != kind:
+        raise Damaged(f"{path} is a {manifest['kind']}, not a {kind}.")
+    if manifest["format_version"] != FORMAT_VERSIONS[kind]:
+        raise Damaged(
+            f"{path} has format version {manifest['format_version']} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
+            "use the version of infini-llama that wrote it, or build it again."
+        )
+    for name in manifest["files"]:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise Damaged(f"{file} names '{name}', which lies outside its folder.")
+    return manifest
+
+
+def check(path: Path, kind: str, checksums: bool) -> dict[str, Any]:
+    """The manifest, once every file is there at its size (and, with `checksums`, with its bytes) and no other file is.
+
+    Raises:
+        Damaged: names the first file that differs.
+    """
+    manifest = read_manifest(path, kind)
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if file.is_symlink() or not file.is_file():
+            raise Damaged(f"{file} is missing.")
+        with _readable(file):
+            size = file.stat().st_size
+            found = file_checksum(file) if checksums and size == expected["size"] else expected["checksum"]
+        if size != expected["size"]:
+            raise Damaged(f"{file} has {size} bytes; its manifest says {expected['size']}.")
+        if found != expected["checksum"]:
+            raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
+    for relative in _files_below(path):
+        known = relative.as_posix() in manifest["files"] or relative.as_posix() == MANIFEST
+        if not known and not relative.match(USERS_CACHE):
+            raise Damaged(f"{path / relative} is not in the manifest.")
+    return manifest
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """A file that the disk cannot give is damaged; one that the machine cannot open just now (limits, permissions) is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise Damaged(f"{file} cannot be read ({error.strerror}).") from None
+
+
+def is_complete(path: Path, kind: str) -> bool:
+    """Whether `check` without checksums passes."""
+    try:
+        check(path, kind, checksums=False)
+    except Damaged:
+        return False
+    return True
+
+
+def set_pointer(folder: Path, name: str, target_name: str) -> None:
+    """Makes `folder/name` a relative link to `target_name`, replaced as a whole. For people: programs scan.
+
+    The temporary name is always the same, so that the next call takes away what a kill left; of two calls at once one wins.
+    """
+    temporary = folder / f".{name}.tmp"
+    temporary.unlink(missing_ok=True)
+    with suppress(FileExistsError):
+        temporary.symlink_to(target_name)
+        with suppress(FileNotFoundError):
+            temporary.replace(folder / name)
+
+
+def move_aside(path: Path) -> Path:
+    """Renames a damaged artifact so that no reader finds it; nothing is deleted."""
+    for number in range(1, 10_000):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not aside.exists():
+            path.rename(aside)
+            return aside
+    raise PipelineError(f"{path} has been moved aside 10,000 times; remove some of {path}.damaged-*.")
+
+
+def remove(path: Path) -> None:
+    """Deletes an artifact under a name that no reader looks at: a half-deleted one is never seen."""
+    trash = _temporary(path)
+    path.rename(trash)
+    shutil.rmtree(trash)

@@ -1,0 +1,127 @@
+"""A lease on a run across machines: a file that its holder renews, for file systems where `flock` does not reach other hosts.
+
+On one machine the lock decides (`storage.locks`), and a lease of this machine is taken over at once. One of another machine counts:
+NFS without a lock service and many FUSE mounts grant the same flock to two hosts.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.locks import Busy
+
+RENEW = 5.0  # seconds between renewals
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+EXPIRED = 30.0  # seconds without one after which the holder is taken for dead
+
+
+def running_kernel() -> str:
+    """Of this boot of this machine; the host's name where the system does not say."""
+    try:
+        return BOOT.read_text(encoding="utf-8").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def this_machine() -> str:
+    """What tells processes with one number apart: this kernel, and the set of process numbers that this process lives in.
+
+    Containers and pods on one kernel have their own numbers.
+    """
+    try:
+        return f"{running_kernel()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return running_kernel()
+
+
+class Lease:
+    """Held from entering to leaving, and renewed by a thread meanwhile.
+
+    Whether a holder lives is seen by its file changing, so that no two clocks need to agree.
+
+    Args:
+        path: of the lease's file; its folder exists.
+        kernel: what tells this machine from others: the identity of its running kernel, which containers on it share, as
+            they do its locks.
+
+    Raises:
+        Busy: on entering, when a holder on another machine renews it; names host and process.
+    """
+
+    def __init__(self, path: Path, kernel: str | None = None, renew: float = RENEW, expired: float = EXPIRED) -> None:
+        self.path, self.renew, self.expired = path, renew, expired
+        self.mine = {"kernel": kernel or running_kernel(), "host": socket.gethostname(), "pid": os.getpid()}
+        self.ended, self.taken_by = threading.Event(), ""
+
+    def __enter__(self) -> "Lease":
+        rival = self._rival()
+        if rival:
+            self._outlast(rival)
+        self._write(0)
+        if rival:
+            time.sleep(self.renew)  # of several that found it expired, the last to write has it
+            if rival := self._rival():
+                raise self._busy(rival)
+        self.thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+        if not self._rival():
+            self.path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raises Busy once another machine has taken the lease: this one was away for longer than it lasts."""
+        if self.taken_by:
+            raise Busy(
+                f"{self.path} was taken over by {self.taken_by} while this process did not answer; it must not go on here."
+            )
+
+    def _keep(self) -> None:
+        count = 0
+        while not self.ended.wait(self.renew):
+            if rival := self._rival():
+                self.taken_by = _name(rival)
+                return
+            count += 1
+            with suppress(OSError):  # a full or absent disk: the workers will say so
+                self._write(count)
+
+    def _outlast(self, rival: dict[str, Any]) -> None:
+        """Waits until `rival` has not renewed for as long as a lease lasts."""
+        until = time.monotonic() + self.expired
+        while time.monotonic() < until:
+            time.sleep(self.renew / 5)
+            now = self._rival()
+            if now is None:  # it has ended
+                return
+            if now != rival:
+                raise self._busy(now)
+
+    def _rival(self) -> dict[str, Any] | None:
+        """What another machine has written there."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return found if found["kernel"] != self.mine["kernel"] else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _busy(self, rival: dict[str, Any]) -> Busy:
+        return Busy(
+            f"{self.path.parent} is in use by {_name(rival)}; wait until it ends, or stop it, and run the same command again."
+        )
+
+    def _write(self, count: int) -> None:
+        write_atomic(self.path, json.dumps(self.mine | {"renewed": count}))
+
+
+def _name(holder: dict[str, Any]) -> str:
+    return f"process {holder.get('pid')} on {holder.get('host')}"

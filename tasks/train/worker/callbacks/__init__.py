@@ -1,0 +1,1 @@
+"""What happens after a step, beside the step itself."""

@@ -1,0 +1,43 @@
+"""train.metrics_hook: a function of the user's own, whose numbers are reported beside ours."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.model.llama import Llama
+
+Hook = Callable[[Llama, dict[str, Any]], dict[str, float]]
+
+
+def load_hook(name: str | None) -> Hook | None:
+    """The function that `module:function` names, None for None.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    if name is None:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"train.metrics_hook={name} cannot be imported ({error}); install its module, or name its folder in "
+            "environment.env.PYTHONPATH."
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"train.metrics_hook={name} is no function.")
+    return cast(Hook, found)
+
+
+def ask(hook: Hook, name: str, model: Llama, record: dict[str, Any]) -> dict[str, float]:
+    """The hook's numbers for this step.
+
+    Raises:
+        ConfigError: it returned something else.
+    """
+    found = hook(model, dict(record))
+    if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+        raise ConfigError(f"train.metrics_hook={name} returned {found!r}; it must return numbers by name.")
+    return {key: float(value) for key, value in found.items()}

@@ -1,0 +1,1 @@
+"""Which rows of the dataset a rank sees at a step."""

@@ -1,0 +1,120 @@
+"""Batches: which rows of the dataset a rank sees at a step."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from infini_llama.model.loss import IGNORE_INDEX
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.train.worker.data.mixture import Part, mixed_rows, parts_of
+from infini_llama.tasks.train.worker.data.order import sample_rows
+from infini_llama.tasks.train.worker.data.preference import preferring
+
+Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
+
+
+def to_batch(
+    tokens: np.ndarray, targets: np.ndarray | None, device: torch.device, documents: np.ndarray | None = None
+) -> Batch:
+    """Rows [b, L+1] of tokens as inputs [b, L] and labels [b, L], the labels one token ahead.
+
+    Args:
+        targets: bool [b, L], which labels count; the others become IGNORE_INDEX. None where all do.
+        documents: int32 [b, L], the document of each input, which becomes the batch's third part. None: there is none.
+    """
+    rows = moved(tokens, device)
+    labels = rows[:, 1:]
+    if targets is not None:
+        labels = labels.masked_fill(~moved(targets, device), IGNORE_INDEX)
+    return (rows[:, :-1], labels) if documents is None else (rows[:, :-1], labels, moved(documents, device))
+
+
+def moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The array as a tensor on `device`, copied to a GPU from pinned memory while the GPU computes."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The samples of a run from number `first` on, each of them `rows_a_sample` rows that follow each other in the table's own order."""
+
+    reader: TokenReader
+    first: int
+    rows_a_sample: int
+    parts: tuple[Part, ...]  # of several sources with weights, or of rows by the length of their documents
+    order: np.ndarray | None = None  # int64 [rows]: the row at each place of the parts, where that is not its number
+
+    def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
+        """Row numbers [count * rows_a_sample] of the samples numbered sample … sample+count-1 of the whole run."""
+        first, count = (sample - self.first) * self.rows_a_sample, count * self.rows_a_sample
+        if self.parts:
+            places = mixed_rows(first, count, self.parts, seed)
+            return places if self.order is None else self.order[places]
+        return sample_rows(first, count, len(self.reader), seed)
+
+
+class TrainBatches:
+    """The global batch of a step is a function of the samples consumed before it; rank r takes its r-th slice.
+
+    Hence another number of ranks sees the same global batches, and resuming costs nothing.
+
+    Args:
+        rank, world_size: of the groups of ranks that have rows of their own.
+        weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
+        shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
+            Their length divides the reader's; a sample is as many of them as it has tokens.
+        prefer_long: how much more often rows of long documents are seen (train.prefer_long_documents).
+    """
+
+    def __init__(
+        self,
+        reader: TokenReader,
+        seed: int,
+        global_batch: int,
+        micro_batch: int,
+        rank: int,
+        world_size: int,
+        isolate: bool = False,
+        weights: dict[str, float] | None = None,
+        shorter: Sequence[tuple[TokenReader, int]] = (),
+        prefer_long: float = 0.0,
+    ) -> None:
+        self.seed, self.isolate = seed, isolate
+        self.global_batch, self.micro_batch = global_batch, micro_batch
+        self.per_rank = global_batch // world_size
+        self.rank = rank
+        readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
+        self.stages = []
+        for table, first in zip(readers, firsts, strict=True):
+            order, parts = None, parts_of(table.sources, weights) if weights else ()
+            if prefer_long:
+                order, parts = preferring(table, prefer_long, weights)
+            self.stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts, order))
+
+    def stage(self, samples_consumed: int) -> Stage:
+        """That of the step that follows `samples_consumed` samples."""
+        return self.stages[bisect_right(self.stages, samples_consumed, key=lambda stage: stage.first) - 1]
+
+    def rows(self, samples_consumed: int) -> np.ndarray:
+        """Row numbers [global_batch * rows a sample] of the step that follows `samples_consumed` samples."""
+        return self.stage(samples_consumed).rows(samples_consumed, self.global_batch, self.seed)
+
+    def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:
+        """This rank's micro-batches of that step, in order."""
+        stage = self.stage(samples_consumed)
+        reader, several = stage.reader, stage.rows_a_sample
+        mine = self.rows(samples_consumed)[
+            self.rank * self.per_rank * several : (self.rank + 1) * self.per_rank * several
+        ]
+        for start in range(0, len(mine), self.micro_batch * several):
+            rows = mine[start : start + self.micro_batch * several]
+            documents = reader.documents(rows) if self.isolate else None
+            yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
+
+    def targets(self, samples_consumed: int) -> int:
+        """Labels that count in that step, over all ranks: each rank knows the rows of all, so none needs to ask."""
+        return max(1, self.stage(samples_consumed).reader.count_targets(self.rows(samples_consumed)))

@@ -1,0 +1,116 @@
+"""A run's folder as training leaves it, without the training: its dataset is real, its numbers are made up."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, point_and_prune
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, claim
+from infini_llama.tasks.storage.artifacts import commit, staging, write_atomic
+
+
+def step_record(step: int) -> dict:
+    return {
+        "kind": "train",
+        "step": step,
+        "loss": 6.0 - step / 100,
+        "learning_rate": 1e-3,
+        "grad_norm": 0.5,
+        "tokens": step * 512,
+        "step_time": 0.5,
+        "data_time": 0.01,
+        "save_time": 0.0,
+        "tokens_per_second": 1024.0,
+        "goodput": {},
+    }
+
+
+def add_checkpoint(run: RunFolder, step: int, loss: float | None) -> None:
+    target = checkpoint_path(run.checkpoints, step)
+    staged = staging(target)
+    (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
+    (staged / "weights").write_bytes(bytes(1000))
+    commit(staged, target, KIND, FORMAT_VERSION, meta={})
+
+
+def make_run(
+    home: Path,
+    reference: dict,
+    data: dict,
+    name: str = "run",
+    steps: int = 60,
+    finished: bool = True,
+    gates: list | None = None,
+    **train: object,
+) -> Path:
+    """The folder of a run with three checkpoints, whose second attempt began at step 20."""
+    given = {"data": data, "train": {"max_steps": 60, "warmup_steps": 5} | train}
+    config = PipelineConfig.model_validate(given | {"runtime": {"name": name, "home": str(home)}})
+    config = config.model_dump(mode="json")
+    run = RunFolder(home / "runs" / name)
+    run.path.mkdir(parents=True)
+    model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
+    claim(run, config, model, reference)
+    records = [step_record(step) | ({"gates": gates} if gates else {}) for step in range(1, steps + 1)]
+    for step in range(20, steps + 1, 20):
+        loss = 6.1 - step / 100
+        records.insert(
+            records.index(next(r for r in records if r["step"] == step)) + 1,
+            {"kind": "validation", "step": step, "loss": loss, "bits_per_byte": loss / 2},
+        )
+        add_checkpoint(run, step, loss)
+    point_and_prune(run.checkpoints, keep=3)
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    ends = [("failed", 70, "rank 1 ended without a word")]
+    ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
+    for number, (kind, code, message) in enumerate(ends, 1):
+        attempt = {"attempt": number, "invocation": "vm-1-1", "from_step": 20 * (number - 1), "checkpoint_step": 20}
+        append_attempt(run, attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message})
+    if finished:
+        result = {"steps": steps, "stopped_early": None, "parameters": 1234, "weights_sha256": "ab12"}
+        texts = {"sample": "def f(): </pre><script>", "samples": ["a second text"]}
+        write_atomic(run.path / "result.json", json.dumps(result | texts))
+    return run.path
+
+
+class Reading(HTMLParser):
+    """Checks that elements are closed in order, and keeps what a browser would fetch or run."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.words: list[str] = []
+        self.elements: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        found = dict(attributes)
+        self.fetched += [found[name] for name in ("src", "href", "xlink:href") if found.get(name, "#")[0] != "#"]
+        self.fetched += [tag] * (tag in ("script", "link", "iframe"))
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+        if self.open and self.open[-1] == "style":
+            assert "@import" not in data and "url(" not in data.replace("url(#", "")
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())

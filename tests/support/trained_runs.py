@@ -1,0 +1,66 @@
+"""Fixtures: runs with a checkpoint each, as training leaves them, but of random weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.runs.run_folder import RunFolder, claim
+from infini_llama.tasks.train.worker import checkpoint
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    ranks = Ranks("cpu", "gloo")
+    yield ranks
+    ranks.leave()
+
+
+@pytest.fixture
+def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
+    """make(name, **model): a run's folder with one checkpoint at step 7, and the model in it. Norms and gates are not as at first."""
+    home, reference = built
+
+    def make(name: str = "run", **model: object) -> tuple[Path, Llama]:
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
+        given = {"data": data(), "model": sizes, "runtime": {"name": name, "home": str(home)}}
+        config = PipelineConfig.model_validate(given).model_dump(mode="json")
+        fields = architecture(config["model"], reference["vocab_size"], reference["sequence_length"]) | wanted
+        run = RunFolder(home / "runs" / name)
+        run.path.mkdir(parents=True)
+        claim(run, config, fields, reference)
+        made = Llama(LlamaConfig.from_dict(fields))
+        with torch.no_grad():
+            for parameter_name, parameter in made.named_parameters():
+                if "norm" in parameter_name:
+                    parameter.uniform_(0.5, 1.5)
+                if parameter_name.endswith(".gate"):
+                    parameter.normal_()
+        scalars = {
+            "step": 7,
+            "samples": 7 * 32,
+            "tokens": 3584,
+            "validation_loss": 5.5,
+            "best_validation_loss": 5.5,
+            "skips": [],
+            "world_size": 1,
+            "model": fields,
+            "dataset": reference["digest"],
+        }
+        checkpoint.save(run.checkpoints, 7, checkpoint.tensors(made, optimizer=None), scalars)
+        line = {"kind": "validation", "step": 7, "loss": 5.5, "bits_per_byte": 2.25}
+        run.metrics.write_text(json.dumps(line) + "\n")
+        return run.path, made.eval()
+
+    return make

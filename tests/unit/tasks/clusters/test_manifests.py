@@ -1,0 +1,96 @@
+"""The manifests of a job: valid by Kubernetes' own schema, with all that the nodes need to meet and to end in time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import KubernetesConfig
+from infini_llama.tasks.clusters.manifests import manifest, name_of
+
+PLAN = {
+    "env": {"OMP_NUM_THREADS": "1"},
+    "nnodes": 2,
+    "nproc_per_node": 8,
+    "threads": 4,
+    "device": "cuda",
+    "port": 29500,
+}
+ATTEMPT = Path("/state/runs/My_run.1/logs/attempt-07")
+WISHES = {"image": "registry.example/infini-llama:1", "claim": "state", "memory": "64Gi", "service_account": "trainer"}
+
+
+def made(plan: dict = PLAN, attempt: Path = ATTEMPT, **changed) -> dict:
+    wishes = KubernetesConfig(**(WISHES | changed)).model_dump(mode="json")
+    return manifest(attempt, wishes, "team", plan, 42.5)
+
+
+def pod(jobset: dict) -> dict:
+    return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+def variables(container: dict) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in container["env"]}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"env_from": ["wandb"], "node_selector": {"gpu": "h100"}}, {"memory": None, "service_account": None}],
+)
+def test_the_job_in_a_jobset_passes_kubernetes_own_schema(tmp_path, changed):
+    jobset = made(**changed)
+    job = jobset["spec"]["replicatedJobs"][0]["template"]
+    document = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}} | job
+    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    command = [Path(sys.executable).parent / "kubernetes-validate", "--strict", tmp_path / "job.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_trainjobs_patch_gives_the_pods_of_a_jobset():
+    jobset, trainjob = made(), made(kind="trainjob")
+    patch = trainjob["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    patched, own = patch["template"]["spec"]["template"]["spec"], trainjob["spec"]["trainer"]
+    whole = pod(jobset)["containers"][0]
+    assert patch["name"] == "node" and trainjob["spec"]["trainer"]["numNodes"] == 2
+    assert own["resourcesPerNode"] == whole["resources"]
+    assert {name: own[name] for name in ("image", "command", "env")} | patched["containers"][0] | {
+        "resources": whole["resources"]
+    } == whole
+    for name in ("terminationGracePeriodSeconds", "volumes", "securityContext", "serviceAccountName"):
+        assert patched[name] == pod(jobset)[name]
+
+
+def test_every_pod_is_told_where_the_first_one_is_and_has_time_for_its_checkpoint():
+    spec, name = pod(made()), name_of(ATTEMPT)
+    told = variables(spec["containers"][0])
+    assert told["MASTER_ADDR"] == f"{name}-node-0-0.{name}" and told["NNODES"] == "2" and told["MASTER_PORT"] == "29500"
+    assert spec["terminationGracePeriodSeconds"] >= 42.5 + 10
+    assert spec["containers"][0]["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "8"}
+    assert spec["containers"][0]["resources"]["requests"]["cpu"] == "32"
+    assert spec["securityContext"]["runAsUser"] == os.getuid()
+
+
+def test_names_are_short_and_of_one_place_only():
+    long = Path("/state/runs") / ("A" * 100) / "logs" / "attempt-123"
+    assert len(f"{name_of(long)}-node-0-65535-xxxxx") <= 63
+    assert name_of(ATTEMPT) != name_of(Path("/other/runs/My_run.1/logs/attempt-07"))
+    assert name_of(ATTEMPT).startswith("il-my-run-1-07-")
+
+
+@pytest.mark.parametrize(
+    ("plan", "changed", "words"),
+    [
+        (PLAN, {"mount_path": "/data"}, "does not lie in environment.kubernetes.mount_path=/data"),
+        (PLAN | {"env": {"WANDB_API_KEY": "abc"}}, {}, "environment.env.WANDB_API_KEY is a secret"),
+        (PLAN, {"kind": "trainjob", "env_from": ["wandb"]}, "env_from is not possible"),
+    ],
+)
+def test_what_the_pods_could_not_use_or_all_could_read_is_refused(plan, changed, words):
+    with pytest.raises(ConfigError) as refused:
+        made(plan, **changed)
+    assert words in str(refused.value) and "abc" not in str(refused.value)

@@ -1,0 +1,64 @@
+"""A job before its workers start: whose attempt it is, and where one that starts again takes up."""
+
+import json
+
+import pytest
+
+from infini_llama.tasks.clusters import job, restart
+from infini_llama.tasks.clusters.restart import prepare
+from infini_llama.tasks.clusters.slurm import ENDED
+from infini_llama.tasks.train.launcher import HUNG
+
+
+@pytest.fixture
+def attempt_dir(tmp_path):
+    path = tmp_path / "runs" / "big" / "logs" / "attempt-99"
+    path.mkdir(parents=True)
+    (tmp_path / "runs" / "big" / "checkpoints").mkdir()
+    order = {"resume_from": None, "init_from": "weights", "from_step": 0, "began": {"wall": 1.0, "machine": "another"}}
+    (path / "order.json").write_text(json.dumps(order))
+    lines = [json.dumps({"step": step}) + "\n" for step in range(1, 9)]
+    (tmp_path / "runs" / "big" / "metrics.jsonl").write_text("".join(lines))
+    return path
+
+
+def test_an_attempt_belongs_to_the_job_that_comes_first(attempt_dir):
+    assert prepare(attempt_dir, "17") is None
+    assert "is job 17's" in str(prepare(attempt_dir, "18"))
+    assert prepare(attempt_dir, "17") is None
+
+
+def test_a_job_that_comes_after_its_attempt_was_given_up_does_not_start(attempt_dir, monkeypatch):
+    attempt_dir.with_name("attempt-100").mkdir()  # by number, not by name
+    assert "has come too late" in str(prepare(attempt_dir, "17"))
+    assert not (attempt_dir / restart.STARTED).exists()
+    monkeypatch.setattr("sys.argv", ["job", str(attempt_dir)])
+    assert job.main() == 70
+
+
+def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the_ranks_words_aside(
+    attempt_dir, monkeypatch
+):
+    run = attempt_dir.parents[1]
+    prepare(attempt_dir, "17")
+    (attempt_dir / "status-0.json").write_text("{}")
+    (attempt_dir / "heartbeat-0").write_text("old")
+    (attempt_dir / HUNG).write_text("rank 0 has not moved")  # else its end would be taken for a hang's too
+    (attempt_dir / ENDED).write_text("76\n")
+    monkeypatch.setattr(restart.checkpoints, "newest_good", lambda folder: folder / "step-00000005")
+    monkeypatch.setattr(restart.checkpoints, "read_state", lambda path: {"step": 5})
+    assert prepare(attempt_dir, "17") is None
+    order = json.loads((attempt_dir / "order.json").read_text())
+    assert order["from_step"] == 5 and order["resume_from"].endswith("step-00000005") and order["init_from"] is None
+    assert order["began"]["machine"] != "another" and order["began"]["wall"] > 1.0
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
+    assert not (attempt_dir / "status-0.json").exists() and (attempt_dir / "start-1" / "status-0.json").exists()
+    assert not (attempt_dir / HUNG).exists() and not (attempt_dir / ENDED).exists()
+
+
+def test_without_a_checkpoint_it_begins_where_the_order_said(attempt_dir):
+    prepare(attempt_dir, "17")
+    prepare(attempt_dir, "17")
+    order = json.loads((attempt_dir / "order.json").read_text())
+    assert order["from_step"] == 0 and order["init_from"] == "weights"
+    assert (attempt_dir.parents[1] / "metrics.jsonl").read_text() == ""

@@ -1,0 +1,137 @@
+"""Limits are read from real folders shaped like those of containers; the rest is asked of this machine itself."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from infini_llama.tasks.patch_environment.probe.gpus import gpus
+from infini_llama.tasks.patch_environment.probe.limits import memory, usable_cores
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.probe.storage import disk
+from support.machines import FILES
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A machine of 8 cores and 64 GiB with these control-group files, and this process's membership."""
+
+    def write(membership: str, files: dict[str, str]) -> Machine:
+        inside = {f"sys/fs/cgroup/{name}": text + "\n" for name, text in files.items()}
+        for name, text in (FILES | {"proc/self/cgroup": membership} | inside).items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return Machine(root=tmp_path)
+
+    return write
+
+
+def affinity() -> int:
+    return 8
+
+
+def test_the_cores_of_this_machine_are_those_of_its_affinity():
+    assert 1 <= usable_cores(Machine()) <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("0::/", {"cpu.max": "100000 100000"}, 1),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1),
+        ("0::/not/seen/here", {"cpu.max": "100000 100000"}, 1),
+        ("4:cpu:/docker/x", {"cpu/docker/x/cpu.cfs_quota_us": "100000", "cpu/docker/x/cpu.cfs_period_us": "100000"}, 1),
+        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ("4:memory:/\n0::/", {}, None),
+    ],
+)
+def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, membership, files, cores):
+    assert usable_cores(group(membership, files)) == (cores or affinity())
+
+
+@pytest.mark.parametrize(
+    ("membership", "files"),
+    [
+        ("0::/a", {"a/memory.max": str(GIB), "a/memory.current": str(GIB // 4), "memory.max": "max"}),
+        ("0::/a", {"memory.max": str(GIB), "memory.current": str(GIB // 4)}),
+        ("3:memory:/", {"memory/memory.limit_in_bytes": str(GIB), "memory/memory.usage_in_bytes": str(GIB // 4)}),
+    ],
+)
+def test_the_tightest_limit_of_the_control_groups_is_the_memory(group, membership, files):
+    assert memory(group(membership, files)) == {
+        "total": GIB,
+        "available": GIB * 3 // 4,
+        "limit": "control group",
+    }
+
+
+def test_without_a_limit_the_memory_is_the_machines(group):
+    facts = memory(group("0::/", {"memory.max": "max", "memory.current": "1"}))
+    assert facts == {"total": 64 * GIB, "available": 60 * GIB, "limit": "machine"}
+
+
+def test_a_home_is_tried_and_not_made(tmp_path):
+    facts = disk(tmp_path / "not" / "there", Machine())
+    assert facts["works"] and facts["path"] == str(tmp_path) and facts["free"] > 0
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses new files")
+def test_a_home_that_cannot_be_written_is_a_fact_not_a_crash():
+    facts = disk(Path("/proc/not/there"), Machine())
+    assert not facts["works"] and facts["fault"] and facts["path"] == "/proc"
+
+
+def test_facts_are_json_and_quickly_had(tmp_path):
+    facts = probe(tmp_path)
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["cores"] >= 1 and facts["versions"]["torch"] and facts["port"]
+
+
+ANSWER = """import json; print("noise"); print(json.dumps({"gpus": [{"capability": [9, 0]}], "nccl": True, "attention": {}}))"""
+FOUND = {"capability": [9, 0], "uuid": "", "fp8": True, "busy": None, "mig": False, "processes": []}
+
+
+def with_driver(folder: Path, questions: str | None = None) -> Machine:
+    (folder / "dev").mkdir(exist_ok=True)
+    (folder / "dev/nvidiactl").write_text("")
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    machine = Machine(root=folder, environ=environ)
+    return machine if questions is None else Machine(root=folder, environ=environ, questions=questions)
+
+
+@pytest.mark.parametrize(
+    ("questions", "seconds", "expected"),
+    [
+        (ANSWER, 60, {"gpus": [FOUND], "nccl": True}),
+        ("raise RuntimeError('driver too old')", 60, {"gpus": [], "gpu_fault": "RuntimeError: driver too old"}),
+        ("import os; os.abort()", 60, {"gpus": [], "gpu_fault": "torch ended with code -6"}),
+        ("import time; time.sleep(60)", 0.3, {"gpus": [], "gpu_fault": "torch did not answer within 0.3 seconds"}),
+    ],
+)
+def test_the_child_that_asks_torch_may_answer_fail_die_or_hang(tmp_path, questions, seconds, expected):
+    assert expected.items() <= gpus(with_driver(tmp_path, questions), seconds).items()
+
+
+def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):
+    nothing = {"gpus": [], "nccl": False, "attention": {}, "driver": None}
+    assert gpus(Machine(root=tmp_path, questions="raise SystemExit(1)")) == nothing
+    hidden = Machine(
+        root=with_driver(tmp_path).root, environ={"CUDA_VISIBLE_DEVICES": ""}, questions="raise SystemExit(1)"
+    )
+    assert gpus(hidden) == nothing
+
+
+def test_the_real_questions_run(tmp_path):
+    """On a machine with a GPU they describe it; on one without, torch says so in a sentence."""
+    answer = gpus(with_driver(tmp_path))
+    assert (
+        answer["gpus"] and {"name", "capability", "memory", "free", "bf16", "fp8"} <= answer["gpus"][0].keys()
+    ) or any(word in answer["gpu_fault"] for word in ("CUDA", "NVIDIA"))

@@ -1,0 +1,314 @@
+import gzip
+import io
+import json
+import logging
+import lzma
+import tracemalloc
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources import formats
+from infini_llama.tasks.preprocess.sources import texts as records
+from infini_llama.tasks.preprocess.sources.formats import read
+from infini_llama.tasks.preprocess.sources.json_lines import lines_at
+from infini_llama.tasks.preprocess.sources.survey import Corpus, survey, tell
+from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+
+TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
+
+
+def section(**given: object) -> dict:
+    return DataConfig.model_validate(given).model_dump(mode="json")
+
+
+def kept(corpus: Corpus, split: str = "") -> list[str]:
+    chosen = corpus.train + corpus.validation if not split else getattr(corpus, split)
+    return sorted(text for documents in chosen for text, _ in documents.texts())
+
+
+def compressed(data: bytes, folder: Path, name: str) -> Path:
+    path = folder / name
+    match path.suffix:
+        case ".gz":
+            path.write_bytes(gzip.compress(data))
+        case ".xz":
+            path.write_bytes(lzma.compress(data))
+        case ".zst":
+            with pa.OSFile(str(path), "wb") as file, pa.CompressedOutputStream(file, "zstd") as stream:
+                stream.write(data)
+        case _:
+            path.write_bytes(data)
+    return path
+
+
+def encoded(form: str, texts: list[str]) -> bytes:
+    rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
+    table = pa.table({"id": list(range(len(texts))), "text": texts})
+    sink = io.BytesIO()
+    match form:
+        case "jsonl":
+            return "".join(json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n" for row in rows).encode()
+        case "json":
+            return json.dumps(rows, indent=2, ensure_ascii=False).encode()
+        case "csv":
+            quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
+            return "".join(["id,text\r\n", *(f"{k},{text}\r\n" for k, text in enumerate(quoted))]).encode()
+        case "parquet":
+            pyarrow.parquet.write_table(table, sink, row_group_size=2)
+        case "arrow":
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table, max_chunksize=2)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "parquet", "arrow"])
+def test_records_of_every_format_plain_and_compressed_are_the_texts(tmp_path, form, ending):
+    path = compressed(encoded(form, TEXTS), tmp_path, f"x.{form}{ending}")
+    assert list(read(path, "text")) == TEXTS
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.md", "X.MD.GZ", "x.txt.xz", "x.md.zst", "no_ending"])
+def test_other_text_is_one_document(tmp_path, name):
+    data = "# Title\n\nüber".encode()
+    path = compressed(data, tmp_path, name) if name != "X.MD.GZ" else tmp_path / name
+    path.write_bytes(gzip.compress(data)) if name == "X.MD.GZ" else None
+    assert list(read(path, "text")) == ["# Title\n\nüber"]
+
+
+def test_an_arrow_file_and_json_in_other_arrangements_are_read(tmp_path):
+    table = pa.table({"text": pa.array(TEXTS, pa.large_string())})
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as file:
+        file.write_table(table)
+    assert list(read(tmp_path / "x.arrow", "text")) == TEXTS
+    for number, text in enumerate(
+        ['"a" {"text": "b"}\n{"text": "c", "n": 1}', '["a", "b", {"text": "c"}]', " [ ] ", ""]
+    ):
+        (tmp_path / f"{number}.json").write_text(text)
+    found = [list(read(tmp_path / f"{number}.json", "text")) for number in range(4)]
+    assert found == [["a", "b", "c"], ["a", "b", "c"], [], []]
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=12), block=st.integers(1, 30))
+def test_json_is_the_same_however_it_is_cut_into_blocks(tmp_path_factory, texts, block):
+    path = tmp_path_factory.mktemp("json") / "x.json"
+    path.write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
+    before, records.BLOCK = records.BLOCK, block
+    try:
+        assert list(read(path, "text")) == texts
+    finally:
+        records.BLOCK = before
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(st.sampled_from("ab\nü日🙂"), max_size=120), longest=st.integers(4, 20))
+def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factory, text, longest):
+    folder = tmp_path_factory.mktemp("long")
+    (folder / "x.txt").write_bytes(text.encode())
+    (folder / "x.jsonl").write_text(json.dumps({"text": text}))
+    before, records.LONGEST_DOCUMENT = records.LONGEST_DOCUMENT, longest
+    try:
+        for name in ("x.txt", "x.jsonl"):
+            pieces = list(read(folder / name, "text"))
+            assert "".join(map(str, pieces)) == text and all(len(str(piece).encode()) <= longest for piece in pieces)
+            for piece in pieces[:-1]:  # cut at a line's end where there is one
+                assert str(piece).endswith("\n") or "\n" not in str(piece)
+    finally:
+        records.LONGEST_DOCUMENT = before
+
+
+BAD = {
+    "cut.jsonl": (b'{"text": "good"}\n{"text": "half', r"has a line 2 that is not JSON"),
+    "field.jsonl": (b'{"text": "good"}\n{"body": "no"}\n', r"has no field 'text' in line 2"),
+    "type.jsonl": (b'{"text": "good"}\n{"text": 3}\n', r"has int instead of text in line 2"),
+    "surrogate.jsonl": (b'{"text": "good"}\n{"text": "\\ud800"}\n', r"has half a character"),
+    "bytes.jsonl": (b'{"text": "good"}\n{"text": "caf\xe9"}\n', r"is not UTF-8 in line 2 \(byte 13 of it\)"),
+    "fields.csv": (b"id,text\n1,good\n2\n", r"has 1 fields instead of 2 in line 3"),
+}
+RUINED = {
+    "cut.json": (b'[{"text": "good"}, ', r"is not JSON after its value 1"),
+    "column.csv": (
+        b"id,body\n1,good\n",
+        r"has no column 'text' \(it has id, body\); name the one with the text in data\.text_column",
+    ),
+    "quote.csv": (b'id,text\n1,good\n2,"open\n', r"is damaged \(unexpected end of data\)"),
+    "cut.txt.gz": (gzip.compress(b"good" * 1000)[:-9], r"is damaged"),
+    "flipped.txt.gz": (gzip.compress(b"good")[:12] + b"\xff\xff" + gzip.compress(b"good")[14:], r"is damaged"),
+    "cut.jsonl.xz": (lzma.compress(b'{"text": "good"}\n' * 1000)[:-20], r"is damaged"),
+    "no.jsonl.zst": (b"this is no zstd", r"is damaged"),
+    "cut.parquet": (encoded("parquet", TEXTS)[:-20], r"is damaged"),
+    "cut.arrow": (encoded("arrow", TEXTS)[:-150], r"is damaged"),
+    "latin.txt": (b"caf\xe9", r"is not UTF-8 \(byte 3: 0xe9\)"),
+}
+
+
+@pytest.mark.parametrize("name", [*BAD, *RUINED])
+def test_bad_input_fails_with_its_name_or_is_skipped_named_and_counted(tmp_path, name, caplog):
+    content, sentence = (BAD | RUINED)[name]
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "fine.txt").write_text("fine")
+    with pytest.raises(DataError, match=rf"{name} {sentence}.*leave it out of data\.files"):
+        survey(section(files=[str(tmp_path / "*")]))
+    with caplog.at_level(logging.WARNING):
+        corpus = survey(section(files=[str(tmp_path / "*")], on_bad_input="skip"))
+        tell(corpus.report)
+    # A record is left out alone; of a file that is damaged nothing is used, the good start of it neither.
+    assert kept(corpus) == (["fine", "good"] if name in BAD else ["fine"])
+    assert (corpus.report["bad_records"], corpus.report["bad_files"]) == ((1, 0) if name in BAD else (0, 1))
+    assert name in corpus.report["bad"][0] and name in caplog.text
+
+
+def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "LONGEST_RECORD", 100_000)
+    with (tmp_path / "x.jsonl").open("wb") as file:
+        file.write(b'{"text": "good"}\n{"text": "' + b"x" * 30_000_000 + b'"}\n{"text": "after"}\n')
+    tracemalloc.start()
+    found = list(read(tmp_path / "x.jsonl", "text"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == ["good", Fault("has a line longer than 100,000 bytes (line 2)"), "after"] and peak < 6_000_000
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "csv", "json", "parquet"])
+def test_reading_takes_little_memory_however_large_the_file(tmp_path, ending, monkeypatch):
+    monkeypatch.setattr(records, "LONGEST_DOCUMENT", 2**20)
+    texts = [f"line {number} of the text\n" * 400 for number in range(4_000)]  # 37 MB
+    form = ending.split(".")[0]
+    data = "".join(texts).encode() if form == "txt" else encoded(form, texts)
+    path = compressed(data, tmp_path, f"x.{ending}")
+    size = sum(map(len, texts))
+    del texts, data
+    tracemalloc.start()
+    assert sum(len(str(text)) for text in read(path, "text")) == size
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12_000_000
+
+
+def test_filters_are_counted_and_told(tmp_path, caplog):
+    texts = ["same", "other text", "same", "", "x", "same"]
+    (tmp_path / "x.jsonl").write_bytes(encoded("jsonl", texts))
+    with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
+        corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2))
+        assert not caplog.text, "a look at the text is not a build: every run takes two"
+        tell(corpus.report)
+    assert kept(corpus) == ["other text", "same", "same", "same"]
+    assert "of 6 records left out: 1 empty, 1 too short\n" in caplog.text
+    assert "2 of 6 records are exact copies of others and are kept; data.deduplicate=true" in caplog.text
+    corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True))
+    assert kept(corpus) == ["other text", "same"] and corpus.report["duplicates"] == 2
+
+
+def test_own_validation_files_are_held_out_and_their_text_is_not_trained_on(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(encoded("jsonl", ["one", "two", "three"]))
+    (tmp_path / "held.jsonl").write_bytes(encoded("jsonl", ["two", "four"]))
+    given = {"files": [f"{tmp_path}/*.jsonl"], "validation_files": [f"{tmp_path}/held.jsonl"]}
+    corpus = survey(section(**given))
+    assert kept(corpus, "train") == ["one", "three"] and kept(corpus, "validation") == ["four", "two"]
+    assert corpus.report["also_validation"] == 1
+    with pytest.raises(DataError, match=r"data\.validation_files: no file matches"):
+        survey(section(**given | {"validation_files": ["nothing.txt"]}))
+
+
+def test_a_folder_gives_its_known_files(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name, text in (("a.txt", "a"), ("sub/b.md", "b"), ("c.png", "c"), (".d.txt", "d")):
+        (tmp_path / name).write_text(text)
+    assert kept(survey(section(files=[str(tmp_path)]))) == ["a", "b"]
+
+
+def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    table = datasets.Dataset.from_dict({"id": list(range(6)), "body": TEXTS})
+    table.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(str(tmp_path / "several"))
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    (tmp_path / "hub" / "README.md").write_text("A card, which is not the data.")
+    table.to_parquet(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"))
+    for folder in ("saved", "several", "hub"):
+        given = {"source": "huggingface", "dataset": str(tmp_path / folder), "text_column": "body"}
+        assert kept(survey(section(**given))) == sorted(text for text in TEXTS if text), folder
+    given = {
+        "source": "huggingface",
+        "dataset": str(tmp_path / "several"),
+        "text_column": "body",
+        "validation_split": "test",
+    }
+    corpus = survey(section(**given))
+    assert kept(corpus, "validation") == ["first"] and "first" not in kept(corpus, "train")
+    assert kept(survey(section(files=[str(tmp_path / "saved")], text_column="body"))) == sorted(t for t in TEXTS if t)
+    with pytest.raises(DataError, match=r"has no column 'text' \(it has id, body\)"):
+        survey(section(**given | {"text_column": "text"}))
+    with pytest.raises(DataError, match=r"cannot be opened as a dataset with split 'nothing'"):
+        survey(section(**given | {"dataset_split": "nothing"}))
+    with pytest.raises(Unreadable):
+        list(read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
+
+
+def test_unwanted_lines_are_not_parsed_and_keep_their_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "LONGEST_DOCUMENT", 40)
+    long = json.dumps({"text": "long line " * 12})  # several documents, which count
+    lines = [json.dumps({"text": f"{number}"}) for number in range(9)]
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join([*lines[:3], "", long, "broken {", *lines[3:]]))
+    whole = list(formats.read(path, "text"))
+    for wanted in ([0], [2, 4], [3, 4, 8], [len(whole) - 1], list(range(len(whole)))):
+        found = list(formats.read(path, "text", wanted=iter(wanted)))
+        assert len(found) == len(whole)
+        assert [found[number] for number in wanted] == [whole[number] for number in wanted]
+        assert all(got in (text, records.NOT_READ) for got, text in zip(found, whole, strict=True))
+    assert list(formats.read(path, "text", wanted=iter([0])))[1] == records.NOT_READ
+
+
+LINES = st.sampled_from(
+    [
+        '{"text": "one"}',
+        '{"text": "größer 日本語"}',
+        "",
+        "  ",
+        "broken {",
+        '{"text": ""}',
+        '"a text alone"',
+        '{"text": "two\\n"}',
+    ]
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(lines=st.lists(LINES, max_size=20), end=st.sampled_from(["\n", "\r\n"]), mark=st.booleans(), last=st.booleans())
+def test_lines_are_found_again_at_the_places_where_they_begin(tmp_path_factory, lines, end, mark, last):
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" * mark + (end.join(lines) + end * last).encode())
+    places = []
+    whole = list(read(path, "text", places=places))
+    assert len(places) == len(whole)
+    for step in (1, 2, 5):
+        again = list(lines_at(path, "text", places[::step]))
+        for found, right in zip(again, whole[::step], strict=True):
+            assert found == right or (isinstance(found, Fault) and isinstance(right, Fault))  # whose line has a number
+
+
+def test_a_document_is_read_where_it_is_and_not_what_lies_before_it(tmp_path):
+    path = tmp_path / "x.jsonl"
+    with path.open("w") as file:
+        for number in range(20_000):
+            file.write(json.dumps({"text": f"document {number} " * 50}) + "\n")
+    [documents] = survey(section(files=[str(path)])).train
+
+    def read_bytes():
+        return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
+
+    before = read_bytes()
+    [(text, _)] = documents.texts(len(documents.sizes) - 1)
+    assert text == f"document {documents.numbers[-1]} " * 50
+    assert read_bytes() - before < 1_000_000 < documents.sizes.sum()

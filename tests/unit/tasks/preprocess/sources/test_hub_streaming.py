@@ -1,0 +1,148 @@
+"""A Hugging Face dataset read as a stream: the same documents and bytes, and no copy of it."""
+
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prefect.states import Failed
+
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.tasks.preprocess.sources import hub
+from infini_llama.tasks.preprocess.sources.hub import texts_of
+from infini_llama.tasks.preprocess.sources.texts import Fault
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.task import _may_pass
+
+ROWS = [{"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本語 " * (n % 9)} for n in range(700)]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
+    return folder
+
+
+@pytest.fixture(params=["parquet", "jsonl", "csv"])
+def folder(request, tmp_path):
+    """A folder as on the hub: several files of a split."""
+    data = tmp_path / "hub" / "data"
+    data.mkdir(parents=True)
+    for part in range(3):
+        rows = ROWS[part * 250 : (part + 1) * 250]
+        table = datasets.Dataset.from_list(rows)
+        path = data / f"train-{part:05d}-of-00003.{request.param}"
+        if request.param == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100)
+        elif request.param == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            table.to_csv(str(path))
+    return tmp_path / "hub"
+
+
+def test_a_stream_gives_the_bytes_of_the_copy_and_leaves_none(data, folder, cache, tmp_path, digests):
+    given = {"source": "huggingface", "dataset": str(folder), "text_column": "body", "files": [], "deduplicate": True}
+    streamed = preprocess(data(**given, streaming=True), str(tmp_path / "streamed"))
+    assert not list(cache.rglob("*.arrow"))
+    copied = preprocess(data(**given), str(tmp_path / "copied"))
+    assert list(cache.rglob("*.arrow")) and streamed == copied
+    assert digests(tmp_path / "streamed" / "datasets") == digests(tmp_path / "copied" / "datasets")
+
+
+def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
+    opened, seen = hub._opened, []
+
+    class Watched:
+        """The stream itself; how far it has been read when its rows are taken is noted."""
+
+        def __init__(self, dataset):
+            self.dataset, self.column_names = dataset, None
+
+        def with_format(self, form):
+            return self
+
+        def iter(self, batch_size):
+            for batch in self.dataset.iter(batch_size):
+                seen.append(len(batch["id"]))
+                yield batch
+
+    monkeypatch.setattr(hub, "_opened", lambda *given: Watched(opened(*given)))
+    texts = texts_of(str(folder), None, "train", "body", True)
+    for _ in range(10):
+        next(texts)
+    assert sum(seen) <= hub.AT_ONCE
+    assert 10 + len(list(texts)) == len(ROWS) == sum(seen) and max(seen) <= hub.AT_ONCE
+
+
+def test_what_is_wrong_with_a_stream_has_its_sentence(data, folder, cache, tmp_path):
+    given = {"source": "huggingface", "dataset": str(folder), "files": [], "streaming": True}
+    with pytest.raises(DataError, match=r"hub has no column 'text' \(it has id, body\)"):
+        preprocess(data(**given), str(tmp_path / "home"))
+    with pytest.raises(DataError, match=r"cannot be opened as a dataset with split 'nothing'"):
+        preprocess(data(**given, text_column="body", dataset_split="nothing"), str(tmp_path / "home"))
+    records = list(texts_of(str(folder), None, "train", "id", True))
+    assert len(records) == len(ROWS) and all(isinstance(record, Fault) for record in records)  # numbers are no text
+    last = sorted((folder / "data").iterdir())[-1]
+    last.write_bytes(b'"\xff\xfe never a file\n')
+    with pytest.raises(DataError, match=r"hub (breaks off in split 'train'|cannot be opened as a dataset)"):
+        preprocess(data(**given, text_column="body"), str(tmp_path / "home"))
+
+
+class Breaking:
+    """A stream that ends after its first rows, as where a connection is cut."""
+
+    column_names = None
+
+    def __init__(self, dataset, error):
+        self.dataset, self.error = dataset, error
+
+    def with_format(self, form):
+        return self
+
+    def iter(self, batch_size):
+        yield next(iter(self.dataset.iter(batch_size)))
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error"),
+    [
+        (None, ConnectionResetError("reset by peer")),
+        (None, TimeoutError("no byte for 60 s")),
+        ("owner/name", ValueError("closed without the rest")),  # whatever a reader makes of a cut connection
+    ],
+)
+@pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
+def test_a_stream_that_breaks_off_is_no_bad_text(
+    data, folder, cache, tmp_path, monkeypatch, dataset, error, on_bad_input
+):
+    opened = hub._opened
+    monkeypatch.setattr(hub, "_opened", lambda path, *rest: Breaking(opened(str(folder), *rest), error))
+    given = {"source": "huggingface", "dataset": dataset or str(folder), "text_column": "body", "files": []}
+    with pytest.raises(PipelineError, match=r"breaks off in split 'train' \(.+\); run the same command again") as found:
+        preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), str(tmp_path / "home"))
+    assert found.value.exit_code == 70
+    monkeypatch.setattr(hub, "_opened", lambda path, *rest: opened(str(folder), *rest))
+    with pytest.raises(DataError, match="has no column 'text'"):
+        preprocess(data(**given | {"text_column": "text"}, streaming=True), str(tmp_path / "home"))
+
+
+def test_a_hub_that_is_not_reached_is_no_bad_text(data, cache, tmp_path, monkeypatch):
+    for place in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
+        monkeypatch.setattr(f"{place}.HF_HUB_OFFLINE", True)
+    given = {"source": "huggingface", "dataset": "owner/never-fetched", "files": [], "on_bad_input": "skip"}
+    with pytest.raises(PipelineError, match=r"owner/never-fetched cannot be opened .*; run the same command") as found:
+        preprocess(data(**given, streaming=True), str(tmp_path / "home"))
+    assert found.value.exit_code == 70
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(PipelineError("cut"), True), (OSError("disk"), True), (DataError("bad"), False), (ConfigError("bad"), False)],
+)
+def test_only_what_may_pass_is_tried_again(error, again):
+    assert _may_pass(None, None, Failed(data=error)) == again

@@ -1,0 +1,193 @@
+"""Every malformed input that came to mind: a sentence and code 65, or left out and counted; nothing half-written is believed."""
+
+import gzip
+import io
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.sources.survey import survey
+from infini_llama.tasks.preprocess.sources.texts import LONGEST_DOCUMENT
+from infini_llama.tasks.preprocess.stage import lookup, preprocess
+from infini_llama.tasks.verify_data.checks import verify
+
+
+def parquet(*values: Any, kind: pa.DataType | None = None) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": pa.array(values, kind)}), buffer)
+    return buffer.getvalue()
+
+
+NOISE = random.Random(4).randbytes(600)
+GOOD = b'{"text": "good"}\n'
+TABLE = parquet(*["good"] * 50)
+# name: content, what is said of it, and how many of its documents and of its records are used and left out
+FILES = {
+    "utf-16.txt": ("text".encode("utf-16"), "is not UTF-8 (byte 0: 0xff)"),
+    "noise.csv": (NOISE, "is not UTF-8"),
+    "noise.json": (NOISE, "is not UTF-8"),
+    "noise.parquet": (NOISE, "is damaged (Parquet magic bytes not found in footer."),
+    "noise.arrow": (NOISE, "is damaged"),
+    "page.parquet": (b"<html>404</html>", "is damaged (Parquet magic bytes not found in footer."),
+    "none.parquet": (b"", "is damaged (Parquet file size is 0 bytes)"),
+    "none.arrow": (b"", "is damaged"),
+    "none.csv": (b"", "has no column 'text' (it has none)"),
+    "none.txt.gz": (b"", "is damaged (it has no bytes"),
+    "none.jsonl.xz": (b"", "is damaged (it has no bytes"),
+    "none.jsonl.zst": (b"", "is damaged (it has no bytes"),
+    "cut.parquet": (TABLE[: len(TABLE) // 2], "is damaged (Parquet magic bytes"),
+    "cut.parquet.gz": (gzip.compress(TABLE)[:-20], "is damaged (Compressed file ended before"),
+    "cut-inside.parquet.gz": (gzip.compress(TABLE[:-20]), "is damaged (Parquet magic bytes"),
+    "flipped.parquet": (TABLE[:60] + bytes([TABLE[60] ^ 255]) + TABLE[61:], "is damaged (Couldn't deserialize thrift"),
+    "cut.jsonl.gz": (gzip.compress(GOOD * 99)[:-9], "is damaged (Compressed file ended before"),
+    "wrong-column.parquet": (parquet("x").replace(b"text", b"body"), "has no column 'text' (it has body)"),
+    "deep.json": (b"[" * 200_000, "is not JSON after its value 0"),
+    "deep-and-whole.json": (b'{"text": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "is not JSON after its value 0"),
+    "more-after-the-end.json": (b'[{"text": "good"}] rest', "is not JSON after its value 1"),
+}
+RECORDS = {
+    "nan.jsonl": (GOOD + b'{"text": NaN}\n', "has float instead of text in line 2", 1, 1),
+    "infinity.jsonl": (GOOD + b'{"text": -Infinity}\n', "has float instead of text in line 2", 1, 1),
+    "nan.parquet": (parquet(float("nan")), "has float instead of text in row 1", 0, 1),
+    "bytes.parquet": (parquet(b"\xff", b"ok", kind=pa.binary()), "has bytes instead of text in row 1", 0, 2),
+    "struct.parquet": (parquet({"a": 1}), "has dict instead of text in row 1", 0, 1),
+    "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 10**5 + b"\n", "has a line 2 that is not JSON", 1, 1),
+    "deep-and-whole.jsonl": (GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n", "has a line 2 that is not JSON", 1, 1),
+    "digits.jsonl": (GOOD + b'{"text": ' + b"9" * 6000 + b"}\n", "has a line 2 that is not JSON", 1, 1),
+    "list.jsonl": (GOOD + b'["a"]\n', "has list instead of text in line 2", 1, 1),
+    "no-field.jsonl": (GOOD + b'{"body": "a"}\n', "has no field 'text' in line 2", 1, 1),
+    "latin.jsonl": (GOOD + b'{"text": "caf\xe9"}\n', "is not UTF-8 in line 2 (byte 13 of it)", 1, 1),
+    "surrogate.json": (b'["good", {"text": "\\ud800"}]', "has half a character", 1, 1),
+    "wide.csv": (b"id,text\n1,good\n1,2,3\n", "has 3 fields instead of 2 in line 3", 1, 1),
+}
+EMPTY = {
+    "none.txt": b"",
+    "none.jsonl": b"",
+    "blank.jsonl": b"\n \n\n",
+    "none.json": b"",
+    "brackets.json": b"[]",
+    "header.csv": b"id,text\n",
+    "null.jsonl": b'{"text": null}\n',
+    "nulls.parquet": parquet(None, None, kind=pa.string()),
+    "only-null.parquet": parquet(None, None, kind=pa.null()),
+    "nothing.txt.gz": gzip.compress(b""),
+}
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    """A folder with enough good text for a dataset, which no test of this file may lose a word of."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"fine-{number:02d}.txt").write_text(f"the {number}th good text, of which nothing may be lost " * 5)
+    return folder
+
+
+def nothing_is_believed(home: Path, settings: dict) -> None:
+    assert not list((home / "datasets").glob("files-*")) and not list(home.rglob("*.tmp"))
+    with pytest.raises(DataError):
+        lookup(settings, str(home))
+
+
+@pytest.mark.parametrize("name", [*FILES, *RECORDS])
+def test_a_sentence_and_code_65_or_left_out_named_and_counted(data, text, tmp_path, name, caplog):
+    content, said, used, left_out = (*FILES[name], 0, 0) if name in FILES else RECORDS[name]
+    (text / name).write_bytes(content)
+    settings = data(files=[str(text)])
+    with pytest.raises(DataError) as refused:
+        preprocess(settings, str(tmp_path / "home"))
+    sentence = str(refused.value)
+    assert sentence.startswith(f"{text / name} {said}") and sentence.endswith("leave it out of data.files.")
+    assert "\n" not in sentence and refused.value.exit_code == 65
+    nothing_is_believed(tmp_path / "home", settings)
+    reference = preprocess(settings | {"on_bad_input": "skip"}, str(tmp_path / "home"))
+    documents = sum(reference[split]["documents"] for split in ("train", "validation"))
+    assert documents == 30 + used and verify(reference, str(tmp_path / "home"), "deep", 0)["ok"]
+    counted = f"{left_out} damaged records" if left_out else "1 damaged files"
+    assert counted in caplog.text and f"{text / name} {said}" in caplog.text
+
+
+@pytest.mark.parametrize("name", [*EMPTY])
+def test_files_without_text_are_no_fault(data, text, tmp_path, name):
+    (text / name).write_bytes(EMPTY[name])
+    reference = preprocess(data(files=[str(text)]), str(tmp_path / "home"))
+    assert sum(reference[split]["documents"] for split in ("train", "validation")) == 30
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pattern", ["", "**/*.txt", "**/fine-*", "**"])
+def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pattern):
+    """With `glob.glob` two links to their own folder are 2^40 paths."""
+    for name in ("a", "b", "c"):
+        (text / name).symlink_to(text)
+    (text / "self.txt").symlink_to("self.txt")
+    (text / "gone.txt").symlink_to(tmp_path / "nothing")
+    (text / "folder.txt").mkdir()
+    os.mkfifo(text / "pipe.txt")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked.txt").write_text("a linked text " * 9)
+    (text / "linked").symlink_to(tmp_path / "elsewhere")
+    reference = preprocess(data(files=[str(text / pattern)]), str(tmp_path / "home"))
+    found = 30 + (not pattern.endswith("fine-*"))
+    assert sum(reference[split]["documents"] for split in ("train", "validation")) == found
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder of a user whom permissions bind, as which the test runs where it would run as root."""
+    root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        if root:
+            os.seteuid(65534)
+        try:
+            yield Path(name)
+        finally:
+            if root:
+                os.seteuid(0)
+            for path in Path(name).rglob("*"):
+                path.chmod(0o777)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_may_not_be_read_is_named(data, as_nobody, what):
+    folder, home = as_nobody / "text", as_nobody / "home"
+    (folder / "inner").mkdir(parents=True)
+    for number in range(30):
+        (folder / f"fine-{number:02d}.txt").write_text(f"the {number}th good text " * 9)
+    (folder / "inner" / "secret.txt").write_text("secret")
+    denied = folder / "inner" if what == "folder" else folder / "inner" / "secret.txt"
+    denied.chmod(0)
+    settings = data(files=[str(folder)])
+    with pytest.raises(DataError, match=rf"{denied} cannot be read \(Permission denied\).*leave it out of data.files"):
+        preprocess(settings, str(home))
+    assert not list((home / "datasets").glob("files-*"))
+    denied.chmod(0o755)
+    assert preprocess(settings, str(home))["built"] == ["tokens", "chunks"]
+
+
+@pytest.mark.slow
+def test_one_line_of_200_megabytes_is_read_as_documents_and_one_beyond_the_limit_is_a_fault(data, text, tmp_path):
+    word = b"a line that does not end "
+    (text / "line.txt").write_bytes(word * (200_000_000 // len(word)))
+    with (text / "line.jsonl").open("wb") as file:
+        file.write(GOOD + b'{"text": "')
+        for _ in range(300):
+            file.write(b"x" * 10**6)
+        file.write(b'"}\n' + GOOD)
+    with pytest.raises(DataError, match=r"line.jsonl has a line longer than 268,435,456 bytes \(line 2\)"):
+        survey(data(files=[str(text)]))
+    corpus = survey(data(files=[str(text)], on_bad_input="skip"))
+    sizes = np.concatenate([documents.sizes for documents in corpus.train + corpus.validation])
+    assert len(sizes) == 30 + 12 + 2 and sizes.sum() > 199_999_000 and sizes.max() <= LONGEST_DOCUMENT
+    assert corpus.report["bad_records"] == 1

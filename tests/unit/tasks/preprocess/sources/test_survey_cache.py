@@ -1,0 +1,87 @@
+"""Unchanged files are not read again; a changed one always is."""
+
+import os
+import time
+
+import pytest
+
+from infini_llama.tasks.preprocess.sources import survey as corpus
+from infini_llama.tasks.preprocess.sources import survey_cache as surveys
+from infini_llama.tasks.preprocess.sources.survey import survey
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text").mkdir()
+    for number in range(6):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"text number {number}")
+    (tmp_path / "text" / "x.jsonl").write_text('{"text": "a"}\nbroken\n{"text": "b"}\n')
+    return tmp_path / "text"
+
+
+@pytest.fixture
+def look(data, text, tmp_path, monkeypatch):
+    """look() -> the names of the files that were read, the identity, and the report."""
+    monkeypatch.setattr(surveys, "SETTLED", 0)
+    scan = corpus._scan
+
+    def of(**changes):
+        time.sleep(0.02)  # the kernel's clock of files is coarse
+        read = []
+        monkeypatch.setattr(
+            corpus, "_scan", lambda source, **given: (read.append(source.name), scan(source, **given))[1]
+        )
+        found = survey(data(files=[str(text)], on_bad_input="skip", **changes), tmp_path / "notes")
+        return sorted(read), found.identity, found.report
+
+    return of
+
+
+def test_unchanged_files_are_not_read_again_and_give_the_same(look, text):
+    first = look()
+    assert len(first[0]) == 7 and first[2]["bad_records"] == 1
+    assert look() == ([], *first[1:])
+    (text / "3.txt").write_text("text NUMBER 3")  # as long as before
+    assert look()[0] == ["3.txt"]
+    (text / "4.txt").replace(text / "8.txt")
+    read, identity, _ = look()
+    assert "8.txt" in read and [row[0] for row in identity["documents"]][4:6] == ["5.txt", "8.txt"]
+    assert look(min_length=14)[2]["too_short"] == 8  # another question, another answer
+
+
+def test_a_file_whose_time_was_set_back_is_read_again(look, text):
+    look()
+    status = (text / "1.txt").stat()
+    (text / "1.txt").write_text("TEXT number 1")
+    os.utime(text / "1.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert look()[0] == ["1.txt"]
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(look, monkeypatch):
+    monkeypatch.setattr(surveys, "SETTLED", 10**12)
+    assert len(look()[0]) == len(look()[0]) == 7
+
+
+def test_made_text_is_not_remembered_by_a_file_of_its_name(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(surveys, "SETTLED", 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "passkey").write_text("a file of the user's")
+    time.sleep(0.02)
+
+    def identity(seed):
+        made = {"documents": 5, "repetitions": 3, "seed": seed}
+        return survey(data(files=[], source="passkey", passkey=made), tmp_path / "notes").identity
+
+    assert identity(1) == identity(1) != identity(2)
+    assert not (tmp_path / "notes").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_damaged_notes_are_none(look, tmp_path, damage):
+    first = look()
+    (note,) = (tmp_path / "notes").iterdir()
+    content = bytearray(note.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+    note.write_bytes({"cut": content[:-30], "flip": content, "empty": b""}[damage])
+    assert look() == first

@@ -1,0 +1,180 @@
+import base64
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.schema import TokenizerConfig
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+    EOS,
+    encoder_of,
+    end_of_text,
+    load,
+    special_ids,
+    token_bytes,
+    train,
+    train_bpe,
+)
+from infini_llama.tasks.verify_data.checks import verify
+
+TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it says {EOS} and <pad>"] * 20
+KINDS = ("bpe", "wordpiece", "unigram")
+
+
+def section(**given: object) -> dict:
+    return TokenizerConfig.model_validate({"vocab_size": 320} | given).model_dump(mode="json")
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Tokenizer]:
+    return {kind: train(TEXTS, section(kind=kind, special_tokens=["<pad>"])) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=200) | st.lists(st.sampled_from([EOS, "<pad>", "<|", " ", "the"])).map("".join))
+@example(text="x" * 1000)
+@example(text=f"{EOS}<pad>")
+def test_any_text_survives_each_kind_and_yields_no_special_token(trained, kind, text):
+    encoder = encoder_of(trained[kind])
+    ids = encoder.encode(text, add_special_tokens=False).ids
+    assert not special_ids(trained[kind])[ids].any() and special_ids(trained[kind]).tolist()[:3] == [True, True, False]
+    assert encoder.decode(ids, skip_special_tokens=False) == text
+    assert token_bytes(trained[kind])[ids].sum() == len(text.encode())
+    assert (trained[kind].token_to_id(EOS), trained[kind].token_to_id("<pad>")) == (0, 1)
+
+
+TRAIN = """
+import sys, sysconfig
+from pathlib import Path
+from infini_llama.configs.schema import TokenizerConfig
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+texts = [path.read_text() for path in sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))]
+sys.stdout.write(train(texts, TokenizerConfig(kind=sys.argv[1], vocab_size=700).model_dump()).to_str())
+"""
+
+
+def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
+    trained = {
+        subprocess.run(
+            [sys.executable, "-c", TRAIN, "wordpiece"], env=os.environ | {"RAYON_NUM_THREADS": threads}, capture_output=True, check=True
+        ).stdout
+        for threads in ("1", "2", "4")
+    }  # fmt: skip
+    assert len(trained) == 1
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_a_dataset_of_each_kind_is_built_and_passes_the_deep_check(data, tmp_path, kind):
+    reference = preprocess(data(tokenizer={"kind": kind, "vocab_size": 300}), str(tmp_path))
+    assert verify(reference, str(tmp_path), "deep", 0)["ok"]
+
+
+def test_a_given_tokenizer_is_frozen_new_text_does_not_change_it(data, corpus, tmp_path):
+    first = preprocess(data(), str(tmp_path))
+    file = tmp_path / first["path"] / "tokenizer.json"
+    (tmp_path / "more.txt").write_text("entirely other text, ever more of it " * 50)
+    given = data(files=[f"{corpus}/*.txt", f"{tmp_path}/more.txt"], tokenizer={"path": str(file)})
+    second = preprocess(given, str(tmp_path))
+    assert (tmp_path / second["path"] / "tokenizer.json").read_bytes() == file.read_bytes()
+    assert second["vocab_size"] == first["vocab_size"] and second["path"] != first["path"]
+    assert verify(second, str(tmp_path), "deep", 0)["ok"]
+    again = preprocess(data(tokenizer={"path": str(file.rename(tmp_path / "elsewhere.json"))}), str(tmp_path))
+    assert again["path"] not in (first["path"], second["path"])
+
+
+def test_a_hugging_face_folder_says_how_a_document_ends_and_a_lossy_one_is_told(data, tmp_path):
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[UNK]", "[END]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
+    given = section(path=str(tmp_path))
+    assert end_of_text(load(given), given) == 1 and token_bytes(tokenizer).tolist() == [0, 0, 3, 3, 1]
+    reference = preprocess(data(tokenizer={"path": str(tmp_path)}), str(tmp_path / "home"))
+    report = verify(reference, str(tmp_path / "home"), "deep", 0)
+    assert report["ok"] and any("changes text" in check["detail"] for check in report["checks"])
+    with pytest.raises(
+        ConfigError, match=r"data\.tokenizer\.eos: the tokenizer has no end-of-text token '<end>'.*\[UNK\], \[END\]"
+    ):
+        load(section(path=str(tmp_path), eos="<end>"))
+
+
+def test_text_that_a_given_model_turns_into_a_special_token_is_refused(data, tmp_path):
+    pieces = [("</s>", 0.0), *((chr(letter), -5.0) for letter in range(32, 127))]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text(f"text {number} with </s> in it, and more of it")
+    with pytest.raises(DataError, match="a text that contains '</s>' becomes that special token"):
+        preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), str(tmp_path / "home"))
+
+
+def test_each_unusable_tokenizer_has_its_sentence(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file or directory\); name a tokenizer\.json"):
+        load(section(path=str(tmp_path / "nothing.json")))
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"bad\.json is no tokenizer"):
+        load(section(path=str(tmp_path / "bad.json")))
+    (tmp_path / "bad.tiktoken").write_text("YQ== 0\nnonsense\n")
+    with pytest.raises(ConfigError, match=r"line 2 is not 'base64 rank'"):
+        load(section(path=str(tmp_path / "bad.tiktoken")))
+    (tmp_path / "bad.tiktoken").write_text("YQ== 0\n")
+    with pytest.raises(ConfigError, match=r"all 256 bytes"):
+        load(section(path=str(tmp_path / "bad.tiktoken")))
+
+
+def rank_file(path, texts: list[str], size: int) -> dict[bytes, int]:
+    """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency."""
+    tokenizer = train_bpe(texts, size, 1)
+    from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import _letters
+
+    byte_of = {letter: byte for byte, letter in enumerate(_letters())}
+    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number)
+    learned = [bytes(byte_of[letter] for letter in token) for _, token in vocabulary if len(token) > 1]
+    ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *learned])}
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
+    return ranks
+
+
+def literal_bpe(ranks: dict[bytes, int], word: bytes) -> list[int]:
+    """tiktoken's rule, word for word: join the leftmost neighbours whose joined bytes have the lowest rank."""
+    parts = [bytes([byte]) for byte in word]
+    while True:
+        joined = [(ranks[left + right], k) for k, (left, right) in enumerate(pairwise(parts)) if left + right in ranks]
+        if not joined:
+            return [ranks[part] for part in parts]
+        _, k = min(joined)
+        parts[k : k + 2] = [parts[k] + parts[k + 1]]
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory):
+    file = tmp_path_factory.mktemp("ranks") / "x.tiktoken"
+    ranks = rank_file(file, [*TEXTS, "abababaab aab baa abba " * 30, "größer 日本語 " * 9], 400)
+    return ranks, file
+
+
+@settings(max_examples=300, deadline=None)
+@given(word=st.text(st.sampled_from("abthecsü日 "), max_size=30) | st.text(max_size=20))
+def test_a_rank_file_gives_tiktokens_ids(ranked, word):
+    ranks, file = ranked
+    tokenizer = from_rank_file(file, r"[\s\S]+", [EOS])
+    assert tokenizer.encode(word, add_special_tokens=False).ids == literal_bpe(ranks, word.encode())
+
+
+def test_a_rank_file_is_a_tokenizer_for_a_dataset(ranked, data, tmp_path):
+    reference = preprocess(data(tokenizer={"path": str(ranked[1])}), str(tmp_path))
+    assert reference["vocab_size"] == len(ranked[0]) + 1 and verify(reference, str(tmp_path), "deep", 0)["ok"]
+    assert np.load(tmp_path / reference["path"] / "token_bytes.npy")[-1] == 0

@@ -1,0 +1,120 @@
+"""Dask and Ray do the same units as local processes: equal bytes, also where a worker is killed in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.tasks.preprocess.stage import plan, preprocess
+from infini_llama.tasks.preprocess.tokens.clusters import SHARE, Share, do_share, parts_of, shares_of, versions
+from infini_llama.tasks.preprocess.tokens.plan import Unit
+
+BUILD = """
+import json, sys
+from infini_llama.tasks.preprocess.stage import preprocess
+if __name__ == "__main__":
+    print(json.dumps(preprocess(json.loads(sys.argv[1]), sys.argv[2])["digest"]))
+"""
+UNITS = [Unit("train", number, number, 1, 10) for number in range(100)]
+
+
+def test_shares_are_all_the_units_in_order():
+    for workers in (1, 3, 64):
+        shares = shares_of(UNITS, workers)
+        assert [unit for share in shares for unit in share] == UNITS
+        assert max(map(len, shares)) <= SHARE and (len(shares) >= 4 * workers or max(map(len, shares)) == 1)
+    assert shares_of(UNITS[:1], 8) == [UNITS[:1]]
+
+
+def write(plan, units, work, into, finish):
+    for unit in units:
+        (into / unit.file).parent.mkdir(parents=True, exist_ok=True)
+        (into / unit.file).write_text(f"shard {unit.number}")
+        finish(unit.file, documents=1, tokens=2)
+
+
+@pytest.fixture
+def share(tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "tokenizer.json").write_text("{}")
+    return Share(UNITS[:2], tmp_path / "work", versions())
+
+
+def test_a_share_arrives_whole_in_the_build_and_leaves_nothing_beside_it(share):
+    lines, who = do_share(write, None, share)
+    assert [line["file"] for line in lines] == [unit.file for unit in UNITS[:2]] and str(os.getpid()) in who
+    assert (share.work / UNITS[1].file).read_text() == "shard 1"
+    assert not list(parts_of(share.work).iterdir())
+
+
+def test_a_share_that_fails_leaves_nothing(share):
+    def fail(plan, units, work, into, finish):
+        (into / "train").mkdir(parents=True)
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        do_share(fail, None, share)
+    assert not list(parts_of(share.work).iterdir()) and not (share.work / "train").exists()
+
+
+def test_a_worker_with_other_versions_or_without_the_folder_is_refused(share, tmp_path):
+    with pytest.raises(PipelineError, match=r"has tokenizers .*, not 0.0.1; install the same"):
+        do_share(write, None, replace(share, versions=versions() | {"tokenizers": "0.0.1"}))
+    with pytest.raises(PipelineError, match=r"does not see .*elsewhere; runtime.home must be"):
+        do_share(write, None, replace(share, work=tmp_path / "elsewhere"))
+
+
+def test_neither_engine_nor_address_is_part_of_a_key(data, tmp_path):
+    settings = data(), data(engine="ray", engine_address="head:6379")
+    assert plan(settings[0], str(tmp_path)) == plan(settings[1], str(tmp_path))
+
+
+def test_an_engine_that_is_not_installed_is_named(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask", None)
+    with pytest.raises(ConfigError, match=r"data.engine=dask: dask is not installed; install infini-llama\[dask\]"):
+        preprocess(data(engine="dask"), str(tmp_path / "home"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["dask", "ray"])
+def test_a_worker_killed_in_the_middle_costs_nothing_but_its_share(data, tmp_path, digests, engine):
+    pytest.importorskip("distributed" if engine == "dask" else engine)
+    settings = data(shard_size=1024)
+    expected = preprocess(settings, str(tmp_path / "local"))
+    home = tmp_path / engine
+    given = json.dumps(settings | {"engine": engine, "num_workers": 2})
+    (tmp_path / "build.py").write_text(BUILD)
+    with (tmp_path / "log").open("wb") as log:
+        build = subprocess.Popen(
+            [sys.executable, tmp_path / "build.py", given, str(home)], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    killed = None
+    while build.poll() is None and killed is None:
+        for folder in home.glob("datasets/.*.work-parts/*"):
+            pid = int(folder.name.split("-")[-2])
+            if any(home.glob("datasets/.*.work/train/*.arrow")):
+                os.kill(pid, signal.SIGKILL)
+                killed = pid
+                break
+        time.sleep(0.002)
+    answer, _ = build.communicate(timeout=240)
+    assert build.returncode == 0, (tmp_path / "log").read_text()
+    assert killed is not None and not Path(f"/proc/{killed}").exists()
+    assert json.loads(answer.splitlines()[-1]) == expected["digest"]
+    assert digests(home / "datasets") == digests(tmp_path / "local" / "datasets")
+    assert not [path for path in (home / "datasets").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "address"), [("dask", "tcp://127.0.0.1:1"), ("ray", "127.0.0.1:1")])
+def test_a_cluster_that_does_not_answer_is_named(data, tmp_path, engine, address):
+    pytest.importorskip("distributed" if engine == "dask" else engine)
+    with pytest.raises(ConfigError, match=f"data.engine_address={address}: no"):
+        preprocess(data(engine=engine, engine_address=address), str(tmp_path / "home"))

@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
+from infini_llama.tasks.preprocess.tokens.arrays import save_array
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.preprocess.tokens.shards import write_shard
+from infini_llama.tasks.storage.artifacts import commit, staging
+
+
+def write_dataset(dataset, documents, capacity, length) -> None:
+    staged = staging(dataset)
+    (staged / "train").mkdir()
+    shards, tokens, pending = [], 0, list(documents)
+    while pending:
+        taken = [pending.pop(0)]
+        while pending and sum(map(len, taken)) + len(pending[0]) <= capacity:
+            taken.append(pending.pop(0))
+        file = f"train/data-{len(shards):05d}.arrow"
+        write_shard(staged / file, np.concatenate(taken), [len(document) for document in taken])
+        shards.append({"file": file, "tokens": sum(map(len, taken))})
+        tokens += shards[-1]["tokens"]
+    commit(staged, dataset, "dataset", 1, {}, {"dtype": "uint16", "train": {"shards": shards, "tokens": tokens}})
+    staged = staging(dataset / "chunks" / "k")
+    save_array(staged / "train.rows.npy", row_starts(row_count(tokens, length), length))
+    commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, {"sequence_length": length})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    capacity=st.integers(1, 40),
+    length=st.integers(2, 70),
+    verify_on_read=st.booleans(),
+    data=st.data(),
+)
+def test_rows_are_those_of_the_documents_literally_joined(
+    tmp_path_factory, lengths, capacity, length, verify_on_read, data
+):
+    dataset = tmp_path_factory.mktemp("reader") / "data"
+    stream = np.arange(1, sum(lengths) + 1, dtype=np.uint16) * np.uint16(13)
+    write_dataset(dataset, np.split(stream, np.cumsum(lengths)[:-1]), capacity, length)
+    reader = TokenReader(dataset, "k", "train", verify_on_read)
+    assert len(reader) == (len(stream) - 1) // length
+    rows = data.draw(st.lists(st.integers(0, len(reader) - 1))) if len(reader) else []
+    gathered = reader.gather(np.array(rows, dtype=np.int64))
+    assert gathered.dtype == np.int64 and gathered.shape == (len(rows), length + 1)
+    assert gathered.tolist() == [stream[row * length : row * length + length + 1].tolist() for row in rows]
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    found = reader.documents(np.array(rows, dtype=np.int64))
+    assert found.dtype == np.int32 and found.shape == (len(rows), length)
+    for row, numbers in zip(rows, found, strict=True):
+        expected = document[row * length : row * length + length]
+        assert numbers.tolist() == (expected - expected[0]).tolist()
+
+
+def test_a_row_that_is_not_there_is_an_error_not_another_row(tmp_path):
+    write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint16)], 10, 9)
+    reader = TokenReader(tmp_path / "data", "k", "train")
+    with pytest.raises(IndexError):
+        reader.gather(np.array([len(reader)]))
+
+
+def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_and_not_in_others(built):
+    home, reference = built
+    dataset = home / reference["path"]
+    reader = TokenReader(dataset, reference["chunks"], "train", verify_on_read=True)
+    assert len(reader.paths) > 2
+    damaged = bytearray(reader.paths[-1].read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    reader.paths[-1].write_bytes(damaged)
+    reader.gather(np.array([0]))
+    with pytest.raises(
+        DataError, match=f"{reader.paths[-1]} does not have the bytes its manifest says; training stops"
+    ):
+        reader.gather(np.array([len(reader) - 1]))
+
+
+def test_verify_on_read_finds_a_changed_offset_before_rows_are_ordered_by_it(built):
+    home, reference = built
+    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    documents = np.concatenate([np.diff(map_list(path)[0]) for path in reader.paths])
+    assert np.array_equal(np.diff(reader.document_offsets()), documents)
+    path = reader.paths[-1]
+    content, (offsets, _) = bytearray(path.read_bytes()), map_list(path)
+    at = content.index(offsets.tobytes())
+    content[at + 8] ^= 1  # the second document begins a token away
+    path.write_bytes(content)
+    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    with pytest.raises(DataError, match=f"{path} does not have the bytes its manifest says"):
+        reader.document_offsets()
+
+
+def test_verify_on_read_finds_a_changed_row_table_at_once(built):
+    home, reference = built
+    table = home / reference["path"] / "chunks" / reference["chunks"] / "validation.rows.npy"
+    damaged = bytearray(table.read_bytes())
+    damaged[-8] ^= 1
+    table.write_bytes(damaged)
+    TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    with pytest.raises(DataError, match=r"validation\.rows\.npy does not have the bytes"):
+        TokenReader(home / reference["path"], reference["chunks"], "validation", verify_on_read=True)
+
+
+@pytest.mark.parametrize("left", [0, 10, 200, -1, -700])
+@pytest.mark.parametrize("verify_on_read", [False, True])
+def test_a_shard_cut_short_is_refused(built, left, verify_on_read):
+    home, reference = built
+    shard = TokenReader(home / reference["path"], reference["chunks"], "train").paths[0]
+    data = shard.read_bytes()
+    shard.write_bytes(data[:left])
+    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read)
+    if left == -1 and not verify_on_read:
+        reader.gather(np.array([0]))  # the end-of-stream mark holds no token
+        return
+    with pytest.raises(DataError, match=str(shard)):
+        reader.gather(np.array([0]))
+
+
+def test_a_missing_file_is_a_sentence(built):
+    home, reference = built
+    dataset = home / reference["path"]
+    reader = TokenReader(dataset, reference["chunks"], "train")
+    reader.paths[0].unlink()
+    with pytest.raises(DataError, match=str(reader.paths[0])):
+        reader.gather(np.array([0]))
+    (dataset / "chunks" / reference["chunks"] / "train.rows.npy").unlink()
+    with pytest.raises(DataError, match=r"train\.rows\.npy"):
+        TokenReader(dataset, reference["chunks"], "train")
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
+        TokenReader(dataset, "other", "train")
+
+
+def test_a_shard_of_another_type_of_tokens_is_refused(tmp_path):
+    write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint32)], 200, 9)  # the manifest says uint16
+    with pytest.raises(DataError, match=r"data-00000\.arrow has tokens of uint32; the manifest says uint16"):
+        TokenReader(tmp_path / "data", "k", "train").gather(np.array([0]))

@@ -1,0 +1,133 @@
+import json
+import re
+import resource
+import subprocess
+import sys
+from itertools import chain, pairwise
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini_llama.tasks.preprocess.sources.sources import Source
+from infini_llama.tasks.preprocess.sources.survey import Corpus, Documents
+from infini_llama.tasks.preprocess.tokens.arrays import save_array
+from infini_llama.tasks.preprocess.tokens.plan import plan_units
+from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, entropy_bits, write_shard
+from infini_llama.tasks.storage.artifacts import check
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=30),
+    at_once=st.integers(0, 30),
+    capacity=st.integers(1, 80),
+    dtype=st.sampled_from([np.uint16, np.uint32]),
+)
+def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(
+    tmp_path_factory, lengths, at_once, capacity, dtype
+):
+    folder = tmp_path_factory.mktemp("shards")
+    documents = [(np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)]
+    stream = Stream(np.dtype(dtype), capacity)
+    for several in filter(None, (documents[:at_once], documents[at_once:])):
+        joined = np.array([*chain.from_iterable(several)], dtype=np.uint32)
+        stream.add(joined, np.cumsum([0, *map(len, several)]), 0)
+    write_shard(folder / "x.arrow", stream.values[: stream.filled], np.concatenate(stream.lengths))
+    offsets, values = map_list(folder / "x.arrow")
+    assert values.dtype == dtype and [path.name for path in folder.iterdir()] == ["x.arrow"]
+    assert [values[start:end].tolist() for start, end in pairwise(offsets)] == [
+        [*document, 0] for document in documents
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), shard_size=st.integers(1024, 4000))
+def test_units_are_the_documents_in_order_and_only_one_that_is_alone_is_too_large(sizes, shard_size):
+    table = np.array(sizes, dtype=np.int64)
+    documents = Documents(
+        Source(Path("a"), "a", "text"), table, table, np.zeros((len(sizes), 32), dtype=np.uint8), table[:0]
+    )
+    units = plan_units(Corpus([documents], [], {}, {}), shard_size).units
+    assert [unit.number for unit in units] == list(range(len(units)))
+    assert [unit.first for unit in units] == [sum(u.documents for u in units[:k]) for k in range(len(units))]
+    assert sum(unit.documents for unit in units) == len(sizes)
+    for unit in units:
+        assert unit.size == sum(sizes[unit.first : unit.first + unit.documents])
+        assert unit.documents == 1 or 4 * (unit.size + unit.documents) <= shard_size
+    for unit, after in pairwise(units):
+        assert 4 * (unit.size + unit.documents + sizes[after.first] + 1) > shard_size
+
+
+def test_16_bits_hold_a_vocabulary_of_65536_and_not_one_more():
+    assert (dtype_for(65_536), dtype_for(65_537)) == (np.uint16, np.uint32)
+
+
+def test_entropy_is_that_of_the_distribution():
+    assert entropy_bits(np.array([5, 5, 0, 5, 5])) == 2.0
+    assert entropy_bits(np.array([7])) == 0.0
+    assert entropy_bits(np.array([3, 1])) == pytest.approx(0.75 * np.log2(4 / 3) + 0.25 * 2)
+
+
+def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built):
+    home, reference = built
+    folder = home / reference["path"]
+    fingerprints = set()
+    for split in ("train", "validation"):
+        opened = datasets.load_from_disk(str(folder / split))
+        assert isinstance(opened, datasets.Dataset)
+        assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
+        assert len(opened) == reference[split]["documents"]
+        shards = [map_list(path) for path in sorted((folder / split).glob("data-*.arrow"))]
+        ours = [values[start:end].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
+        assert list(opened["input_ids"]) == ours
+        assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])
+        mapped = opened.map(lambda row: {"length": len(row["input_ids"])})
+        assert sum(list(mapped["length"])) == reference[split]["tokens"]
+        fingerprints.add(opened._fingerprint)
+    assert len(fingerprints) == 2  # `datasets` names its caches by them
+    assert list(folder.rglob("cache-*.arrow"))
+    check(folder, "dataset", checksums=True)
+
+
+def test_others_open_a_dataset_as_the_page_says(built, tmp_path, monkeypatch):
+    home, reference = built
+    home.rename(tmp_path / "workspace")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[5] / "docs/data.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?load_from_disk.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    exec(program, names)
+    documents, first = names["documents"]["input_ids"], names["shard"]["input_ids"].to_pylist()
+    assert len(documents) == reference["train"]["documents"] and documents[: len(first)] == first != []
+
+
+def test_arrays_are_numpys_own_format(tmp_path):
+    for array in (np.arange(7, dtype=np.int64), np.zeros(0, dtype=np.int32), np.arange(10)[::3]):
+        save_array(tmp_path / "mine.npy", array)
+        np.save(tmp_path / "theirs.npy", array)
+        assert (tmp_path / "mine.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+
+
+def test_a_full_disk_is_told_from_other_faults_when_an_array_is_saved(tmp_path):
+    script = (
+        "import errno, resource, sys, numpy as np; from pathlib import Path\n"
+        "from infini_llama.tasks.preprocess.tokens.arrays import save_array\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))\n"
+        "try: save_array(Path(sys.argv[1]), np.zeros(1000))\n"
+        "except OSError as error: print(error.errno == errno.EFBIG)"
+    )
+    child = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.npy")], capture_output=True, text=True)
+    assert child.stdout == "True\n", child.stderr
+
+
+def test_the_files_for_datasets_say_nothing_of_this_machine(built):
+    home, reference = built
+    for split in ("train", "validation"):
+        for name in ("state.json", "dataset_info.json"):
+            text = (home / reference["path"] / split / name).read_text()
+            assert json.loads(text) and str(home) not in text

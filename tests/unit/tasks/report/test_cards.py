@@ -1,0 +1,25 @@
+"""Pieces of the cards: they cannot break out of their place, and they never stop the work."""
+
+import pytest
+
+from infini_llama.tasks.report.cards import cell, key_of, never_in_the_way, table, text_block
+
+
+def test_a_card_that_fails_is_logged_and_the_work_goes_on(caplog):
+    with never_in_the_way("the dataset's card"):
+        raise OSError("gone")
+    assert "the dataset's card" in caplog.text and "gone" in caplog.text
+    with pytest.raises(KeyboardInterrupt), never_in_the_way("the dataset's card"):
+        raise KeyboardInterrupt
+
+
+def test_what_a_cell_or_a_fence_holds_stays_in_it():
+    assert cell("a|b\nc") == "a\\|b c"
+    assert table(("a", "b"), [(1, "x|y")]) == ["| a | b |", "| --- | --- |", "| 1 | x\\|y |", ""]
+    fenced = text_block("``` and ````")
+    assert fenced[0] == "`````text" and fenced[2] == "`````"
+    assert text_block("x" * 50, 10)[1] == "x" * 10 + " …"
+
+
+def test_a_key_has_small_letters_digits_and_dashes_only():
+    assert key_of("training", "My_run.v2-{x}") == "training-my-run-v2-x"

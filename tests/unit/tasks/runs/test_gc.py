@@ -1,0 +1,137 @@
+"""What may go and what never does: a run's newest checkpoints, what somebody works on, what another run was started from."""
+
+import json
+import os
+import time
+
+import pytest
+
+from infini_llama.tasks.runs import gc
+from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_good, step_of
+from infini_llama.tasks.runs.gc import Rules, collect
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.runs import list_runs
+from infini_llama.tasks.storage.artifacts import move_aside, staging
+from infini_llama.tasks.storage.locks import Lock
+from support.made_up_runs import add_checkpoint
+
+ALL = Rules(older_than=0.0)
+
+
+def paths(record: dict) -> list[str]:
+    return sorted(file["path"] for file in record["files"])
+
+
+@pytest.fixture
+def home(make_run, built):
+    make_run()
+    return built[0]
+
+
+def test_nothing_to_do_in_a_home_without_leftovers(home):
+    assert collect(home, ALL, yes=True) == {"removed": True, "bytes": 0, "files": [], "in_use": []}
+    assert collect(home / "nowhere", ALL, yes=False)["files"] == []
+
+
+def test_what_kills_and_rollbacks_leave_is_listed_and_then_removed(home, built):
+    run, dataset = home / "runs" / "run", home / built[1]["path"]
+    add_checkpoint(RunFolder(run), 80, None)
+    add_checkpoint(RunFolder(run), 100, None)
+    abandon_newer(run / "checkpoints", 80)
+    aside = move_aside(run / "checkpoints" / "step-00000080")
+    left = [
+        run / "checkpoints" / "abandoned" / "step-00000100",
+        aside,
+        staging(run / "checkpoints" / "step-00000120"),
+        staging(dataset),
+        staging(dataset / "chunks" / built[1]["chunks"]),
+        staging(home / "materialized" / f"{dataset.name}-{built[1]['chunks']}"),
+        dataset.with_name(f".{dataset.name}.work"),
+    ]
+    left[-1].mkdir()
+    half = run / ".summary.json.123-0123abcd.tmp"
+    half.write_text("{")
+    expected = sorted(path.relative_to(home).as_posix() for path in [*left, half])
+    listed = collect(home, ALL, yes=False)
+    assert paths(listed) == expected and listed["bytes"] > 2000 and all(path.exists() for path in left)
+    assert paths(collect(home, ALL, yes=True)) == expected
+    assert not any(path.exists() for path in [*left, half])
+    assert paths(collect(home, ALL, yes=False)) == []
+    assert step_of(newest_good(run / "checkpoints")) == 60
+
+
+def test_what_is_younger_stays(home):
+    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+    assert paths(collect(home, Rules(older_than=3600), yes=True)) == [] and path.exists()
+
+
+def test_what_vanishes_meanwhile_is_no_longer_there_to_go(home, monkeypatch):
+    """A lease is renewed by way of a temporary file every few seconds."""
+    listed, half = gc._of_run, home / "runs" / "run" / ".lease.123-0123abcd.tmp"
+
+    def listed_and_gone(run, rules):
+        half.write_text("{")
+        found = list(listed(run, rules))
+        half.unlink()
+        return found
+
+    monkeypatch.setattr(gc, "_of_run", listed_and_gone)
+    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+    assert paths(collect(home, ALL, yes=True)) == [path.relative_to(home).as_posix()] and not path.exists()
+
+
+def test_what_somebody_works_on_stays(home, built):
+    checkpoint = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+    dataset = staging(home / built[1]["path"])
+    key = built[1]["path"].rpartition("-")[2]
+    with Lock(home / "runs" / "run" / "lock"), Lock(home / "locks" / f"dataset-{key}.lock"):
+        for yes in (False, True):
+            record = collect(home, ALL, yes)
+            assert record["files"] == [] and len(record["in_use"]) == 2
+            assert all(f"process {os.getpid()}" in kept["by"] for kept in record["in_use"])
+    assert checkpoint.exists() and dataset.exists()
+
+
+def test_old_checkpoints_go_but_for_the_newest_the_best_and_the_permanent_ones(home):
+    folder = RunFolder(home / "runs" / "run")
+    for step, loss in ((10, 9.0), (15, 0.1), (80, 7.0), (100, 8.0)):
+        add_checkpoint(folder, step, loss)
+    lineage = folder.read(folder.lineage)
+    lineage["train"]["save_permanent_every"] = 40
+    folder.lineage.write_text(json.dumps(lineage))
+    record = collect(home, Rules(0.0, keep_checkpoints=2), yes=True)
+    gone = [f"runs/run/checkpoints/step-000000{step}" for step in (10, 20)]
+    assert paths(record) == gone  # 100 and 60 are the newest that pass, 15 the best, 40 and 80 permanent
+    assert collect(home, Rules(0.0, keep_checkpoints=2), yes=True)["files"] == []
+
+
+def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
+    other = RunFolder(make_run("other"))
+    start = home / "runs" / "run" / "checkpoints" / "step-00000020"
+    assert f"{start.relative_to(home)}" in paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=False))
+    other.lineage.write_text(json.dumps(other.read(other.lineage) | {"resumed_from": str(start)}))
+    left = paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=True))
+    assert left == ["runs/other/checkpoints/step-00000020"] and start.exists()
+
+
+def test_a_dataset_goes_only_when_asked_for_and_when_no_run_needs_it(home, built, make_run):
+    import shutil
+
+    dataset, rules = home / built[1]["path"], Rules(0.0, unused_datasets=True)
+    assert collect(home, rules, yes=True)["files"] == []
+    shutil.rmtree(home / "runs")
+    assert collect(home, ALL, yes=True)["files"] == [] and dataset.exists()
+    assert paths(collect(home, rules, yes=True)) == [built[1]["path"]]
+    assert not dataset.exists() and not (home / "datasets" / "latest").is_symlink()
+
+
+def test_runs_are_listed_the_last_one_first(home, make_run):
+    other = make_run("other", steps=20, finished=False)
+    old = time.time() - 5000
+    for file in other.iterdir():
+        os.utime(file, (old, old))
+    first, second = list_runs(home)
+    assert (first["run"], first["state"], first["step"], first["max_steps"]) == ("run", "finished", 60, 60)
+    assert (second["run"], second["state"], second["step"]) == ("other", "stopped", 20)
+    assert second["age"] == pytest.approx(5000, abs=60) and second["bytes"] > 1000
+    assert second["validation_loss"] == pytest.approx(5.9)

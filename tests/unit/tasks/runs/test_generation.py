@@ -1,0 +1,89 @@
+"""Texts as they are written: pieces, stop strings, end of text."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.model.sampling import Sampling
+from infini_llama.tasks.runs.generation import Writer
+
+END = 0
+
+
+@pytest.fixture
+def tokenizer():
+    """A token a byte, and one that ends a text."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({"<end>": 0} | {byte: i + 1 for i, byte in enumerate(bytes_)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+class Scripted(Llama):
+    """Writes given tokens: its logits are those of the script, whatever it reads."""
+
+    def __init__(self, tokenizer, *texts):
+        super().__init__(LlamaConfig(300, 8, 8, 1, 1, 1, 8))
+        self.script = [[*tokenizer.encode(text).ids, END] for text in texts]
+        self.step = 0
+
+    def _next(self):
+        logits = torch.zeros(len(self.script), 300)
+        for row, tokens in enumerate(self.script):
+            logits[row, tokens[min(self.step, len(tokens) - 1)]] = 9.0
+        self.step += 1
+        return logits
+
+    def prefill(self, *arguments, **options):
+        return self._next(), super().prefill(*arguments, **options)[1]
+
+    def decode(self, *_arguments):
+        return self._next()
+
+
+def written(tokenizer, texts, stops=(), length=200):
+    writer = Writer(Scripted(tokenizer, *texts), tokenizer, ["p"] * len(texts), END, stops)
+    pieces = [""] * len(texts)
+    for row, piece in writer.write(length, Sampling()):
+        assert piece
+        pieces[row] += piece
+    assert pieces == writer.texts  # what was shown is what stands there
+    return writer
+
+
+def test_a_text_ends_with_its_token(tokenizer):
+    writer = written(tokenizer, ["Grüße, 世界"])
+    assert writer.texts == ["Grüße, 世界"] and tokenizer.decode(writer.tokens[0]) == "Grüße, 世界"
+
+
+def test_a_stop_string_ends_a_text_wherever_tokens_part_it(tokenizer):
+    texts = ["one\n\ntwo", "no stop here", "a\nb\n\n", "\n\n"]
+    assert written(tokenizer, texts, ("\n\n",)).texts == ["one", "no stop here", "a\nb", ""]
+
+
+def test_the_first_of_several_stop_strings_counts(tokenizer):
+    assert written(tokenizer, ["abc STOP def END"], ("END", "STOP")).texts == ["abc "]
+    assert written(tokenizer, ["abXYc"], ("XYZ", "XYc")).texts == ["ab"]
+
+
+def test_what_only_began_like_a_stop_string_is_shown(tokenizer):
+    assert written(tokenizer, ["ab STO"], ("STOP",)).texts == ["ab STO"]
+    assert written(tokenizer, ["ab STO and more"], ("STOP",), length=6).texts == ["ab STO"]
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
+    assert written(tokenizer, ["aé"], length=2).texts == ["a\ufffd"]
+    half = tokenizer.encode("é").ids[0]
+    tokenizer.add_tokens(["STOP"])
+    model = Scripted(tokenizer, "é")
+    model.script = [[half, *tokenizer.encode("STOP").ids, half, half, END]]
+    writer = Writer(model, tokenizer, ["p"], END)
+    assert "".join(piece for _, piece in writer.write(50, Sampling())) == writer.texts[0] == "\ufffdSTOP\ufffd\ufffd"
+
+
+def test_pieces_come_as_soon_as_they_are_certain(tokenizer):
+    writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], END, ("STOP",))
+    assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]

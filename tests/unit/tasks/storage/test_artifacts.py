@@ -1,0 +1,380 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.storage import artifacts
+from infini_llama.tasks.storage.artifacts import (
+    MANIFEST,
+    Damaged,
+    check,
+    checksum_of,
+    commit,
+    file_checksum,
+    is_complete,
+    move_aside,
+    read_manifest,
+    remove,
+    set_pointer,
+    staging,
+    write_atomic,
+)
+
+FILES = {"a.bin": b"first", "empty": b"", "train/x/deep.bin": bytes(range(40))}
+names = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.bin", fullmatch=True)
+trees = st.dictionaries(names, st.binary(max_size=200), max_size=6)
+
+
+def make(folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None, content: dict | None = None) -> dict:
+    staged = staging(folder)
+    for name, data in files.items():
+        (staged / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged / name).write_bytes(data)
+    return commit(staged, folder, "dataset", 1, meta or {}, content)
+
+
+def forge(folder: Path, **changes: object) -> None:
+    """A manifest that agrees with itself and says something else."""
+    manifest = json.loads((folder / MANIFEST).read_bytes()) | changes
+    manifest["self_checksum"] = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [name for name in names_in(folder) if name.startswith(".")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(files=trees)
+def test_what_is_committed_is_whole_and_its_digest_is_of_bytes_and_content_alone(tmp_path_factory, files):
+    home = tmp_path_factory.mktemp("commit")
+    first = make(home / "one", files, meta={"at": 1}, content={"tokens": 3})
+    second = make(home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3})
+    assert check(home / "one", "dataset", checksums=True) == first
+    assert {name: (home / "one" / name).read_bytes() for name in first["files"]} == files
+    assert all(entry["size"] == len(files[name]) for name, entry in first["files"].items())
+    assert first["digest"] == second["digest"] and first["self_checksum"] != second["self_checksum"]
+    assert make(home / "three", files, content={"tokens": 4})["digest"] != first["digest"]
+    assert make(home / "four", files | {"more.bin": b""}, content={"tokens": 3})["digest"] != first["digest"]
+    assert leftovers(home) == []
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    folder = tmp_path / "data"
+    # Values that some flipped bits leave equal: an exponent's letter, the last digit of a long number.
+    make(folder, meta={"rate": 1e-05, "entropy": 9.491234166938838, "text": "ä\n"}, content={"n": 0.1 + 0.2})
+    found = 0
+    for path in [folder / name for name in FILES] + [folder / MANIFEST]:
+        data = path.read_bytes()
+        for bit in range(8 * len(data)):
+            damaged = bytearray(data)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            with pytest.raises(Damaged, match=str(folder)):
+                check(folder, "dataset", checksums=True)
+            found += 1
+        path.write_bytes(data)
+    assert found > 5000
+    check(folder, "dataset", checksums=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_manifest_cut_short_or_overwritten_is_damaged(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("manifest") / "data"
+    make(folder)
+    text = (folder / MANIFEST).read_bytes()
+    start = data.draw(st.integers(0, len(text) - 1))
+    piece = data.draw(st.binary(max_size=20))
+    damaged = text[:start] + piece + data.draw(st.sampled_from([b"", text[start + len(piece) :], text[start:]]))
+    (folder / MANIFEST).write_bytes(damaged)
+    if damaged == text:
+        assert is_complete(folder, "dataset")
+    else:
+        with pytest.raises(Damaged):
+            read_manifest(folder, "dataset")
+
+
+@settings(max_examples=60, deadline=None)
+@given(files=trees.filter(bool), data=st.data())
+def test_any_file_cut_short_missing_or_extra_is_found_by_its_size_alone(tmp_path_factory, files, data):
+    folder = tmp_path_factory.mktemp("sizes") / "data"
+    make(folder, files)
+    name = data.draw(st.sampled_from(sorted(files)))
+    fault = data.draw(st.sampled_from(["cut", "missing", "extra"]))
+    if fault == "cut" and files[name]:
+        (folder / name).write_bytes(files[name][: data.draw(st.integers(0, len(files[name]) - 1))])
+        sentence = f"{folder / name} has .* bytes; its manifest says {len(files[name])}"
+    elif fault == "extra":
+        name = f"{name.removesuffix('.bin')}.more"
+        (folder / name).write_bytes(b"")
+        sentence = f"{folder / name} is not in the manifest"
+    else:
+        (folder / name).unlink()
+        sentence = f"{folder / name} is missing"
+    with pytest.raises(Damaged, match=sentence):
+        check(folder, "dataset", checksums=False)
+
+
+def test_each_fault_of_a_folder_has_its_sentence(tmp_path):
+    def fault(break_it, checksums=False, kind="dataset") -> str:
+        folder = tmp_path / "data"
+        make(folder)
+        break_it(folder)
+        with pytest.raises(Damaged) as caught:
+            check(folder, kind, checksums)
+        assert is_complete(folder, kind) == checksums  # sizes alone do not show a changed byte
+        remove(folder)
+        return str(caught.value)
+
+    assert "has no manifest.json, so it was never finished" in fault(lambda folder: (folder / MANIFEST).unlink())
+    assert "is not JSON" in fault(lambda folder: (folder / MANIFEST).write_text("{"))
+    assert "is not JSON" in fault(lambda folder: (folder / MANIFEST).write_text("[" * 100_000))
+    assert "is not a manifest" in fault(lambda folder: (folder / MANIFEST).write_text("[1]"))
+    assert "is not a manifest" in fault(lambda folder: (folder / MANIFEST).write_text('{"files": {}}'))
+    assert "does not match its own checksum" in fault(
+        lambda folder: (folder / MANIFEST).write_text((folder / MANIFEST).read_text() + "\n")
+    )
+    assert "is a dataset, not a checkpoint" in fault(lambda folder: None, kind="checkpoint")
+    assert "format version 2 of dataset, and this program reads 1" in fault(
+        lambda folder: forge(folder, format_version=2)
+    )
+    assert "a.bin is missing" in fault(lambda folder: (folder / "a.bin").unlink())
+    assert "a.bin has 6 bytes; its manifest says 5" in fault(lambda folder: (folder / "a.bin").write_bytes(b"longer"))
+    assert "a.bin does not have the bytes" in fault(lambda folder: (folder / "a.bin").write_bytes(b"First"), True)
+    assert "train/more.arrow is not in the manifest" in fault(
+        lambda folder: (folder / "train/more.arrow").write_bytes(b"")
+    )
+
+
+def test_a_file_replaced_by_a_link_or_a_folder_is_missing(tmp_path):
+    folder = tmp_path / "data"
+    make(folder)
+    (tmp_path / "elsewhere").write_bytes(b"first")
+    (folder / "a.bin").unlink()
+    (folder / "a.bin").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Damaged, match=r"a\.bin is missing"):
+        check(folder, "dataset", checksums=True)
+    (folder / "a.bin").unlink()
+    (folder / "a.bin").mkdir()
+    with pytest.raises(Damaged, match=r"a\.bin is missing"):
+        check(folder, "dataset", checksums=True)
+
+
+@pytest.mark.parametrize("name", ["../outside", "train/../../outside", "/etc/hostname", ".."])
+def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path, name):
+    folder = tmp_path / "data"
+    make(folder)
+    (tmp_path / "outside").write_bytes(b"")
+    forge(folder, files={name: {"size": 0, "checksum": file_checksum(tmp_path / "outside")}})
+    with pytest.raises(Damaged, match="lies outside its folder"):
+        read_manifest(folder, "dataset")
+
+
+def test_nested_artifacts_and_what_users_leave_do_not_count_but_only_where_they_belong(tmp_path):
+    folder = tmp_path / "data"
+    make(folder)
+    make(folder / "chunks" / "k", {"rows": b"1"})
+    (folder / "train" / "cache-0123456789abcdef.arrow").write_bytes(b"a user's map()")
+    check(folder, "dataset", checksums=True)
+    (folder / "train" / "chunks").mkdir()
+    (folder / "train" / "chunks" / "x").write_bytes(b"")
+    with pytest.raises(Damaged, match="train/chunks/x is not in the manifest"):
+        check(folder, "dataset", checksums=False)
+
+
+def test_a_target_that_another_builder_finished_is_kept_and_a_damaged_one_is_not_overwritten(tmp_path):
+    first = make(tmp_path / "data", meta={"by": "first"})
+    assert make(tmp_path / "data", meta={"by": "second"}) == first
+    assert leftovers(tmp_path) == []
+    (tmp_path / "data" / "a.bin").unlink()
+    with pytest.raises(Damaged, match=r"a\.bin is missing"):
+        make(tmp_path / "data")
+
+
+# The parent forks one child for each step of a commit and kills it there, for real; prints what a reader then finds.
+KILLED_AT_EVERY_STEP = """
+import os, signal, sys
+from pathlib import Path
+from infini_llama.tasks.storage.artifacts import commit, is_complete, staging
+home = Path(sys.argv[1])
+
+def child(step, target):
+    count = 0
+    def kill(event, arguments):
+        nonlocal count
+        if event == "open" or event.startswith(("os.", "shutil.")):
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(kill)
+    staged = staging(target)
+    (staged / "train").mkdir()
+    (staged / "train" / "x").write_bytes(b"x" * 1000)
+    (staged / "y").write_bytes(b"y")
+    commit(staged, target, "dataset", 1, {})
+
+for step in range(1, 1000):
+    target = home / str(step)
+    pid = os.fork()
+    if pid == 0:
+        child(step, target)
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(step, ended, target.exists(), is_complete(target, "dataset"))
+    if ended == 0:
+        break
+"""
+
+
+def test_killed_at_any_step_of_a_commit_the_artifact_is_whole_or_not_there(tmp_path):
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    steps = [line.split() for line in child.stdout.splitlines()]
+    assert len(steps) > 15
+    assert [ended for _, ended, _, _ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
+    assert all(exists == complete for _, _, exists, complete in steps)
+    assert {exists for _, _, exists, _ in steps[:-1]} == {"True", "False"}  # before the rename, and after it
+
+
+COMMITS_WITH_OTHERS = """
+import json, sys, time
+from pathlib import Path
+from infini_llama.tasks.storage.artifacts import commit, staging
+home, me = Path(sys.argv[1]), sys.argv[2]
+for turn in range(25):
+    target = home / str(turn)
+    staged = staging(target)
+    (staged / "x").write_bytes(b"same")
+    (home / f"ready-{turn}-{me}").touch()
+    while len(list(home.glob(f"ready-{turn}-*"))) < 2:
+        time.sleep(0)
+    print(json.dumps(commit(staged, target, "dataset", 1, {"by": me})))
+"""
+
+
+def test_of_two_committers_at_once_one_wins_and_both_get_its_manifest(tmp_path):
+    both = [
+        subprocess.Popen([sys.executable, "-c", COMMITS_WITH_OTHERS, str(tmp_path), me], stdout=subprocess.PIPE)
+        for me in ("a", "b")
+    ]
+    printed = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert printed[0] == printed[1] and len(printed[0].splitlines()) == 25
+    for turn in range(25):
+        check(tmp_path / str(turn), "dataset", checksums=True)
+    assert leftovers(tmp_path) == []
+
+
+def test_write_atomic_replaces_the_whole_text_and_a_failure_leaves_the_old_one(tmp_path):
+    path = tmp_path / "status.json"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "new" * 10_000 + "\ud800")
+    assert path.read_text() == "old" and names_in(tmp_path) == ["status.json"]
+    write_atomic(path, "newer ü")
+    assert path.read_text(encoding="utf-8") == "newer ü"
+
+
+def test_pointers_are_relative_and_replaced(tmp_path):
+    for name in ("one", "two"):
+        make(tmp_path / name)
+        set_pointer(tmp_path, "latest", name)
+        assert (tmp_path / "latest").readlink() == Path(name)
+    assert (tmp_path / "latest" / "a.bin").read_bytes() == b"first"
+    assert leftovers(tmp_path) == []
+
+
+# The parent forks one child for each step of setting a pointer and kills it there; then it sets the pointer itself.
+POINTS = """
+import os, signal, sys
+from pathlib import Path
+from infini_llama.tasks.storage.artifacts import set_pointer
+home = Path(sys.argv[1])
+
+def child(step):
+    count = 0
+    def kill(event, arguments):
+        nonlocal count
+        if event.startswith("os."):
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(kill)
+    set_pointer(home, "latest", "new")
+
+for step in range(1, 100):
+    set_pointer(home, "latest", "old")
+    pid = os.fork()
+    if pid == 0:
+        child(step)
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    seen, left = os.readlink(home / "latest"), sorted(os.listdir(home))
+    set_pointer(home, "latest", "old")
+    print(step, ended, seen, len(left), *sorted(os.listdir(home)))
+    if ended == 0:
+        break
+"""
+
+
+def test_a_pointer_killed_at_any_step_is_old_or_new_and_the_next_call_clears_what_was_left(tmp_path):
+    child = subprocess.run([sys.executable, "-c", POINTS, str(tmp_path)], capture_output=True, text=True, check=True)
+    steps = [line.split() for line in child.stdout.splitlines()]
+    assert [ended for _, ended, *_ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
+    assert [seen for _, _, seen, *_ in steps] == ["old"] * (len(steps) - 1) + ["new"]
+    assert {left for _, _, _, left, *_ in steps} == {"1", "2"}  # one was killed between the link and its renaming
+    assert all(step[4:] == ["latest"] for step in steps)
+
+
+POINTS_WITH_OTHERS = """
+import sys
+from pathlib import Path
+from infini_llama.tasks.storage.artifacts import set_pointer
+for _ in range(3000):
+    set_pointer(Path(sys.argv[1]), "latest", sys.argv[2])
+"""
+
+
+def test_two_that_set_a_pointer_at_once_do_not_fail_and_one_of_them_is_right(tmp_path):
+    both = [subprocess.Popen([sys.executable, "-c", POINTS_WITH_OTHERS, str(tmp_path), me]) for me in ("a", "b")]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert (tmp_path / "latest").readlink() in (Path("a"), Path("b"))
+    assert names_in(tmp_path) == ["latest"]
+
+
+def test_a_pointer_in_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        set_pointer(tmp_path / "nowhere", "latest", "x")
+
+
+def test_moved_aside_is_nothing_lost_and_removed_is_nothing_left(tmp_path):
+    for number in (1, 2):
+        make(tmp_path / "data")
+        (tmp_path / "data" / "a.bin").write_bytes(bytes([number]))
+        assert move_aside(tmp_path / "data") == tmp_path / f"data.damaged-{number}"
+    assert [(tmp_path / f"data.damaged-{number}" / "a.bin").read_bytes() for number in (1, 2)] == [b"\1", b"\2"]
+    remove(tmp_path / "data.damaged-1")
+    assert names_in(tmp_path) == ["data.damaged-2"]
+
+
+def test_a_file_that_may_not_be_opened_just_now_is_not_called_damaged(tmp_path, monkeypatch):
+    make(tmp_path / "data")
+
+    def denied(path):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(artifacts, "file_checksum", denied)
+    with pytest.raises(OSError, match="Too many open files"):
+        check(tmp_path / "data", "dataset", checksums=True)
+    assert issubclass(Damaged, PipelineError) and Damaged.exit_code == 65

@@ -1,0 +1,230 @@
+"""Copies beyond this machine: whole or not there, on filesystems with and without folders."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.mirroring import RECORDS, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.preprocess.stage import lookup
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
+from infini_llama.tasks.storage.mirror import Mirror
+
+
+@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.slow)])
+def url(request, tmp_path):
+    if request.param == "s3":
+        yield f"s3://{request.getfixturevalue('bucket')}/{tmp_path.name}"
+        return
+    yield f"memory://{tmp_path.name}" if request.param == "memory" else str(tmp_path / "mirror")
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """A bucket of a server on this machine that answers as S3 does."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
+        changed.setenv("AWS_ACCESS_KEY_ID", "test")
+        changed.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        changed.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.filesystem("s3").mkdir("mirror")
+        yield "mirror"
+        server.stop()
+
+
+def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
+    target = checkpoints.checkpoint_path(run / "checkpoints", step)
+    staged = staging(target)
+    (staged / "tensors.bin").write_text(f"{text} {step}")
+    (staged / "deeper").mkdir()
+    (staged / "deeper" / "state.json").write_text("{}")
+    commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {"step": step})
+    return target
+
+
+def settings(home: Path, url: str, data: dict | None = None) -> dict:
+    return {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}, "data": data}
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    return tmp_path / "home"
+
+
+def test_an_artifact_comes_back_byte_for_byte(url, home, tmp_path):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    assert mirror.keep(path, checkpoints.KIND) > 0 and mirror.has(path)
+    assert mirror.keep(path, checkpoints.KIND) == 0
+    before = {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    shutil.rmtree(home)
+    assert mirror.restore(path, checkpoints.KIND)
+    assert {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    check(path, checkpoints.KIND, checksums=True)
+
+
+def test_what_was_not_copied_to_the_end_does_not_exist(url, home, monkeypatch):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    whole = mirror.keep_file
+    monkeypatch.setattr(mirror, "keep_file", lambda file: None if file.name == MANIFEST else whole(file))
+    mirror.keep(path, checkpoints.KIND)
+    assert mirror.kept(path.parent) == [] and not mirror.has(path)
+    shutil.rmtree(path)
+    assert not mirror.restore(path, checkpoints.KIND) and not path.exists()
+
+
+def test_a_damaged_copy_is_not_used(url, home, caplog):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    mirror.keep(path, checkpoints.KIND)
+    mirror.files.pipe_file(f"{mirror.place(path)}/tensors.bin", b"weightz 10")
+    shutil.rmtree(path)
+    assert not mirror.restore(path, checkpoints.KIND)
+    assert not list(path.parent.iterdir()) and "damaged and not used" in caplog.text
+
+
+def test_an_artifact_built_anew_replaces_its_copy(url, home):
+    path = checkpoint(home / "runs" / "one", 10)
+    mirror = Mirror(url, home)
+    mirror.keep(path, checkpoints.KIND)
+    shutil.rmtree(path)
+    checkpoint(home / "runs" / "one", 10, "others")
+    assert not mirror.has(path) and mirror.keep(path, checkpoints.KIND) > 0
+    shutil.rmtree(path)
+    assert mirror.restore(path, checkpoints.KIND) and (path / "tensors.bin").read_text() == "others 10"
+
+
+def test_a_damaged_artifact_is_not_copied(url, home):
+    path = checkpoint(home / "runs" / "one", 10)
+    (path / "tensors.bin").write_text("short")
+    with pytest.raises(Damaged):
+        Mirror(url, home).keep(path, checkpoints.KIND)
+
+
+def test_an_unknown_place_is_named(home):
+    with pytest.raises(ConfigError, match=r"storage\.mirror=nowhere://x"):
+        Mirror("nowhere://x", home)
+
+
+def test_an_empty_machine_goes_on_from_the_mirror(url, home, built, data, caplog):
+    _, reference = built
+    run = home / "runs" / "one"
+    checkpoint(run, 10)
+    (run / "lineage.json").write_text("{}")
+    (run / "metrics.jsonl").write_text('{"step": 10}\n')
+    with mirrored(settings(home, url), reference):
+        checkpoint(run, 20)
+    checkpoint(run, 30)  # the machine died with it
+    shutil.rmtree(home)
+    wanted = settings(home, url, data())
+    restore_dataset(wanted)
+    restore_run(wanted)
+    found = lookup(data(), str(home))
+    assert found is not None and found["digest"] == reference["digest"]
+    assert [path.name for path in checkpoints.committed(run / "checkpoints")] == ["step-00000020"]
+    assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (run / "lineage.json").exists()
+    checkpoint(run, 40)
+    with mirrored(wanted, reference):
+        shutil.rmtree(run / "checkpoints" / "step-00000020")
+    assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == ["step-00000040"]
+    shutil.rmtree(run / "checkpoints" / "step-00000040")
+    restore_run(wanted)
+    assert "goes on from step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
+
+
+def steps_kept(url: str, run: Path) -> list[int]:
+    return [checkpoints.step_of(path) for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")]
+
+
+def test_another_machines_newer_checkpoint_stays_until_this_one_has_passed_it(url, tmp_path, built, caplog):
+    """Machine b has an older copy of a run that machine a took further before it was lost."""
+    _, reference = built
+    first, second = (tmp_path / name / "runs" / "one" for name in ("a", "b"))
+    for run in (first, second):
+        checkpoint(run, 100, run.parents[1].name)
+        (run / "lineage.json").write_text(f'"{run.parents[1].name}"')
+    with mirrored(settings(first.parents[1], url), reference):
+        checkpoint(first, 200, "a")
+    wanted = settings(second.parents[1], url)
+    restore_run(wanted)
+    assert "the mirror has step 200 of run one, and this machine goes on from step 100" in caplog.text
+    with mirrored(wanted, reference):
+        checkpoint(second, 150, "b")
+    assert steps_kept(url, second) == [100, 200], "and with the records that belong to it"
+    shutil.rmtree(tmp_path / "a")
+    restore_run(settings(first.parents[1], url))
+    assert checkpoints.latest_step(first / "checkpoints") == 200 and (first / "lineage.json").read_text() == '"a"'
+    with mirrored(wanted, reference):
+        checkpoint(second, 200, "b")
+    assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
+        second / "checkpoints" / "step-00000200"
+    )
+
+
+def test_a_restore_that_is_cut_off_anywhere_is_taken_up(url, home, built, monkeypatch):
+    _, reference = built
+    run, wanted = home / "runs" / "one", settings(home, url)
+    checkpoint(run, 10)
+    for name in RECORDS:
+        (run / name).write_text(name)
+    with mirrored(wanted, reference):
+        pass
+    before = {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    fetch, left = Mirror._fetch, [0]
+
+    def cut_off(self: Mirror, path: Path, to: Path) -> None:
+        if not left[0]:
+            raise RuntimeError("cut off")
+        left[0] -= 1
+        fetch(self, path, to)
+
+    monkeypatch.setattr(Mirror, "_fetch", cut_off)
+    for transfers in range(len(before)):
+        shutil.rmtree(run)
+        left[0] = transfers
+        with pytest.raises(RuntimeError, match="cut off"):
+            restore_run(wanted)
+        left[0] = -1  # no more cuts
+        (run / "environment.json").write_text("pinned here meanwhile")
+        restore_run(wanted)
+        assert {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("back_to", [10, 0])
+def test_a_rollback_is_followed(url, home, built, back_to):
+    _, reference = built
+    run, wanted = home / "runs" / "one", settings(home, url)
+    for step in (10, 20, 30):
+        checkpoint(run, step)
+    with mirrored(wanted, reference):
+        pass
+    assert steps_kept(url, run) == [10, 20, 30]
+    with mirrored(wanted, reference):
+        checkpoints.abandon_newer(run / "checkpoints", back_to)
+    assert steps_kept(url, run) == [step for step in (10, 20, 30) if step <= back_to]
+
+
+def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplog, monkeypatch):
+    _, reference = built
+    monkeypatch.setattr(Mirror, "has", lambda self, path: (_ for _ in ()).throw(OSError("no route to host")))
+    with mirrored(settings(home, "memory://gone"), reference):
+        pass
+    assert "no route to host; it is tried again" in caplog.text
+
+
+def test_without_a_mirror_fsspec_is_not_even_imported():
+    script = "import sys\nfrom infini_llama.flows.mirroring import mirrored\nwith mirrored({'storage': {'mirror': None}}, {}): pass\n"
+    result = subprocess.run([sys.executable, "-c", script + "assert 'fsspec' not in sys.modules"], check=False)
+    assert result.returncode == 0

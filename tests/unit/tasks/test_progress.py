@@ -1,0 +1,54 @@
+"""Progress for somebody else's page: the newest word, now and then, and never in the way."""
+
+import logging
+import threading
+import time
+
+import pytest
+
+from infini_llama.tasks.progress import Live
+
+log = logging.getLogger("infini_llama.test_live")
+
+
+@pytest.fixture(autouse=True)
+def level():
+    log.setLevel(logging.INFO)
+
+
+def report(done: int, total: int | None = 100) -> None:
+    log.info("step %d", done, extra={"progress": {"done": done, "total": total, "unit": "steps"}})
+
+
+def test_many_reports_are_few_calls_and_the_last_one_is_among_them():
+    shown = []
+    with Live(log.name, lambda percent, words: shown.append((percent, words)), seconds=0.2):
+        for done in range(1, 101):
+            report(done)
+            time.sleep(0.002)
+        log.info("no progress")
+        report(7, None)
+    assert shown[-1] == (100.0, "step 100") and 1 <= len(shown) <= 6, shown
+    report(50)
+    assert shown[-1] == (100.0, "step 100"), "nobody listens any more"
+
+
+def test_a_page_that_cannot_be_reached_is_said_once_and_stops_nothing(caplog):
+    def fail(percent: float, words: str) -> None:
+        raise ConnectionError("no server")
+
+    with Live(log.name, fail, seconds=0.01):
+        for done in range(5):
+            report(done)
+            time.sleep(0.03)
+    assert caplog.text.count("no server") == 1
+
+
+def test_a_page_that_hangs_holds_nobody_up():
+    answer = threading.Event()
+    before = time.monotonic()
+    with Live(log.name, lambda percent, words: answer.wait(30) and None, seconds=0.05):
+        report(1)
+    waited = time.monotonic() - before
+    answer.set()
+    assert waited < 10

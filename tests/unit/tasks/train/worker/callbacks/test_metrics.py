@@ -1,0 +1,121 @@
+"""What a run reports: every step in metrics.jsonl, the same curves to each reporter, no step twice over a resume."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics
+from infini_llama.tasks.train.worker.callbacks.evaluate import rows_with
+from infini_llama.tasks.train.worker.callbacks.hook import ask, load_hook
+from infini_llama.tasks.train.worker.callbacks.metrics import Metrics
+from infini_llama.tasks.train.worker.callbacks.profiling import Profiler
+from infini_llama.tasks.train.worker.callbacks.reporters import TensorBoard, flat
+from infini_llama.tasks.train.worker.ceiling import matmul_ceiling
+
+CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
+
+
+def step(number: int, loss: float = 2.0) -> dict:
+    timing = {"step_time": number / 10, "data_time": 0.1, "save_time": 0.0, "tokens_per_second": 5.0, "mfu": 0.5}
+    logged = {"param_norm": 3.0, "gates": [0.25, 0.5], "custom": {"largest": 7.0}} if number % 2 == 0 else {}
+    record = {"step": number, "loss": loss, "learning_rate": 1e-3, "grad_norm": math.inf, "memory_peak": 100}
+    return record | logged | timing | {"goodput": {"training": float(number)}}
+
+
+def attempt(run_dir, first: int, last: int) -> None:
+    cut_metrics(RunFolder(run_dir), first)
+    metrics = Metrics(run_dir, 2, [TensorBoard(run_dir, first, CONFIG)])
+    for number in range(first + 1, last + 1):
+        metrics.train(step(number))
+        if number % 2 == 0:
+            metrics.validation({"step": number, "loss": 2.0, "bits_per_byte": math.nan})
+            metrics.samples(number, ["p"], [f"p at {number}"])
+    metrics.close(finished=last == 8)
+
+
+def test_a_resumed_run_reports_every_step_once(tmp_path):
+    attempt(tmp_path, 0, 6)
+    attempt(tmp_path, 4, 8)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 9))
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [2, 4, 6, 8]
+    assert lines[0]["grad_norm"] is None, "JSON has no word for infinity"
+    logged = next(line for line in lines if line["step"] == 4)
+    assert logged["step_time_spread"] == pytest.approx({"p50": 0.25, "p90": 0.37, "p99": 0.397})
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [sample["text"] for sample in samples] == [f"p at {number}" for number in (2, 4, 6, 8)]
+
+
+def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
+    attempt(tmp_path, 0, 6)
+    attempt(tmp_path, 4, 8)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    scalars = set(events.Tags()["scalars"])
+    expected = {"train/loss", "train/param_norm", "validation/loss", "system/mfu", "system/step_time_p90"}
+    expected |= {"system/memory_peak", "gates/layer-1", "custom/largest", "goodput/training", "final/validation/loss"}
+    assert expected <= scalars and not {"train/grad_norm", "validation/bits_per_byte"} & scalars, "not finite"
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8], "purge_step takes the lost 6 away"
+    texts = set(events.Tags()["tensors"])
+    assert {"configuration/text_summary", "samples/text_summary"} <= texts
+    assert "_hparams_/experiment" in events.summary_metadata
+
+
+def test_settings_are_flat_for_hparams():
+    assert flat({"a": {"b": 1, "c": [1]}, "d": None}) == {"a.b": 1, "a.c": "[1]", "d": "null"}
+
+
+def test_a_hook_is_asked_and_its_faults_are_sentences(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "def largest(model, record):\n    return {'largest': max(p.abs().max().item() for p in model.parameters())}\n"
+        "def wrong(model, record):\n    return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = Llama(LlamaConfig(61, 16, 32, 1, 2, 2, 16))
+    found = ask(load_hook("mine:largest"), "mine:largest", model, {"step": 1})
+    assert found == {"largest": 1.0}
+    with pytest.raises(ConfigError, match="mine:wrong returned 3"):
+        ask(load_hook("mine:wrong"), "mine:wrong", model, {})
+    for name in ("nowhere:at_all", "mine:missing"):
+        with pytest.raises(ConfigError, match=f"train.metrics_hook={name} cannot be imported"):
+            load_hook(name)
+    assert load_hook(None) is None
+
+
+def test_the_profiler_records_its_span_alone_and_ends_with_the_run(tmp_path):
+    profiler = Profiler(tmp_path / "profile", [2, 9], 0)
+    for number in (1, 2, 3):
+        profiler.before(number)
+        assert (profiler.running is not None) == (number >= 2)
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        profiler.after(number, last=number == 3)
+    assert "aten::mm" in (tmp_path / "profile/rank-0.txt").read_text()
+    assert (tmp_path / "profile/rank-0.trace.json.gz").stat().st_size > 0
+    Profiler(tmp_path / "none", None, 0).before(1)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_ceiling_is_that_of_a_product_and_leaves_the_generators_alone():
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    assert 1e8 < matmul_ceiling(torch.device("cpu"), torch.float32) < 1e15
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (10, 1), (11, 2), (35, 4), (999, 5)])
+def test_held_out_tokens_are_the_first_rows_that_have_them(tokens, rows):
+    class Reader:
+        def __len__(self) -> int:
+            return 5
+
+        def count_targets(self, chosen: np.ndarray) -> int:
+            return 10 * len(chosen)
+
+    assert rows_with(Reader(), tokens) == rows

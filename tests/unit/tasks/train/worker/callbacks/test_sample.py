@@ -1,0 +1,21 @@
+"""Texts by a finished model: each begins with its prompt, and is the same whatever stands beside it."""
+
+import torch
+
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.train.worker.callbacks.sample import sample_texts
+
+
+def test_prompts_are_continued_each_for_itself(built):
+    home, reference = built
+    dataset = home / reference["path"]
+    torch.manual_seed(0)
+    vocabulary = read_manifest(dataset, "dataset")["content"]["vocab_size"]
+    model = Llama(LlamaConfig(vocabulary, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)).double()
+    prompts = ["the cat", "self.value = the cat sat the cat sat the cat sat", "日本語"]
+    texts = sample_texts(model, dataset, prompts, 20, seed=3)
+    assert all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True)) and texts[0] != prompts[0]
+    assert texts == [sample_texts(model, dataset, [prompt], 20, seed=3)[0] for prompt in prompts]
+    assert texts != sample_texts(model, dataset, prompts, 20, seed=4)

@@ -1,0 +1,152 @@
+"""Rows that grow longer: the same text in as many tokens a step, an order that can be asked for anywhere."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.flows.datasets import reference_for
+from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
+from infini_llama.tasks.preprocess.stage import lookup, plan, preprocess
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.train.curriculum import in_samples, last_steps, refuse_stages
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.verify_data.checks import verify
+
+CPU = torch.device("cpu")
+
+
+class Rows(TokenReader):
+    """`rows` numbered rows of one length."""
+
+    def __init__(self, sequence_length: int, rows: int) -> None:
+        self.sequence_length, self.rows, self.sources = sequence_length, rows, []
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        return np.repeat(rows[:, None], self.sequence_length + 1, axis=1)
+
+    def targets(self, rows: np.ndarray) -> None:
+        return None
+
+    def count_targets(self, rows: np.ndarray) -> int:
+        return self.sequence_length * len(rows)
+
+
+def batches(world: int = 1, rank: int = 0, micro: int = 2) -> TrainBatches:
+    shorter = [(Rows(4, 90), 16), (Rows(8, 41), 40)]
+    return TrainBatches(Rows(16, 23), 7, 8, micro, rank, world, shorter=shorter)
+
+
+def test_each_stage_has_its_rows_its_own_beginning_and_as_many_tokens_a_step():
+    of = batches()
+    shapes = [{tuple(inputs.shape) for inputs, _ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)]
+    assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
+    assert [of.targets(at) for at in range(0, 64, 8)] == [8 * 16] * 8
+    alone = TrainBatches(Rows(16, 23), 7, 8, 2, 0, 1)
+    assert np.array_equal(of.rows(40), alone.rows(0)) and np.array_equal(of.rows(48), alone.rows(8))
+    first = np.concatenate([of.rows(at) for at in (0, 8)])
+    assert len(set(first.tolist())) == 64 and first.max() < 90
+
+
+@given(world=st.sampled_from([1, 2, 4, 8]), micro=st.sampled_from([1, 2, 4, 8]), step=st.integers(0, 12))
+@settings(deadline=None, max_examples=40)
+def test_any_number_of_ranks_and_micro_batches_gives_the_same_rows_in_the_same_order(world, micro, step):
+    micro = min(micro, 8 // world)
+    of_ranks = [batches(world, rank, micro) for rank in range(world)]
+    seen = [int(row[0]) for of in of_ranks for inputs, _ in of.micro_batches(8 * step, CPU) for row in inputs]
+    assert seen == batches().rows(8 * step).tolist()
+
+
+def config(**data) -> dict:
+    given = {"source": "python-stdlib", "sequence_length": 32} | data
+    train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5}
+    return PipelineConfig.model_validate({"data": given, "train": train}).model_dump(mode="json")
+
+
+def test_steps_and_shares_become_samples(caplog):
+    caplog.set_level("WARNING", "infini_llama")
+    tables = {"curriculum": [{"chunks": "a"}, {"chunks": "b"}]}
+    lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
+    shares = [length | {"until_fraction": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
+    expected = [{"chunks": "a", "until": 200}, {"chunks": "b", "until": 400}]
+    assert last_steps(config(curriculum=shares)) == [25, 50]
+    assert in_samples(config(curriculum=shares), tables, [25, 50]) == expected and not caplog.text
+    steps = [length | {"until_step": step} for length, step in zip(lengths, (25, 100), strict=True)]
+    assert in_samples(config(curriculum=steps), tables, last_steps(config(curriculum=steps)))[1]["until"] == 800
+    assert "ends at step 100, but train.max_steps=100" in caplog.text
+    told = config(curriculum=steps)
+    told["train"]["repeat_data"] = False
+    with pytest.raises(ConfigError, match=r"data.curriculum reads the text anew"):
+        refuse_stages(told)
+    told = config(curriculum=steps)
+    told["model"] |= {"attention": "infini", "segment_length": 8}
+    with pytest.raises(ConfigError, match=r"rows of 8 tokens, one segment of model.segment_length=8"):
+        refuse_stages(told)
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([{"sequence_length": 12, "until_step": 3}], "is no multiple"),
+        ([{"sequence_length": 64, "until_step": 3}], "is no multiple"),
+        ([{"sequence_length": 8}], "a stage has one of them"),
+        ([{"sequence_length": 8, "until_step": 3, "until_fraction": 0.1}], "a stage has one of them"),
+        ([{"sequence_length": 8, "until_step": 3}, {"sequence_length": 16, "until_fraction": 0.5}], "all of them the same"),
+        ([{"sequence_length": 8, "until_step": 3}, {"sequence_length": 16, "until_step": 3}], "end later"),
+    ],
+)  # fmt: skip
+def test_stages_that_do_not_fit_are_refused(stages, said):
+    with pytest.raises(ValueError, match=said):
+        config(curriculum=stages)
+
+
+@pytest.fixture
+def staged(data) -> dict:
+    return data(curriculum=[{"sequence_length": 4, "until_step": 2}, {"sequence_length": 8, "until_step": 5}])
+
+
+def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_path):
+    plain = preprocess(data(), str(tmp_path))
+    assert lookup(staged, str(tmp_path)) is None and "curriculum" not in plain
+    reference = preprocess(staged, str(tmp_path))
+    assert reference["built"] == ["chunks"] and reference["digest"] == plain["digest"]
+    assert [stage["sequence_length"] for stage in reference["curriculum"]] == [4, 8]
+    assert reference | {"built": []} == lookup(staged, str(tmp_path))
+    assert plain == {name: value for name, value in reference.items() if name != "curriculum"} | {
+        "built": plain["built"]
+    }
+    name = name_of_tables(reference)
+    assert name == name_of_tables(plan(staged, str(tmp_path))) != plain["chunks"]
+    assert plain["chunks"] == name_of_tables(plain) == name_of_tables(plan(data(), str(tmp_path)))
+    assert digest_of_tables(plain) == plain["chunks_digest"] != digest_of_tables(reference)
+    found = reference_for(staged, tmp_path / reference["path"], tmp_path)
+    assert found == reference | {"built": []}
+    assert verify(reference, str(tmp_path), "deep", 0)["ok"]
+
+
+def test_a_damaged_table_of_a_stage_is_found_and_built_again(staged, tmp_path):
+    reference = preprocess(staged, str(tmp_path))
+    table = tmp_path / reference["path"] / "chunks" / reference["curriculum"][1]["chunks"] / "train.rows.npy"
+    content = bytearray(table.read_bytes())
+    content[-1] ^= 1
+    table.write_bytes(content)
+    with pytest.raises(DataError, match=str(table)):
+        verify(reference, str(tmp_path), "quick", 10**9)
+    assert preprocess(staged, str(tmp_path), repair=True) == reference | {"built": ["chunks"]}
+    assert verify(reference, str(tmp_path), "quick", 10**9)["ok"]
+
+
+def test_short_rows_hold_the_text_of_the_long_ones(staged, tmp_path):
+    reference = preprocess(staged, str(tmp_path))
+    folder: Path = tmp_path / reference["path"]
+    long = TokenReader(folder, reference["chunks"], "train")
+    short = TokenReader(folder, reference["curriculum"][0]["chunks"], "train")
+    assert np.array_equal(long.gather(np.array([1]))[0, :5], short.gather(np.array([4]))[0])

@@ -1,0 +1,24 @@
+"""What stands between this project and DeepSpeed, as far as it is without the package."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.train.worker.strategies.deepspeed import _finite_or_inf, load_deepspeed
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"infini-llama\[deepspeed\]"):
+        load_deepspeed(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("said", "norm"), [(0.0, 0.0), (2.5, 2.5), (-1.0, math.inf), (math.inf, math.inf), (math.nan, math.inf)]
+)
+def test_whatever_the_engine_says_of_gradients_that_are_not_finite_their_norm_is_inf(said, norm):
+    assert _finite_or_inf(said) == norm
