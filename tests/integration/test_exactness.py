@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from exactness.bench import Bench, interrupted_equals_uninterrupted
-from exactness.cover import FACTORS, name_of, pairs_of, pairwise_cover, possible
+from integration.exactness.bench import Bench, interrupted_equals_uninterrupted
+from integration.exactness.cover import FACTORS, name_of, pairs_of, pairwise_cover, possible
 
 CELLS = [(name_of(cell), cell) for cell in pairwise_cover(FACTORS, possible)]
 EAGER = [(name, cell) for name, cell in CELLS if cell["compile"] == "off"]

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exactness.cover import Cell
+from integration.exactness.cover import Cell
+
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.patch_environment.plan import resolve

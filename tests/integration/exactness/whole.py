@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
+from integration.exactness.bench import Bench, interrupted_equals_uninterrupted
+from integration.exactness.cover import FACTORS, name_of, pairwise_cover, possible
 
-from exactness.bench import Bench, interrupted_equals_uninterrupted
-from exactness.cover import FACTORS, name_of, pairwise_cover, possible
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from differences import largest, relative
 
 from infini_llama.model import backends, flash, layout
 from infini_llama.model.backends import causal_attention
 from infini_llama.model.layout import PADDING, positions
 from infini_llama.model.llama import Llama
+from support.differences import largest, relative
 
 N = 8
 ROW = [0] * 13 + [1] * 20 + [2] * 3 + [3] * 9

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from differences import largest, relative
-from literal_infini import literal_infini
 
 from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.layout import segments
 from infini_llama.model.llama import Llama
 from infini_llama.model.memory import memories, retrieve
+from support.differences import largest, relative
+from support.literal_infini import literal_infini
 
 N = 8
 

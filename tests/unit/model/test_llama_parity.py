@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from differences import relative
 from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 from infini_llama.model.llama import Llama
+from support.differences import relative
 
 SHARED = (
     "vocab_size",

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from differences import largest, relative
 
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
+from support.differences import largest, relative
 
 V, D = 53, 16
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from differences import largest
 
 from infini_llama.model.scan import scan
+from support.differences import largest
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 13, 31, 64])
