@@ -1,0 +1,65 @@
+"""What ranks report while an attempt runs, and how the attempt ended."""
+
+from typing import Literal
+
+from infini_llama.tasks.records.record import Record
+
+
+class RankError(Record):
+    """Why a rank failed.
+
+    Attributes:
+        phase: of the heartbeat.
+        sample_rows: row numbers of the global batch; None outside a step.
+        memory: bytes by name.
+        first_skip: of a diverged run, the first step whose update was skipped; samples: consumed at that moment.
+    """
+
+    type: str
+    message: str
+    traceback: str = ""
+    phase: str = ""
+    sample_rows: tuple[int, ...] | None = None
+    memory: dict[str, int] = {}
+    first_skip: int | None = None
+    samples: int | None = None
+
+
+class RankStatus(Record):
+    """The state of a rank: an atomic file that overrides torchrun's exit code.
+
+    Attributes:
+        code: an ExitCode; step: last completed one; time: seconds since 1970; node: number of the node.
+    """
+
+    rank: int
+    pid: int
+    state: Literal["running", "done", "preempted", "failed"]
+    code: int
+    step: int | None
+    time: float
+    node: int
+    host: str
+    machine: str
+    error: RankError | None = None
+
+
+class AttemptRecord(Record):
+    """A line of attempts.jsonl: one attempt that has ended.
+
+    Attributes:
+        invocation: unique ID of one command; all its attempts share it. None: the command itself was killed.
+        checkpoint_step: of the newest checkpoint at the end; seconds: from start to end.
+        code: an ExitCode; step: last completed one, if known.
+    """
+
+    attempt: int
+    invocation: str | None
+    kind: Literal["done", "preempted", "failed"]
+    code: int
+    message: str
+    from_step: int | None = None
+    checkpoint_step: int | None = None
+    seconds: float | None = None
+    step: int | None = None
+    error: RankError | None = None
