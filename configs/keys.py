@@ -88,15 +88,18 @@ OTHER_NAMES = {
     "cp_size": "train.context_parallel",
     "context_parallel_size": "train.context_parallel",
     "context_parallel_degree": "train.context_parallel",
-    "tp": "train.tensor_parallel",
-    "tp_size": "train.tensor_parallel",
-    "tensor_parallel_size": "train.tensor_parallel",
-    "tensor_parallel_degree": "train.tensor_parallel",
-    "tensor_model_parallel_size": "train.tensor_parallel",
     "dtype": "environment.precision",
     "mixed_precision": "environment.precision",
     "run_name": "runtime.name",
     "output_dir": "runtime.home",
+}
+
+# Keys of older versions: the value that changed nothing, which is still accepted, and what to use instead of any other.
+REMOVED: dict[str, tuple[Any, str]] = {
+    "train.tensor_parallel": (
+        1,
+        "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ByteSize, ValidationError
 
-from infini_llama.configs.keys import all_keys, nearest, place, section_of, words
+from infini_llama.configs.keys import REMOVED, all_keys, nearest, place, section_of, words
 from infini_llama.configs.schema import PipelineConfig
 
 NUMBERS = (int, float, ByteSize)
@@ -24,7 +24,7 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
     lines: list[str] = []
     wrong: set[str] = set()
     doubtful: set[str] = set()  # what an unknown key probably meant to set
-    rest = _with_empty_sections(mapping, PipelineConfig)
+    rest = _without_removed_keys(_with_empty_sections(mapping, PipelineConfig), lines)
     for steps, fields, line, meant in [*_unknown_keys(rest), *_lax_values(rest, PipelineConfig, ())]:
         lines.append(line)
         wrong |= {".".join(fields)} if fields else set()
@@ -65,6 +65,18 @@ def _with_empty_sections(mapping: dict[Any, Any], section: type[BaseModel]) -> d
             value = {} if result[name] is None else result[name]
             result[name] = _with_empty_sections(value, below) if isinstance(value, dict) else value
     return result
+
+
+def _without_removed_keys(mapping: dict[Any, Any], lines: list[str]) -> dict[Any, Any]:
+    """The mapping without keys of older versions; a line for each whose value would change something."""
+    for key, (neutral, instead) in REMOVED.items():
+        section, name = key.split(".")
+        below = mapping.get(section)
+        if isinstance(below, dict) and name in below:
+            if below[name] != neutral:
+                lines.append(f"{key}={shown(below[name])}: this version does not have this key any more; {instead}")
+            mapping = _without(mapping, (section, name))
+    return mapping
 
 
 Problem = tuple[tuple[Any, ...], tuple[str, ...], str, set[str]]

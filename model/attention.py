@@ -1,7 +1,5 @@
 """Causal self-attention with grouped keys and values (Ainslie et al. 2023, arXiv 2305.13245) and rotary positions."""
 
-from contextlib import nullcontext
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,7 +9,6 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import Rows, Segments
 from infini_llama.model.norm import RMSNorm
 from infini_llama.model.rope import Rotary
-from infini_llama.model.split import Linear, Split
 
 
 class KeyValues:
@@ -78,19 +75,17 @@ class Attention(nn.Module):
     `forward` is for whole rows. `read` continues from a state, which it updates.
     """
 
-    split: Split | None = None
-
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
         self.head_dim, self.backend, self.dropout = config.head_dim, backend, config.attention_dropout
         self.kv_heads = config.num_key_value_heads
         width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
-        self.q_proj = Linear(width, width)
-        self.k_proj = Linear(width, kv_width)
-        self.v_proj = Linear(width, kv_width)
-        self.o_proj = Linear(width, width)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, of_heads=True) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, of_heads=True) if config.qk_norm else None
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, kv_width, bias=False)
+        self.v_proj = nn.Linear(width, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""
@@ -115,8 +110,7 @@ class Attention(nn.Module):
 
     def softmax(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Rows | Segments) -> torch.Tensor:
         dropout = self.dropout if self.training else 0.0
-        with self.split.apart(q.device) if self.split is not None and dropout else nullcontext():
-            return causal_attention(q, k, v, layout.documents, self.backend, dropout, layout.boundaries)
+        return causal_attention(q, k, v, layout.documents, self.backend, dropout, layout.boundaries)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""

@@ -12,14 +12,6 @@ def parameters(config: LlamaConfig) -> int:
     return matrix_parameters(config) + embedding + rest
 
 
-def parameters_of_part(config: LlamaConfig, parts: int) -> int:
-    """Weights of one of so many ranks that share the model (`model.split`): norms whole, and words that the number does not divide."""
-    norms = 2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
-    words = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    whole = config.num_hidden_layers * norms + config.hidden_size + (words if config.vocab_size % parts else 0)
-    return whole + (parameters(config) - whole) // parts
-
-
 def matrix_parameters(config: LlamaConfig) -> int:
     """Weights that every token is multiplied by: projections, feed-forward and head; the embedding is only looked up."""
     width = config.hidden_size

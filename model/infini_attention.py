@@ -10,7 +10,6 @@ from infini_llama.model.context import shared_memories
 from infini_llama.model.layout import Rows, Segments
 from infini_llama.model.memory import Memory, memories, mix, retrieve
 from infini_llama.model.rope import Rotary
-from infini_llama.model.split import here
 
 
 class InfiniState(KeyValues):
@@ -120,11 +119,7 @@ class InfiniAttention(Attention):
                 if before is not None:
                     M, z = torch.cat((before.M[:, None], M), dim=1), torch.cat((before.z[:, None], z), dim=1)
                 reads = None if layout.reads is None else layout.reads[:, first:]
-                parts.append(
-                    mix(
-                        local[:, first:], retrieve(q[:, first:], M, z), here(self.gate, self.split), reads, self.literal
-                    )
-                )
+                parts.append(mix(local[:, first:], retrieve(q[:, first:], M, z), self.gate, reads, self.literal))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
 
     def _without_memory(self, local: torch.Tensor) -> torch.Tensor:
@@ -134,7 +129,7 @@ class InfiniAttention(Attention):
         return mix(
             local,
             torch.zeros_like(local, dtype=torch.promote_types(local.dtype, torch.float32)),
-            here(self.gate, self.split),
+            self.gate,
         )
 
     def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
@@ -172,7 +167,7 @@ class InfiniAttention(Attention):
                 reads = None
                 if not all(state.segments):
                     reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
-                heads = mix(heads, retrieve(q, *state.memory), here(self.gate, self.split), reads, self.literal)
+                heads = mix(heads, retrieve(q, *state.memory), self.gate, reads, self.literal)
             elif self.uses_memory:
                 heads = self._without_memory(heads)
             self._close_full(state)

@@ -20,7 +20,6 @@ from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from infini_llama.model.mlp import MLP
 from infini_llama.model.norm import RMSNorm
 from infini_llama.model.rope import Rotary, rotary, scaled_frequencies
-from infini_llama.model.split import Embedding, Linear, Split, here
 
 
 class States(NamedTuple):
@@ -35,8 +34,6 @@ class States(NamedTuple):
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), x [B, T, hidden_size]; without pre_norm norm(x + attention(x)) and so on."""
-
-    split: Split | None = None
 
     def __init__(self, config: LlamaConfig, backend: str) -> None:
         super().__init__()
@@ -58,20 +55,14 @@ class DecoderLayer(nn.Module):
         return self._finish(x, self.self_attn.read(self._begin(x), rotary, state, lengths))
 
     def _begin(self, x: torch.Tensor) -> torch.Tensor:
-        return self._spread(self.input_layernorm(x) if self.pre_norm else x)
+        return self.input_layernorm(x) if self.pre_norm else x
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        x = x + self.dropout(self._joined(attended))
+        x = x + self.dropout(attended)
         if self.pre_norm:
-            return x + self.dropout(self._joined(self.mlp(self._spread(self.post_attention_layernorm(x)))))
+            return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
         x = self.input_layernorm(x)
-        return self.post_attention_layernorm(x + self.dropout(self._joined(self.mlp(self._spread(x)))))
-
-    def _spread(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.split is None else self.split.spread(x)
-
-    def _joined(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.split is None else self.split.joined(x)
+        return self.post_attention_layernorm(x + self.dropout(self.mlp(x)))
 
 
 class Decoder(nn.Module):
@@ -79,7 +70,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: LlamaConfig, backend: str) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, backend) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -93,9 +84,6 @@ class Llama(nn.Module):
     `attention_backend` is one of `model.backends.BACKENDS`: what computes softmax attention, no part of the architecture.
     """
 
-    split: Split | None = None  # the ranks that compute it together
-    words: Split | None = None  # the same where each has some words of embedding and head, not all
-
     def __init__(self, config: LlamaConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
         self.config = config
@@ -104,7 +92,7 @@ class Llama(nn.Module):
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
             self.model = Decoder(config, attention_backend)
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if device.type == "meta":
             self.tie_weights()
         else:
@@ -145,16 +133,6 @@ class Llama(nn.Module):
         alone (full); the rest is computed again, with the same result."""
         for layer in self._layers():
             layer.checkpointing = kind
-
-    def compute_with(self, split: Split) -> None:
-        """Makes this rank compute its part of `loss` (`model.split`), and nothing else, from parameters that hold its part.
-
-        Words are split where there are as many for each rank; else embedding and head are whole on every one.
-        """
-        self.words = self.model.embed_tokens.words = split if self.config.vocab_size % split.size == 0 else None
-        for module in self.modules():
-            if isinstance(module, Llama | DecoderLayer | Attention | Linear | Embedding | RMSNorm):
-                module.split = split
 
     def hidden(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
@@ -201,10 +179,9 @@ class Llama(nn.Module):
         too.
         """
         z_loss = self.z_loss if self.training else 0.0
-        if self.loss_chunk or self.words is not None:
-            hidden, weight = self.hidden(input_ids, documents, context), here(self.lm_head.weight, self.split)
-            chunk = self.loss_chunk or labels.numel()
-            return chunked_cross_entropy_sum(hidden, weight, labels, chunk, z_loss, self.words)
+        if self.loss_chunk:
+            hidden = self.hidden(input_ids, documents, context)
+            return chunked_cross_entropy_sum(hidden, self.lm_head.weight, labels, self.loss_chunk, z_loss)
         return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
 
     def new_states(self, batch: int, capacity: int) -> States:

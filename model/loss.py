@@ -5,8 +5,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from infini_llama.model.split import Split
-
 IGNORE_INDEX = -100
 
 
@@ -41,7 +39,6 @@ def chunked_cross_entropy_sum(
     labels: torch.Tensor,
     chunk: int,
     z_loss: float = 0.0,
-    split: Split | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`cross_entropy_sum` of the logits hidden @ weight^T, of which only those of `chunk` tokens exist at a time.
 
@@ -50,13 +47,10 @@ def chunked_cross_entropy_sum(
 
     Args:
         hidden: [B, T, D]; weight: [V, D]; labels: [B, T] int64.
-        split: the ranks that each have the weight's rows of their own words; hidden and labels are the same on all, and so is the sum.
     """
-    if split is not None:
-        hidden = split.spread(hidden)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    total: Any = _Chunked.apply(hidden.flatten(0, 1).to(dtype), weight, labels.flatten(), chunk, z_loss, split)
+    total: Any = _Chunked.apply(hidden.flatten(0, 1).to(dtype), weight, labels.flatten(), chunk, z_loss)
     return total, (labels != IGNORE_INDEX).sum()
 
 
@@ -69,7 +63,6 @@ class _Chunked(torch.autograd.Function):
         labels: torch.Tensor,
         chunk: int,
         z_loss: float,
-        split: Split | None,
     ) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         narrow = weight.to(hidden.dtype)
@@ -81,21 +74,16 @@ class _Chunked(torch.autograd.Function):
             for part in range(0, hidden.shape[0], chunk):
                 x, label = hidden[part : part + chunk], labels[part : part + chunk]
                 targets = label != IGNORE_INDEX
-                label, there = torch.where(targets, label, 0)[:, None], None
-                if split is not None:
-                    label, there = split.own(label, len(weight))
+                label = torch.where(targets, label, 0)[:, None]
                 logits = (x @ narrow.T).to(wide)
-                log_z, wanted = logits.logsumexp(dim=1, keepdim=True), logits.gather(1, label)
-                if split is not None and there is not None:
-                    log_z, wanted = split.of_all(torch.stack((log_z, wanted * there))).unbind(1)
-                    log_z, wanted = log_z.logsumexp(dim=0), wanted.sum(dim=0)
-                total += ((log_z - wanted)[:, 0] * targets).sum()
+                log_z = logits.logsumexp(dim=1, keepdim=True)
+                total += ((log_z - logits.gather(1, label))[:, 0] * targets).sum()
                 if grad_hidden is None or grad_weight is None:
                     continue
                 gradient = logits.sub_(log_z).exp_()
                 if z_loss:
                     gradient *= 1 + 2 * z_loss * log_z
-                gradient.scatter_add_(1, label, torch.full_like(log_z, -1.0) if there is None else -there.to(wide))
+                gradient.scatter_add_(1, label, torch.full_like(log_z, -1.0))
                 gradient = (gradient * targets[:, None]).to(hidden.dtype)
                 grad_hidden[part : part + chunk] = gradient @ narrow
                 if grad_weight.dtype == gradient.dtype:
@@ -108,13 +96,12 @@ class _Chunked(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         (scale,) = grad_outputs
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
             (grad_hidden * scale).to(grad_hidden.dtype),
             (grad_weight * scale).to(ctx.weight_dtype),
-            None,
             None,
             None,
             None,

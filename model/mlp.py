@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from infini_llama.model.config import Activation
-from infini_llama.model.split import Linear
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 
@@ -18,9 +17,9 @@ class MLP(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: Activation = "silu") -> None:
         super().__init__()
         self.act = ACTIVATIONS[hidden_act]
-        self.gate_proj = Linear(hidden_size, intermediate_size)
-        self.up_proj = Linear(hidden_size, intermediate_size)
-        self.down_proj = Linear(intermediate_size, hidden_size)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))

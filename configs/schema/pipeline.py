@@ -47,42 +47,6 @@ def context_problems(config: PipelineConfig) -> list[str]:
     return problems
 
 
-def tensor_problems(config: PipelineConfig) -> list[str]:
-    """Why the processes cannot share models as `train.tensor_parallel` asks, a sentence each."""
-    train, model, environment = config.train, config.model, config.environment
-    size, processes = train.tensor_parallel, environment.nproc_per_node
-    said = f"train.tensor_parallel={size}"
-    if size == 1:
-        return []
-    parts = {
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
-        "intermediate_size": model.intermediate_size,
-    }
-    problems = [
-        f"{said} does not divide model.{name}={number}, of which each process would have its part; change one of them"
-        for name, number in parts.items()
-        if number % size
-    ]
-    if isinstance(processes, int) and processes % size:
-        problems.append(f"{said} does not divide environment.nproc_per_node={processes}; change one of them")
-    if train.context_parallel > 1:
-        problems.append(
-            f"{said} does not go with train.context_parallel={train.context_parallel}; set one of them to 1"
-        )
-    if train.parallel == "deepspeed":
-        problems.append(f"{said} does not go with train.parallel=deepspeed; use ddp, fsdp or hsdp")
-    if train.optimizer == "muon":
-        problems.append(f"{said} splits the matrices that train.optimizer=muon needs whole; use adamw")
-    if train.compile == "whole":
-        problems.append(f"{said} does not go with train.compile=whole; use block or off")
-    if environment.tune == "full":
-        problems.append(
-            f"{said} does not go with environment.tune=full, which measures steps of whole models; use quick or off"
-        )
-    return problems
-
-
 def _of_a_run(schema: dict[str, Any]) -> None:
     """Leaves out of Prefect's form what is read before there is a run."""
     del schema["properties"]["deployment"]
@@ -138,7 +102,7 @@ class PipelineConfig(Section):
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
         processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
-        nodes, together = self.environment.nnodes, self.train.context_parallel * self.train.tensor_parallel
+        nodes, together = self.environment.nnodes, self.train.context_parallel
         workers = (processes if isinstance(processes, int) and processes % together == 0 else together) * nodes
         batch = (micro if isinstance(micro, int) else 1) * workers // together
         if self.train.global_batch_size % batch:
@@ -149,7 +113,7 @@ class PipelineConfig(Section):
                 + ("" if together == 1 else f" / {together} that share each sequence")
                 + "; change one of them"
             )
-        problems += context_problems(self) + tensor_problems(self)
+        problems += context_problems(self)
         launcher, tune = self.environment.launcher, self.environment.tune
         if launcher != "local" and tune != "off":
             problems.append(

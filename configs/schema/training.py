@@ -221,13 +221,6 @@ class TrainingConfig(ReportingConfig):
         description="Processes that share each sequence, every one with a run of its segments; they pass on what Infini-attention's "
         "memory holds. For sequences whose activations do not fit one process; not with model.attention=softmax.",
     )
-    tensor_parallel: Annotated[int, Field(ge=1)] = Field(
-        default=1,
-        title="Tensor parallel",
-        description="Processes that share each model, every one with its part of the attention heads and their memories, of the MLP "
-        "and, where it divides them, of the vocabulary. For models whose layers do not fit one process; they exchange activations in "
-        "every layer, so all of them belong on one machine.",
-    )
     compile: Literal["auto", "off", "block", "whole"] = Field(
         default="auto",
         title="Compile",

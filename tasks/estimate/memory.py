@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import Shard
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.model.split import Split
 from infini_llama.tasks.estimate.live import LiveBytes
 from infini_llama.tasks.train.worker.build import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.native import LossModule
-from infini_llama.tasks.train.worker.tensor import placement
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits")
 
@@ -34,28 +31,6 @@ class Layout:
     precision: str
     device: str
     loss_chunk: int
-    parts: int = 1  # workers that share a model
-
-    @property
-    def sharded(self) -> bool:
-        """Whether FSDP holds the parameters, in shards of one where models are shared and copied."""
-        return self.shards > 1 or 1 < self.parts < self.workers
-
-
-class Counted(Split):
-    """Ranks that exchange nothing: each computes its part from plain parameters of its sizes."""
-
-    def part(self, parameter: torch.Tensor) -> torch.Tensor:
-        return parameter
-
-    def spread(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def joined(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    def of_all(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x] * self.size)
 
 
 def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, int]:
@@ -68,8 +43,6 @@ def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, i
     """
     with torch.device("meta"):
         model = Llama(config)
-    if layout.parts > 1:
-        keep_part(model, Counted(None, 0, layout.parts))  # type: ignore[arg-type]
     vocabulary = len(model.lm_head.weight)
 
     def kind_of(tensor: torch.Tensor) -> str:
@@ -95,32 +68,20 @@ def step_memory(config: LlamaConfig, train: dict, layout: Layout) -> dict[str, i
             for _ in range(min(2, layout.micro_batches)):
                 _accumulate(module, layout)
             phase = "optimizer"
-            if not layout.sharded:
+            if not layout.shards > 1:
                 optimizer.step()
-                if layout.workers == layout.parts:
+                if layout.workers == 1:
                     optimizer.zero_grad(set_to_none=True)
         peak = {part: live.peak[part] for part in PARTS}
-    return _sharded(peak, model, layout) if layout.sharded else peak
-
-
-def keep_part(model: Llama, split: Split) -> None:
-    """Makes the parameters as large as those of one rank of the `split`."""
-    model.compute_with(split)
-    for prefix, module in model.named_modules():
-        for name, value in list(module.named_parameters(recurse=False)):
-            place, sizes = placement(f"{prefix}.{name}", model.words is not None), list(value.shape)
-            if isinstance(place, Shard):
-                sizes[place.dim] //= split.size
-            setattr(module, name, torch.nn.Parameter(value.new_empty(sizes)))
-    model.tie_weights()
+    return _sharded(peak, model, layout) if layout.shards > 1 else peak
 
 
 def _keep_gradient(parameter: torch.nn.Parameter, live: LiveBytes, layout: Layout) -> None:
     """As the strategy keeps it: alone, freed after each step; under DDP in buckets that stay; under FSDP only a share."""
-    if layout.sharded:
+    if layout.shards > 1:
         parameter.register_post_accumulate_grad_hook(lambda value: setattr(value, "grad", None))
         return
-    if layout.workers > layout.parts:
+    if layout.workers > 1:
         parameter.grad = torch.zeros_like(parameter)
         live.name(parameter.grad, "gradients")
         return

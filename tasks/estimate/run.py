@@ -8,7 +8,7 @@ from typing import Any
 from infini_llama.configs.architecture import architecture, of_vocabulary
 from infini_llama.configs.durations import planned_steps
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.ranks import groups_of, ranks_a_row
+from infini_llama.configs.ranks import groups_of
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
 from infini_llama.tasks.estimate.memory import Layout, step_memory
@@ -44,7 +44,7 @@ def estimate(config: dict) -> dict[str, Any]:
     plan = plan_of(of_vocabulary(config, model.vocab_size))
     train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
     workers, length = plan["nproc_per_node"] * plan["nnodes"], data["sequence_length"]
-    groups, parts = groups_of(train, workers), train["tensor_parallel"]
+    groups = groups_of(train, workers)
     micro_batches, rest = divmod(train["global_batch_size"], train["micro_batch_size"] * groups)
     if rest:
         shared = "" if groups == workers else f" / {workers // groups} that share each sequence"
@@ -57,12 +57,11 @@ def estimate(config: dict) -> dict[str, Any]:
         length // train["context_parallel"],
         micro_batches,
         workers,
-        shards_of(train, (workers if train["parallel"] == "fsdp" else plan["nproc_per_node"]) // parts),
+        shards_of(train, workers if train["parallel"] == "fsdp" else plan["nproc_per_node"]),
         train["reshard_after_forward"],
         plan["precision"],
         plan["device"],
         plan["loss_chunk"],
-        parts,
     )
     memory = step_memory(model, train, layout)
     state = 4 * 3 * parameters(model)  # fp32: weights and both moments
@@ -97,7 +96,9 @@ def plan_of(config: dict) -> dict[str, Any]:
         wishes = config["environment"]
         device = "cuda" if wishes["device"] == "cuda" else "cpu"
         workers = (
-            wishes["nproc_per_node"] if isinstance(wishes["nproc_per_node"], int) else ranks_a_row(config["train"])
+            wishes["nproc_per_node"]
+            if isinstance(wishes["nproc_per_node"], int)
+            else config["train"]["context_parallel"]
         )
         precision = wishes["precision"] if wishes["precision"] != "auto" else "bf16" if device == "cuda" else "fp32"
         micro = config["train"]["micro_batch_size"]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.ranks import ranks_a_row, sharing
 from infini_llama.tasks.patch_environment.findings_gpu import is_busy
 
 
@@ -23,7 +22,7 @@ def choose_devices(config: dict, facts: dict, micro: int, problems: list[str], r
         micro: sequences of one forward pass of one worker.
     """
     wishes, train = config["environment"], config["train"]
-    nodes, sequences, together = wishes["nnodes"], train["global_batch_size"], ranks_a_row(train)
+    nodes, sequences, together = wishes["nnodes"], train["global_batch_size"], train["context_parallel"]
     kind = _kind(wishes["device"], facts, problems, reasons)
     usable = _usable(wishes, kind, facts, problems, reasons)
     wish = wishes["nproc_per_node"]
@@ -54,7 +53,7 @@ def choose_devices(config: dict, facts: dict, micro: int, problems: list[str], r
             )
     if count % together:
         problems.append(
-            f"{sharing(train)}, but {count} worker(s) are no whole groups of {together}; change one of them."
+            f"train.context_parallel={together}, but {count} worker(s) are no whole groups of {together}; change one of them."
         )
     elif sequences % (micro * count * nodes // together):
         shared = "" if together == 1 else f" / {together} that share each sequence"
@@ -102,7 +101,7 @@ def _usable(wishes: dict, kind: str, facts: dict, problems: list[str], reasons: 
 def _on_cpu(config: dict, facts: dict, micro: int) -> tuple[int, str]:
     """One worker with all threads; under environment.tune and where others want the cores too, one worker a core."""
     cores, sequences = facts["cores"], config["train"]["global_batch_size"]
-    if (together := ranks_a_row(config["train"])) > 1:
+    if (together := config["train"]["context_parallel"]) > 1:
         return together, "as many workers as share each sequence"
     if config["environment"]["tune"] == "off" or facts["load"] < cores or config["environment"]["threads"] != "auto":
         return 1, "one worker with all the threads"

@@ -5,7 +5,7 @@ from typing import Any
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.ranks import groups_of
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import parameters_of_part
+from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment.speed import loss_chunk
 
 GIB = 1024**3
@@ -26,26 +26,24 @@ def model_of(config: dict) -> LlamaConfig:
 def bytes_needed(config: dict, micro: int, precision: str, kind: str, workers: int) -> dict[str, int]:
     """{"state", "activations", "logits"} in bytes of one worker.
 
-    State is 16 bytes a parameter: weights, gradients and Adam's two moments in fp32 (Rajbhandari et al. 2020, section 3.1), of what a
-    worker has of a model that it shares, split over the workers with the same part under fsdp. Activations are what a layer keeps for
+    State is 16 bytes a parameter: weights, gradients and Adam's two moments in fp32 (Rajbhandari et al. 2020, section 3.1), split over
+    the workers under fsdp. Activations are what a layer keeps for
     its backward pass, a token: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the type
     computed in (after Korthikanti et al. 2022, eq. 1, without the scores, which no backend keeps).
     """
     model, train = model_of(config), config["train"]
-    parts = train["tensor_parallel"]
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     half = 4 if precision == "fp32" else 2
     tokens = micro * config["data"]["sequence_length"] // train["context_parallel"]
-    kept = 4 * 4 * width + half * (2 * width + (6 * width + 4 * inner) // parts)
+    kept = 4 * 4 * width + half * (8 * width + 4 * inner)
     if train["activation_checkpointing"] != "none":
         kept = 4 * width + kept // layers
-    split = workers // parts if train["parallel"] == "fsdp" else 1  # of hsdp the shards may be as few as one
-    words = model.vocab_size // (parts if model.vocab_size % parts == 0 else 1)
+    split = workers if train["parallel"] == "fsdp" else 1  # of hsdp the shards may be as few as one
     chunk = loss_chunk(train["loss_chunk"], kind, tokens, model.vocab_size)
     return {
-        "state": 16 * parameters_of_part(model, parts) // split,
+        "state": 16 * parameters(model) // split,
         "activations": tokens * layers * kept,
-        "logits": min(tokens, chunk or tokens) * words * (half + 8),
+        "logits": min(tokens, chunk or tokens) * model.vocab_size * (half + 8),
     }
 
 

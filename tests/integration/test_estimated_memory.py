@@ -85,19 +85,3 @@ def test_memory_of_the_small_preset(lab, micro_batch):
         "train.eval_sequences=4",
     )
     assert_near(own, f"estimate-small-{micro_batch}", 1, *batch, *data, *less)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("workers", [2, 4])
-def test_memory_of_shared_models(lab, workers):
-    own = Laboratory(lab.home, Path("configs/tiny_infini.yaml"))
-    wide = ("model.hidden_size=768", "model.intermediate_size=3072", "model.num_key_value_heads=6")
-    less = (
-        "model.num_hidden_layers=2",
-        "train.micro_batch_size=1",
-        "train.global_batch_size=4",
-        "train.eval_sequences=2",
-    )
-    few = ("train.max_steps=4", "train.warmup_steps=1", "train.save_every=2")
-    assert_near(own, f"estimate-shared-{workers}", workers, "train.tensor_parallel=2", *wide, *less, *few)

@@ -93,66 +93,6 @@ def test_ranks_that_share_rows(bench):
     assert believed["believed"], believed["reason"]
 
 
-SHARED_MODELS: list[dict] = [
-    {
-        "world": 2,
-        "tensor": 2,
-        "parallel": "ddp",
-        "precision": "fp32",
-        "dropout": 0.1,
-        "accumulation": 4,
-        "compile": "off",
-    }
-    | {"update": "delta", "isolation": True},
-    {
-        "world": 4,
-        "tensor": 4,
-        "parallel": "ddp",
-        "precision": "fp32",
-        "dropout": 0.1,
-        "accumulation": 1,
-        "compile": "off",
-    }
-    | {"attention": "softmax", "kv_heads": 4},
-    {
-        "world": 4,
-        "tensor": 2,
-        "parallel": "fsdp",
-        "precision": "bf16",
-        "dropout": 0.1,
-        "accumulation": 1,
-        "compile": "off",
-    },
-    {
-        "world": 4,
-        "tensor": 2,
-        "parallel": "ddp",
-        "precision": "fp16",
-        "dropout": 0.1,
-        "accumulation": 1,
-        "compile": "off",
-    },
-    {
-        "world": 2,
-        "tensor": 2,
-        "parallel": "ddp",
-        "precision": "fp32",
-        "dropout": 0.0,
-        "accumulation": 1,
-        "compile": "block",
-    },
-]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_ranks_that_share_models(bench):
-    cells = [(name_of(cell), SHARED | cell) for cell in SHARED_MODELS]
-    assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
-    believed = json.loads((bench.run(f"{cells[-1][0]}-calm").path / "compile.json").read_text())
-    assert believed["believed"], believed["reason"]
-
-
 ELASTIC = {"parallel": "ddp", "precision": "fp32", "attention": "infini", "accumulation": 1, "compile": "off"}
 ELASTIC |= {"dropout": 0.0, "save": "async", "epoch": "across", "batch": 12, "micro": 1}
 
@@ -186,15 +126,3 @@ def test_ranks_that_share_rows_of_several_documents_compute_what_one_alone_does(
     bench.execute()
     for context in (2, 4):
         assert_nearly_equal(bench, "alone", f"context-{context}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_run_moves_from_shared_models_to_one_process_and_back(bench):
-    cell = ELASTIC | {"update": "delta", "isolation": True}
-    bench.attempt("whole", cell | {"world": 1})
-    stops = ((2, 2, "ddp", 3), (1, 1, "ddp", 2), (4, 2, "fsdp", 2), (2, 1, "ddp", 1), (2, 2, "ddp", None))
-    for world, tensor, parallel, stop in stops:
-        bench.attempt("moved", cell | {"world": world, "tensor": tensor, "parallel": parallel}, stop_after=stop)
-        bench.execute()
-    assert_nearly_equal(bench, "whole", "moved")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.durations import planned_steps
-from infini_llama.configs.ranks import groups_of, ranks_a_row
+from infini_llama.configs.ranks import groups_of
 from infini_llama.model.flops import flops_per_token
 from infini_llama.tasks.patch_environment.estimate import model_of
 from infini_llama.tasks.patch_environment.pin import asking, wish
@@ -127,7 +127,7 @@ class _Search:
         cores, train = self.facts["cores"], self.config["train"]
         both = wish(self.config, "nproc_per_node") == wish(self.config, "threads") == "auto"
         for workers, threads in ((cores, 1), (1, cores)):
-            shares = workers % ranks_a_row(train) == 0
+            shares = workers % train["context_parallel"] == 0
             shares = shares and train["global_batch_size"] % (plan["micro_batch_size"] * groups_of(train, workers)) == 0
             if both and cores > 1 and shares and workers != plan["nproc_per_node"]:
                 found.append((f"{workers} worker(s)", {"nproc_per_node": workers, "threads": threads}))
@@ -207,7 +207,6 @@ def _key(config: dict, facts: dict, plan: dict) -> str:
                 "compile",
                 "parallel",
                 "context_parallel",
-                "tensor_parallel",
                 "loss_chunk",
                 "activation_checkpointing",
             )

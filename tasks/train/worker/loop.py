@@ -62,9 +62,9 @@ class StopRequest:
         self.asked = True
 
 
-def step_seed(seed: int, step: int, holder: int) -> int:
-    """Seed of the generators during one step on the ranks of one model."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{step}:{holder}".encode(), digest_size=7).digest(), "little")
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of the generators during one step on one rank."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=7).digest(), "little")
 
 
 def note_update(
@@ -96,7 +96,6 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
 
     model = build_model(order, ranks.device)
-    ranks.share_model(train["tensor_parallel"])
     ranks.share_rows(train["context_parallel"])
     module = LossModule(model, ranks.context)
     half = torch.float16 if plan["precision"] == "fp16" else torch.bfloat16
@@ -124,7 +123,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     )
 
     def first_batch() -> float:
-        torch.manual_seed(step_seed(train["seed"], 0, ranks.holder))
+        torch.manual_seed(step_seed(train["seed"], 0, ranks.rank))
         first = list(batches.micro_batches(0, ranks.device))[:1]
         return accumulate(wrapped, first, batches.targets(0), ranks, autocast).item()
 
@@ -169,7 +168,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
             heart.beat("data", at.step)
             at.samples = next_sample(at.samples, order["left_out"])
             # Everything random in a step depends on these three numbers alone, so no generator's state needs saving.
-            torch.manual_seed(step_seed(train["seed"], at.step, ranks.holder))
+            torch.manual_seed(step_seed(train["seed"], at.step, ranks.rank))
             rate = set_learning_rate(optimizer, train, at.step)
             micro_batches, targets = prefetch.step(at.samples)
             data_time = time.perf_counter() - started

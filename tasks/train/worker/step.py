@@ -38,10 +38,10 @@ def accumulate(
     """Adds to every parameter's gradient that of the mean loss over all `global_tokens` targets of the step, on all ranks.
 
     Dividing the *sum* of losses by the step's global token count makes the result independent of how the batch is split;
-    the strategy then averages over the models, whose number is multiplied in beforehand. So is `scale`, of fp16's loss scaling.
+    the strategy then averages over the ranks, whose number is multiplied in beforehand. So is `scale`, of fp16's loss scaling.
 
     Returns:
-        This rank's sum of losses, a scalar on its device; zero where another part of the same model counts it.
+        This rank's sum of losses, a scalar on its device.
     """
     batches = list(micro_batches)
     total = torch.zeros((), dtype=torch.float32, device=ranks.device)
@@ -49,13 +49,13 @@ def accumulate(
         with synchronized(module, last=number == len(batches) - 1):
             with autocast:
                 loss = module(*batch)
-            scaled = loss * (ranks.holders / global_tokens * scale)
+            scaled = loss * (ranks.world_size / global_tokens * scale)
             if isinstance(module, Zero):
                 module.backward(scaled, last=number == len(batches) - 1)
             else:
                 scaled.backward()
         total += loss.detach()
-    return total if ranks.counts_loss else torch.zeros_like(total)
+    return total
 
 
 def train_step(

@@ -31,7 +31,7 @@ DOCUMENTS = {
 
 def configuration(home: Path, name: str, cell: Cell) -> dict:
     """Of one run of a cell. `batch` and `micro` of a cell replace what its other settings imply."""
-    batch, context, tensor = cell.get("batch", BATCH), cell.get("context", 1), cell.get("tensor", 1)
+    batch, context = cell.get("batch", BATCH), cell.get("context", 1)
     return {
         "data": {
             "source": "files",
@@ -55,7 +55,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
         "train": {
             "max_steps": STEPS,
             "global_batch_size": batch,
-            "micro_batch_size": cell.get("micro") or batch * context * tensor // (cell["world"] * cell["accumulation"]),
+            "micro_batch_size": cell.get("micro") or batch * context // (cell["world"] * cell["accumulation"]),
             "learning_rate": 1e-2,
             "warmup_steps": 2,
             "eval_every": 4,
@@ -64,7 +64,6 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "sample_tokens": 4,
             "parallel": cell["parallel"],
             "context_parallel": context,
-            "tensor_parallel": tensor,
             "document_isolation": cell.get("isolation", False),
             "optimizer": cell.get("optimizer", "adamw"),
             "compile": cell["compile"],

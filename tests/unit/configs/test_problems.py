@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.keys import OTHER_NAMES, PATTERNS, all_keys, nearest, place, words
+from infini_llama.configs.keys import OTHER_NAMES, PATTERNS, REMOVED, all_keys, nearest, place, words
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.problems import shown
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
@@ -46,6 +46,16 @@ def test_a_wrong_value_is_named_with_what_is_allowed(section, key, value, senten
         {"data": {"source": "python-stdlib"} | ({key: value} if section == "data" else {})}
         | ({} if section == "data" else {section: {key: value}})
     )
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_key_of_an_older_version_is_accepted_where_it_changes_nothing(key):
+    section, name = key.split(".")
+    neutral, _ = REMOVED[key]
+    known = parse_config(GOOD)
+    assert parse_config(GOOD | {section: GOOD.get(section, {}) | {name: neutral}}) == known
+    assert key in message(GOOD | {section: GOOD.get(section, {}) | {name: 7}})
+    assert key not in all_keys()
 
 
 def test_a_number_too_long_to_print_is_still_named():

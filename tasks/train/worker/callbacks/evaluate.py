@@ -63,7 +63,7 @@ def evaluate(
             batch = to_batch(tokens, mask, ranks.device, reader.documents(chosen) if isolate else None)
             with autocast:
                 loss = module(*batch).item()
-            if counts and ranks.counts_loss:
+            if counts:
                 loss_sum += loss
             if counts and ranks.counts_rows:
                 counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]

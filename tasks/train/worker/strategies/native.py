@@ -14,7 +14,6 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.tensor import split_model
 
 
 class LossModule(nn.Module):
@@ -49,24 +48,15 @@ def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:
     `train.shard_size` ranks, and copied over the groups of that many. The parameters of `module` keep their names, and under
     the last two become DTensors in place. One rank alone needs none of them.
 
-    Where ranks share models, each first keeps its part of its model's parameters (`tensor.split_model`), and the strategy is among
-    the ranks that have the same part. DistributedDataParallel takes no DTensors, so ddp is then FSDP2 with shards of one.
-
     Raises:
         ConfigError: the ranks are not whole groups of `train.shard_size`.
     """
     if ranks.world_size == 1:
         return module
-    if train["parallel"] == "ddp" and ranks.sharers == 1:
+    if train["parallel"] == "ddp":
         devices = [ranks.local_rank] if ranks.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
-    shape = (*mesh_shape(train, ranks), ranks.sharers)
-    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards", "parts"))
-    if ranks.sharers > 1:
-        split_model(module.model, mesh["parts"])
-    if ranks.holders == 1:
-        return module
-    mesh = mesh["shards"] if train["parallel"] == "fsdp" else mesh["replicas", "shards"]
+    mesh = init_device_mesh(ranks.device.type, mesh_shape(train, ranks))
     reshard = train["reshard_after_forward"]
     for layer in module.model.model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
@@ -74,23 +64,21 @@ def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:
     return module
 
 
-def mesh_shape(train: dict, ranks: Ranks) -> tuple[int, int]:
-    """(groups that have whole parameters between them, ranks of one), of the ranks that have the same part of a model."""
-    if train["parallel"] in ("ddp", "fsdp"):
-        return (ranks.holders, 1) if train["parallel"] == "ddp" else (1, ranks.holders)
-    wished = train["shard_size"]
-    size = ranks.local_world_size // ranks.sharers if wished == "auto" else wished
-    if ranks.holders % size:
-        workers = f"{ranks.holders} worker(s)" if ranks.sharers == 1 else f"{ranks.holders} groups that share a model"
+def mesh_shape(train: dict, ranks: Ranks) -> tuple[int, ...]:
+    """fsdp: (ranks,); hsdp: (groups that have whole parameters between them, ranks of one)."""
+    if train["parallel"] == "fsdp":
+        return (ranks.world_size,)
+    size = ranks.local_world_size if train["shard_size"] == "auto" else train["shard_size"]
+    if ranks.world_size % size:
         raise ConfigError(
-            f"train.shard_size={wished}, but {workers} are no whole groups of {size}; "
+            f"train.shard_size={train['shard_size']}, but {ranks.world_size} worker(s) are no whole groups of {size}; "
             "choose a divisor, or train.parallel=fsdp."
         )
-    return ranks.holders // size, size
+    return ranks.world_size // size, size
 
 
 def shards_of(train: dict, workers: int) -> int:
-    """Ranks, of one machine's that have the same part of the model, that share a copy of it; 1 where each has its own."""
+    """Ranks, of one machine's, that share a copy of the model; 1 where each has its own."""
     if train["parallel"] in ("ddp", "deepspeed"):  # of ZeRO, what every stage fits into
         return 1
     return workers if train["parallel"] == "fsdp" or train["shard_size"] == "auto" else train["shard_size"]

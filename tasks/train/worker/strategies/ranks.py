@@ -37,7 +37,7 @@ class Ranks:
             dist.init_process_group(backend, timeout=timeout)
         # Checkpoints are written beside the training steps, so their agreements must not get between the gradients'.
         self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
-        self.timeout, self.context, self.sharers = timeout, cast(Context | None, None), 1
+        self.timeout, self.context = timeout, cast(Context | None, None)
 
     def share_rows(self, size: int) -> None:
         """Lets every `size` neighbours have the same rows, each its part of them (`model.context`); all ranks have to ask.
@@ -54,47 +54,20 @@ class Ranks:
             group = cast(dist.ProcessGroup, dist.new_subgroups(size, timeout=self.timeout)[0])
             self.context = Context(group, self.rank % size, size)
 
-    def share_model(self, size: int) -> None:
-        """Lets every `size` neighbours compute one model together (`model.split`); such a group is one holder of the model.
-
-        Raises:
-            ConfigError: the ranks are not whole groups of `size`.
-        """
-        if self.world_size % size:
-            raise ConfigError(
-                f"train.tensor_parallel={size}, but {self.world_size} worker(s) are no whole groups of {size}; choose a divisor."
-            )
-        self.sharers = size
-
-    @property
-    def holders(self) -> int:
-        """How many models there are, over whose gradients a step's are averaged; without tensor parallelism every rank has one."""
-        return self.world_size // self.sharers
-
-    @property
-    def holder(self) -> int:
-        """Which of them this rank is a part of. The parts of one draw the same random numbers."""
-        return self.rank // self.sharers
-
-    @property
-    def counts_loss(self) -> bool:
-        """Whether this rank is the one part of its model that counts the loss, which all parts of it have."""
-        return self.rank % self.sharers == 0
-
     @property
     def groups(self) -> int:
-        """How many groups of ranks have rows of their own: each model, or with context parallelism several together."""
-        return self.holders if self.context is None else self.holders // self.context.size
+        """How many groups of ranks have rows of their own: each rank, or with context parallelism several together."""
+        return self.world_size if self.context is None else self.world_size // self.context.size
 
     @property
     def group(self) -> int:
         """Which of them this rank is in."""
-        return self.holder if self.context is None else self.holder // self.context.size
+        return self.rank if self.context is None else self.rank // self.context.size
 
     @property
     def counts_rows(self) -> bool:
         """Whether this rank is the one of its group that counts what the rows hold."""
-        return self.counts_loss and (self.context is None or self.context.place == 0)
+        return self.context is None or self.context.place == 0
 
     @property
     def is_first(self) -> bool:

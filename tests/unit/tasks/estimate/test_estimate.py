@@ -10,7 +10,7 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.flows.pipeline import resolved
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import flops_per_token, parameters, parameters_of_part
+from infini_llama.model.flops import flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate import run
 from infini_llama.tasks.estimate.live import LiveBytes
@@ -96,23 +96,6 @@ def test_parts_are_what_they_are_called():
         step_memory(config, TRAIN | {"activation_checkpointing": "full"}, layout())["activations"]
         < alone["activations"]
     )
-
-
-@pytest.mark.parametrize("vocab_size", [500, 501])
-def test_workers_that_share_a_model_hold_its_parts(vocab_size):
-    config = model_of(attention="infini", qk_norm=True, vocab_size=vocab_size, tie_word_embeddings=False)
-    assert parameters_of_part(config, 1) == parameters(config)
-    alone, four = step_memory(config, TRAIN, layout()), layout(workers=4, parts=2)
-    part = step_memory(config, TRAIN, layout(workers=2, parts=2))
-    assert part["weights"] == part["gradients"] == 4 * parameters_of_part(config, 2) < alone["weights"]
-    assert part["activations"] < alone["activations"]
-    if vocab_size % 2:
-        assert part["logits"] == alone["logits"]
-    else:  # whose loss is always that in chunks
-        assert part["logits"] == step_memory(config, TRAIN, layout(loss_chunk=3 * 70))["logits"] / 2
-    copied = step_memory(config, TRAIN, four)
-    assert copied["weights"] > part["weights"], "ddp of parts gathers layers, as FSDP does"
-    assert copied["optimizer"] == pytest.approx(part["optimizer"], rel=0.01)
 
 
 def test_estimate_of_a_configuration(monkeypatch, tmp_path):

@@ -30,7 +30,7 @@ def run(tmp_path):
 
 
 def test_the_micro_batch_halves_to_what_divides_a_ranks_share_and_stays_so(run):
-    train = {"micro_batch_size": 6, "global_batch_size": 24, "context_parallel": 1, "tensor_parallel": 1}
+    train = {"micro_batch_size": 6, "global_batch_size": 24, "context_parallel": 1}
     sizes = []
     while halve_micro_batch(run, train, processes=2):
         sizes.append(run.read(run.lineage)["micro_batch_size"])

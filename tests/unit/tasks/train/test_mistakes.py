@@ -63,42 +63,6 @@ def settings(**sections: dict) -> dict:
             },
             "train.context_parallel=2: a stage of data.curriculum with sequence_length=32 is no multiple of that x model.segment_length=32",
         ),
-        (
-            {"train": {"tensor_parallel": 3}, "model": {"num_attention_heads": 4, "num_key_value_heads": 2}},
-            "train.tensor_parallel=3 does not divide model.num_attention_heads=4, of which each process would have its part",
-        ),
-        (
-            {"train": {"tensor_parallel": 4}, "model": {"num_attention_heads": 4, "num_key_value_heads": 2}},
-            "train.tensor_parallel=4 does not divide model.num_key_value_heads=2, of which each process would have its part",
-        ),
-        (
-            {"train": {"tensor_parallel": 2}, "model": {"intermediate_size": 63}},
-            "train.tensor_parallel=2 does not divide model.intermediate_size=63, of which each process would have its part",
-        ),
-        (
-            {"train": {"tensor_parallel": 2}, "environment": {"nproc_per_node": 3}},
-            "train.tensor_parallel=2 does not divide environment.nproc_per_node=3",
-        ),
-        (
-            {"train": {"tensor_parallel": 2, "context_parallel": 2}, "model": INFINI},
-            "train.tensor_parallel=2 does not go with train.context_parallel=2; set one of them to 1",
-        ),
-        (
-            {"train": {"tensor_parallel": 2, "parallel": "deepspeed"}},
-            "train.tensor_parallel=2 does not go with train.parallel=deepspeed; use ddp, fsdp or hsdp",
-        ),
-        (
-            {"train": {"tensor_parallel": 2, "optimizer": "muon"}},
-            "train.tensor_parallel=2 splits the matrices that train.optimizer=muon needs whole; use adamw",
-        ),
-        (
-            {"train": {"tensor_parallel": 2, "compile": "whole"}},
-            "train.tensor_parallel=2 does not go with train.compile=whole; use block or off",
-        ),
-        (
-            {"train": {"tensor_parallel": 2}, "environment": {"tune": "full"}},
-            "train.tensor_parallel=2 does not go with environment.tune=full",
-        ),
         ({"train": {"profile_steps": [5, 2]}}, "is not a first and a last step"),
         ({"train": {"report_to": ["mlflow"]}}, "train.report_to"),
         ({"train": {"metrics_hook": "no function"}}, "train.metrics_hook"),
@@ -110,16 +74,6 @@ def test_in_the_configuration_alone(sections, sentence):
     assert sentence in str(raised.value)
 
 
-def test_all_that_keeps_processes_from_sharing_models_is_said_at_once():
-    with pytest.raises(ConfigError) as raised:
-        settings(
-            train={"tensor_parallel": 3, "optimizer": "muon"},
-            model={"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64},
-            environment={"nproc_per_node": 4},
-        )
-    assert str(raised.value).count("train.tensor_parallel=3") == 5
-
-
 def test_a_batch_that_cannot_be_shared():
     config, problems = settings(environment={"device": "cpu"}), []
     config["train"]["global_batch_size"] = 10  # as where the micro-batch was chosen by the machine
@@ -129,14 +83,13 @@ def test_a_batch_that_cannot_be_shared():
     )
 
 
-@pytest.mark.parametrize("key", ["context_parallel", "tensor_parallel"])
-def test_workers_that_share_sequences_come_in_whole_groups(key):
-    config, problems = settings(train={key: 2}, model=INFINI, environment={"device": "cpu"}), []
+def test_workers_that_share_sequences_come_in_whole_groups():
+    config, problems = settings(train={"context_parallel": 2}, model=INFINI, environment={"device": "cpu"}), []
     assert choose_devices(config, CPU, 8, problems, {}).processes == 2 and not problems
     config["environment"]["nproc_per_node"] = 3
     choose_devices(config, CPU, 8, problems, {})
     assert problems == [
-        f"train.{key}=2, but 3 worker(s) are no whole groups of 2; change one of them.",
+        "train.context_parallel=2, but 3 worker(s) are no whole groups of 2; change one of them.",
     ]
     config["environment"]["nproc_per_node"] = 4
     choose_devices(config, CPU, 16, problems, {})

@@ -23,7 +23,7 @@ TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2).
 class OneRank:
     """The one rank of a world without a process group."""
 
-    holders, counts_loss, device = 1, True, torch.device("cpu")
+    world_size, device = 1, torch.device("cpu")
 
     def sum(self, *values: float) -> list[float]:
         return list(values)
