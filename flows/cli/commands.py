@@ -4,7 +4,7 @@ from infini_llama.flows.cli.models import evaluate, export, generate, import_fol
 from infini_llama.flows.cli.pipeline import doctor, join, preprocess, run, train, verify
 from infini_llama.flows.cli.results import compare, estimate, inspect, report, runs
 from infini_llama.flows.cli.runs import completion, gc, init
-from infini_llama.flows.cli.serve import deploy, serve, submit
+from infini_llama.flows.cli.serve import deploy, serve
 
 __all__ = [
     "compare",
@@ -26,7 +26,6 @@ __all__ = [
     "run",
     "runs",
     "serve",
-    "submit",
     "train",
     "verify",
 ]

@@ -121,9 +121,6 @@ def build_parser() -> Parser:
     _configurations(
         command("deploy", "work pool, limits, automation and deployments on the server of PREFECT_API_URL"), "*"
     )
-    submit = command("submit", "start a run on the server of PREFECT_API_URL", configured)
-    submit.add_argument("--deployment", metavar="NAME", help="default: the configuration's own")
-    submit.add_argument("--watch", action="store_true", help="follow its log, and end as it ends")
     inspect = command("inspect", "what is in a dataset or a run")
     inspect.add_argument("path", metavar="PATH", help="path or name of a dataset or a run")
     inspect.add_argument("--html", metavar="FILE", help="also write it as a page, with distributions or curves")

@@ -3,7 +3,6 @@
 import logging
 import os
 from argparse import Namespace
-from pathlib import Path
 
 from infini_llama.flows.cli.paths import Answer, home_folder, prefect_speaks_into
 
@@ -20,7 +19,7 @@ def serve(arguments: Namespace) -> Answer:
         api = os.environ["PREFECT_API_URL"] if own else "that of PREFECT_API_URL"
         log.info("UI: %s", api.removesuffix("/api"))
         if own:
-            log.info("from another shell: PREFECT_API_URL=%s infini-llama submit %s", api, arguments.configs[0])
+            log.info("from another shell: PREFECT_API_URL=%s prefect deployment run NAME --watch", api)
         serve(arguments.configs, home, arguments.limit, arguments.gpus)
     return {}, ""
 
@@ -34,24 +33,4 @@ def deploy(arguments: Namespace) -> Answer:
         from infini_llama.flows.deployments import deploy
 
         record = deploy(arguments.configs, arguments.gpus)
-    return record, as_text(record)
-
-
-def submit(arguments: Namespace) -> Answer:
-    from infini_llama.configs.loading import load_config
-    from infini_llama.flows.cli.tables import as_text
-    from infini_llama.flows.server import given_api
-
-    config = load_config(arguments.config, arguments.overrides)
-    name = arguments.deployment or config.deployment.name or Path(arguments.config).stem
-    with given_api(home_folder()):
-        prefect_speaks_into(home_folder(), arguments)
-        from infini_llama.flows.submission import submit, watch
-
-        record = submit(config, name, arguments.config)
-        if arguments.watch:
-            logging.getLogger("infini_llama.submit").info(
-                "run %s is submitted: %s", record["name"], record["url"] or record["id"]
-            )
-            record |= watch(record["id"])
     return record, as_text(record)

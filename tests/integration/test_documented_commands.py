@@ -27,7 +27,7 @@ MEANT |= {
 }
 ORDER = ("import ", "run ", "train ", "preprocess ", "verify ")  # what makes something before what looks at it
 ELSEWHERE = {
-    r"infini-llama (serve|deploy|submit)\b": "tests/integration/prefect/test_triggers.py",
+    r"infini-llama (serve|deploy)\b": "tests/integration/prefect/test_triggers.py",
     r"environment\.launcher=slurm": "tests/integration/test_slurm_launcher.py",
     r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",

@@ -17,6 +17,8 @@ import httpx
 import pytest
 import yaml
 
+from infini_llama.configs.loading import load_config
+from infini_llama.flows.deployments import parameters_of
 from infini_llama.tasks.runs import checkpoints
 from support.browser import CHROMIUM, Browser
 from support.laboratory import COMMAND, CONFIG, processes_of
@@ -122,13 +124,11 @@ class House:
         return done.stdout
 
     def submit(self, name: str, *overrides: str) -> str:
-        """Id of a run that was submitted by our own command."""
-        command = [COMMAND, "submit", str(self.config), f"runtime.name={name}", *overrides, "--json", "--quiet"]
-        done = subprocess.run(
-            command, env=self.environment(), cwd=self.home, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["id"]
+        """Id of a new run of the deployment, with settings of its own."""
+        config = load_config(self.config, [f"runtime.name={name}", *overrides])
+        address = f"{self.api}/deployments/{self.deployment()['id']}/create_flow_run"
+        made = httpx.post(address, json={"name": name, "parameters": parameters_of(config)}, timeout=30)
+        return made.raise_for_status().json()["id"]
 
     def get(self, run: str) -> dict:
         return httpx.get(f"{self.api}/flow_runs/{run}", timeout=30).json()

@@ -57,14 +57,6 @@ def test_prefects_own_command_runs_it(house):
     assert house.get(run["id"])["name"] == "commanded"
 
 
-def test_our_own_command_follows_it_to_its_end(house):
-    command = [COMMAND, "submit", str(house.config), "runtime.name=followed", "--watch", "--json"]
-    done = subprocess.run(command, env=house.environment(), cwd=house.home, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["state"] == "Completed"
-    assert "step 60/60" in done.stderr
-
-
 def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
     deployment = house.deployment()
     (minute,) = [one for one in deployment["schedules"] if one["slug"] == "every-minute"]
