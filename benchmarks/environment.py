@@ -1,11 +1,10 @@
 """Training speed under `environment.tune: off`, under the plan of `quick`, and with each part of that plan alone.
 
-    .venv/bin/python benchmarks/environment.py [--rounds 5] [--huge-pages]
+    .venv/bin/python benchmarks/environment.py [--rounds 5]
 
 Each case is a trial as tuning makes them (a process with the environment that a worker would have; forward, backward, clip, AdamW);
 the cases take turns, and every ratio is the median over rounds of that round's own ratio to `tune: off`, so that what else the machine
-does at the time touches both sides. The raw figures go to benchmarks/results/environment.json; with --huge-pages, which compares
-allocators with and without huge pages under the plan of `quick`, to environment-huge-pages.json.
+does at the time touches both sides. The raw figures go to benchmarks/results/environment.json.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.tuning import trials
 
-VOCABULARIES = {False: (8192, 32000), True: (32000,)}  # with --huge-pages
+VOCABULARIES = (8192, 32000)
 MODEL = {
     "hidden_size": 256,
     "intermediate_size": 768,
@@ -48,42 +47,20 @@ def cases(config: dict, facts: dict) -> dict[str, dict]:
     return found
 
 
-def huge_pages(config: dict, facts: dict) -> dict[str, dict]:
-    """Of the plan of `quick`, the ways to have the kernel give memory in pages of 2 MB."""
-    tuned = config | {"environment": config["environment"] | {"tune": "quick"}}
-
-    def also(allocator: str, **variables: str) -> dict:
-        plan = resolve(asking(tuned, {"allocator": allocator}), facts)
-        return plan | {"env": plan["env"] | variables}
-
-    kept = also("system")["env"]["GLIBC_TUNABLES"]
-    found = {"tune: off": resolve(config, facts), "glibc": also("system")}
-    found["glibc, hugetlb=1"] = also("system", GLIBC_TUNABLES=f"{kept}:glibc.malloc.hugetlb=1")
-    found["glibc, THP_MEM_ALLOC_ENABLE=1"] = also("system", THP_MEM_ALLOC_ENABLE="1")
-    if "jemalloc" in facts["allocators"]:
-        found["jemalloc"] = also("jemalloc")
-        found["jemalloc, thp:always"] = also(
-            "jemalloc", MALLOC_CONF=f"{found['jemalloc']['env']['MALLOC_CONF']},thp:always"
-        )
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--huge-pages", action="store_true")
     arguments = parser.parse_args()
-    name = "environment-huge-pages.json" if arguments.huge_pages else "environment.json"
-    target = Path(__file__).with_name("results") / name
+    target = Path(__file__).with_name("results") / "environment.json"
     facts = probe(Path.cwd())
     facts["load"] = 0.0  # workers stay threads of one, so that each part is seen alone
     machine = {name: facts[name] for name in ("cpu", "cores", "platform", "allocators", "glibc", "versions")}
     result: dict = {"machine": machine, "load": [os.getloadavg()], "tokens_per_second": {}}
-    for vocab_size in VOCABULARIES[arguments.huge_pages]:
+    for vocab_size in VOCABULARIES:
         data = {"source": "python-stdlib", "sequence_length": 512, "tokenizer": {"vocab_size": vocab_size}}
         config = PipelineConfig.model_validate({"data": data, "model": MODEL, "environment": {"device": "cpu"}})
         settings = config.model_dump(mode="json")
-        plans = (huge_pages if arguments.huge_pages else cases)(settings, facts)
+        plans = cases(settings, facts)
         speeds: dict[str, list[float]] = {name: [] for name in plans}
         for _ in range(arguments.rounds):
             for name, plan in plans.items():

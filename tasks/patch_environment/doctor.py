@@ -8,7 +8,7 @@ from infini_llama.configs.secrets import masked
 from infini_llama.tasks.patch_environment.compare import DOUBTFUL, KEPT, LOST, differences
 from infini_llama.tasks.patch_environment.finding import SEVERITIES, finding
 from infini_llama.tasks.patch_environment.findings import judge
-from infini_llama.tasks.patch_environment.patches.registry import PATCHES, needed, removable
+from infini_llama.tasks.patch_environment.patches.registry import PATCHES, needed
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
@@ -46,9 +46,6 @@ def doctor(
         except ConfigError as refused:
             lines = str(refused).splitlines()[1:]
             findings += [finding("configuration", "refused", "error", line.strip()) for line in lines]
-    for patch in removable():
-        sentence = "No version of its package that may be installed has the fault any more; remove the patch."
-        findings.append(finding(f"patch {patch.name}", "removable", "note", sentence))
     since = None if against is None else _compared(against, plan, facts)
     findings.sort(key=lambda found: SEVERITIES.index(found["severity"]))
     severities = {found["severity"] for found in findings}

@@ -23,7 +23,6 @@ FILES = {
     "proc/self/cgroup": "0::/\n",
     "proc/self/mounts": "/dev/sda / ext4 rw 0 0\n",
     "proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax open files            1048576  1048576  files\n",
-    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
 }
 HEADING = "| NVIDIA-SMI {version}   Driver Version: {version}   CUDA Version: {cuda} |"
 

@@ -58,7 +58,6 @@ def probe(
         "cores": usable_cores(machine),
         "load": load(machine),
         "memory": memory(machine),
-        "huge_pages": software.huge_pages(machine),
         "shared_memory": free_bytes(machine.path("/dev/shm"), machine),
         "limits": software.limits(machine),
         "disk": disk(home, machine) | ({"held": bytes_held(home, config)} if config else {}),

@@ -50,19 +50,12 @@ def _preloads(path: Path, machine: Machine) -> bool:
     return ended.returncode == 0 and "cannot be preloaded" not in ended.stderr
 
 
-def huge_pages(machine: Machine) -> str:
-    """always, madvise or never: when the kernel gives memory in huge pages; "" where it does not say."""
-    chosen = re.search(r"\[(\w+)\]", machine.text("/sys/kernel/mm/transparent_hugepage/enabled"))
-    return chosen[1] if chosen else ""
-
-
 def limits(machine: Machine) -> dict[str, int | None]:
-    """Soft limits of this process, None for unlimited: open files, processes, bytes of a file, bytes of locked memory."""
+    """Soft limits of this process, None for unlimited: open files, processes, bytes of a file."""
     names = {
         "Max open files": "files",
         "Max processes": "processes",
         "Max file size": "file_size",
-        "Max locked memory": "locked",
     }
     found = re.findall(rf"^({'|'.join(names)})\s+(\S+)", machine.text("/proc/self/limits"), re.MULTILINE)
     return {names[name]: None if soft == "unlimited" else int(soft) for name, soft in found}

@@ -8,7 +8,6 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.patch_environment.card import card
 from infini_llama.tasks.patch_environment.doctor import doctor
 from infini_llama.tasks.patch_environment.findings import judge
-from infini_llama.tasks.patch_environment.patches import registry
 from support.machines import H100, begun, lay_out, settings
 
 
@@ -67,13 +66,6 @@ def test_a_run_of_an_older_version_goes_on_as_it_was(tmp_path, caplog):
     plan = begun(settings({"tune": "quick"}), str(tmp_path), "run", machine=machine)
     assert (plan["precision"], plan["allocator"], plan["compile"]) == ("fp32", "system", "off")
     assert "bitwise" not in caplog.text and "written anew" not in caplog.text
-
-
-def test_a_patch_that_has_outlived_its_fault_is_reported(tmp_path, monkeypatch):
-    old = registry.PATCHES[-1]
-    monkeypatch.setattr("infini_llama.tasks.patch_environment.doctor.removable", lambda: [old])
-    found = doctor(None, str(tmp_path), machine=lay_out(tmp_path / "here"))["findings"]
-    assert [one["name"] for one in found if one["value"] == "removable"] == [f"patch {old.name}"]
 
 
 def test_the_card_shows_plan_findings_and_patches(tmp_path):
