@@ -100,6 +100,11 @@ REMOVED: dict[str, tuple[Any, str]] = {
         1,
         "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
     ),
+    "environment.kubernetes.kind": ("jobset", "the launcher creates a JobSet"),
+    "environment.kubernetes.runtime": (
+        "torch-distributed",
+        "the launcher creates a JobSet, which needs no training runtime",
+    ),
 }
 
 

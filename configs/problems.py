@@ -70,12 +70,14 @@ def _with_empty_sections(mapping: dict[Any, Any], section: type[BaseModel]) -> d
 def _without_removed_keys(mapping: dict[Any, Any], lines: list[str]) -> dict[Any, Any]:
     """The mapping without keys of older versions; a line for each whose value would change something."""
     for key, (neutral, instead) in REMOVED.items():
-        section, name = key.split(".")
-        below = mapping.get(section)
+        *sections, name = key.split(".")
+        below: Any = mapping
+        for section in sections:
+            below = below.get(section) if isinstance(below, dict) else None
         if isinstance(below, dict) and name in below:
             if below[name] != neutral:
                 lines.append(f"{key}={shown(below[name])}: this version does not have this key any more; {instead}")
-            mapping = _without(mapping, (section, name))
+            mapping = _without(mapping, (*sections, name))
     return mapping
 
 

@@ -111,8 +111,8 @@ class EnvironmentConfig(Section):
     launcher: Literal["local", "slurm", "kubernetes"] = Field(
         default="local",
         title="Launcher",
-        description="What starts the workers: local: torchrun on this machine; slurm: a job submitted by sbatch; kubernetes: a JobSet or "
-        "TrainJob. A job outlives this command, and the next one of the same run name watches it.",
+        description="What starts the workers: local: torchrun on this machine; slurm: a job submitted by sbatch; kubernetes: a "
+        "JobSet. A job outlives this command, and the next one of the same run name watches it.",
     )
     node: NodeConfig = Field(
         default_factory=NodeConfig,

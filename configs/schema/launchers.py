@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator
 
@@ -97,16 +97,6 @@ class SlurmConfig(Section):
 class KubernetesConfig(Section):
     """The job of environment.launcher=kubernetes: a pod a node, which see the home folder on a shared volume."""
 
-    kind: Literal["jobset", "trainjob"] = Field(
-        default="jobset",
-        title="Kind",
-        description="jobset: a JobSet (jobset.x-k8s.io/v1alpha2); trainjob: Kubeflow's TrainJob (trainer.kubeflow.org/v1alpha1).",
-    )
-    runtime: Annotated[str, Field(pattern=LABEL)] = Field(
-        default="torch-distributed",
-        title="Training runtime",
-        description="Name of the ClusterTrainingRuntime that a TrainJob refers to; its job is named node.",
-    )
     context: str | None = Field(
         default=None,
         min_length=1,
@@ -170,5 +160,5 @@ class KubernetesConfig(Section):
     keep: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         default=86400,
         title="Keep",
-        description="Seconds that a JobSet that has ended stays to be looked at; a TrainJob stays until it is deleted.",
+        description="Seconds for which a finished JobSet is kept.",
     )

@@ -1,4 +1,4 @@
-"""The workers as a JobSet or TrainJob: created under a name that is known beforehand, watched, and deleted to stop them."""
+"""The workers as a JobSet: created under a name that is known beforehand, watched, and deleted to stop them."""
 
 import json
 import logging
@@ -23,24 +23,8 @@ ANSWER_SECONDS = 30.0  # that one answer may take
 WATCH_SECONDS = 240  # after which a watch is renewed; the API server ends one by itself after 5 to 10 minutes
 AGAIN_SECONDS = 2.0  # until the API server is asked again after a failure
 ENDING_SECONDS = 600.0  # after which a job that does not go away is reported, not waited for
+GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 log = logging.getLogger("infini_llama.train")
-
-
-@dataclass(frozen=True)
-class Resource:
-    """A kind of job: where the API has it, and the conditions (type, status "True") by which it says how it ended."""
-
-    group: str
-    version: str
-    plural: str
-    completed: str
-    failed: str = "Failed"
-
-
-RESOURCES = {
-    "jobset": Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "Completed"),
-    "trainjob": Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "Complete"),
-}
 
 
 def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "KubernetesJob":
@@ -50,9 +34,9 @@ def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "
         ConfigError: the cluster refuses it, or is not known.
         TrainFailed: the API server does not answer.
     """
-    place = connect(wishes["context"], wishes["namespace"], wishes["kind"], name_of(attempt_dir))
+    place = connect(wishes["context"], wishes["namespace"], name_of(attempt_dir))
     body = manifest(attempt_dir, wishes, place.namespace, plan, grace_period)
-    own = {"launcher": "kubernetes", "kind": wishes["kind"], "name": place.name, "namespace": place.namespace}
+    own = {"launcher": "kubernetes", "name": place.name, "namespace": place.namespace}
     write_job(attempt_dir, **own, context=wishes["context"], uid=None)
     try:
         found = _asked(lambda: place.create(body))
@@ -79,7 +63,7 @@ def attach(attempt_dir: Path, wishes: dict) -> "KubernetesJob | None":
         TrainFailed: the API server does not answer, so that nobody knows.
     """
     known = read_job(attempt_dir)
-    place = connect(known["context"] or wishes["context"], known["namespace"], known["kind"], known["name"])
+    place = connect(known["context"] or wishes["context"], known["namespace"], known["name"])
     try:
         found = _asked(place.get)
     except ApiException as error:
@@ -99,15 +83,14 @@ class Place:
     """Where one job is in the API."""
 
     api: Any  # CustomObjectsApi, whose answers are dicts although its signatures say anything
-    resource: Resource
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.resource.plural}/{self.name} in namespace {self.namespace}"
+        return f"{PLURAL}/{self.name} in namespace {self.namespace}"
 
     def _at(self) -> tuple[str, str, str, str]:
-        return self.resource.group, self.resource.version, self.namespace, self.resource.plural
+        return GROUP, VERSION, self.namespace, PLURAL
 
     def create(self, body: dict) -> dict:
         return self.api.create_namespaced_custom_object(*self._at(), body, _request_timeout=ANSWER_SECONDS)
@@ -131,7 +114,7 @@ class Place:
         )
 
 
-def connect(context: str | None, namespace: str | None, kind: str, name: str) -> Place:
+def connect(context: str | None, namespace: str | None, name: str) -> Place:
     """The way to a cluster: by a pod's own account, or by the kubeconfig ($KUBECONFIG, ~/.kube/config).
 
     Raises:
@@ -154,7 +137,7 @@ def connect(context: str | None, namespace: str | None, kind: str, name: str) ->
             f"environment.launcher=kubernetes, but no cluster is known here ({error}); set KUBECONFIG or "
             "environment.kubernetes.context, or run this in a pod of the cluster."
         ) from error
-    return Place(client.CustomObjectsApi(client.ApiClient(settings)), RESOURCES[kind], str(namespace), name)
+    return Place(client.CustomObjectsApi(client.ApiClient(settings)), str(namespace), name)
 
 
 class KubernetesJob:
@@ -258,9 +241,9 @@ class KubernetesJob:
         for condition in found.get("status", {}).get("conditions", []):
             if condition["status"] != "True":
                 continue
-            if condition["type"] == self.place.resource.completed:
+            if condition["type"] == "Completed":
                 self._has_ended(0)
-            elif condition["type"] == self.place.resource.failed:
+            elif condition["type"] == "Failed":
                 self.said = f"{self.place} failed: {condition.get('message') or condition.get('reason')}"
                 self._has_ended(1)
 
@@ -298,11 +281,11 @@ def _sentence(error: ApiException, place: Place) -> ConfigError | TrainFailed:
     if error.status == 403:
         return ConfigError(
             f"the Kubernetes API does not allow it (403: {said}); the account needs create, get, list, watch and delete on "
-            f"{place.resource.plural}.{place.resource.group} in namespace {place.namespace} (deploy/k8s/worker.yaml)."
+            f"{PLURAL}.{GROUP} in namespace {place.namespace} (deploy/k8s/worker.yaml)."
         )
     if error.status == 404:
         return ConfigError(
-            f"the cluster has no {place.resource.plural}.{place.resource.group}, or no namespace {place.namespace} (404: {said}); "
+            f"the cluster has no {PLURAL}.{GROUP}, or no namespace {place.namespace} (404: {said}); "
             "install its controller, or change environment.kubernetes."
         )
     if error.status == 422:

@@ -1,4 +1,4 @@
-"""What Kubernetes is given for one attempt: a JobSet, or a TrainJob of Kubeflow Trainer 2.2 or newer, of a pod a node."""
+"""What Kubernetes is given for one attempt: a JobSet of one pod per node."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from infini_llama.configs.secrets import masked
 
 ENDING = 15  # seconds that a pod gets beyond the grace period, to end after its workers
 ATTEMPT = "infini-llama/attempt"  # annotation: the folder of the attempt
-NODE = "node"  # the job's name inside the JobSet, and the container's; Kubeflow's runtimes have the same
+NODE = "node"  # the job's name inside the JobSet, and the container's
 
 
 def name_of(attempt_dir: Path) -> str:
@@ -26,7 +26,7 @@ def name_of(attempt_dir: Path) -> str:
 
 
 def manifest(attempt_dir: Path, wishes: dict, namespace: str, plan: dict, grace_period: float) -> dict[str, Any]:
-    """The object to create for an attempt.
+    """The JobSet to create for an attempt: one indexed Job of as many pods as nodes.
 
     Args:
         wishes: environment.kubernetes.
@@ -36,62 +36,26 @@ def manifest(attempt_dir: Path, wishes: dict, namespace: str, plan: dict, grace_
         ConfigError: the pods would not see the run, or everybody would see a secret.
     """
     _refuse(attempt_dir, wishes, plan)
-    pod = pod_spec(attempt_dir, wishes, plan, grace_period)
-    head = {
-        "name": name_of(attempt_dir),
-        "namespace": namespace,
-        "labels": wishes["labels"] | {"app.kubernetes.io/name": "infini-llama"},
-        "annotations": {ATTEMPT: str(attempt_dir)},
-    }
-    return (trainjob if wishes["kind"] == "trainjob" else jobset)(head, pod, wishes, plan["nnodes"])
-
-
-def jobset(head: dict, pod: dict, wishes: dict, nodes: int) -> dict[str, Any]:
-    """One indexed Job of as many pods as nodes; a pod that fails ends it all, since whoever watches decides what comes next."""
+    pod, nodes = pod_spec(attempt_dir, wishes, plan, grace_period), plan["nnodes"]
+    annotations = {ATTEMPT: str(attempt_dir)}
+    # A pod that fails ends the whole job: the training stage decides what follows.
     job = {"backoffLimit": 0, "completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
-    template = {"metadata": {"annotations": head["annotations"]}, "spec": pod}
+    template = {"metadata": {"annotations": annotations}, "spec": pod}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": head,
+        "metadata": {
+            "name": name_of(attempt_dir),
+            "namespace": namespace,
+            "labels": wishes["labels"] | {"app.kubernetes.io/name": "infini-llama"},
+            "annotations": annotations,
+        },
         "spec": {
             "failurePolicy": {"maxRestarts": 0},
             # The first pod is found by its name before it is ready.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "ttlSecondsAfterFinished": wishes["keep"],
             "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job | {"template": template}}}],
-        },
-    }
-
-
-def trainjob(head: dict, pod: dict, wishes: dict, nodes: int) -> dict[str, Any]:
-    """The same pods by way of a training runtime of the cluster, which this patches."""
-    container = pod["containers"][0]
-    own = {name: container[name] for name in ("image", "command", "env")}
-    of_container = {name: container[name] for name in ("name", "volumeMounts", "securityContext")}
-    of_pod = {
-        name: value for name, value in pod.items() if name not in ("containers", "restartPolicy", "enableServiceLinks")
-    }
-    patch = {"spec": {"template": {"spec": of_pod | {"containers": [of_container]}}}}
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": head,
-        "spec": {
-            "runtimeRef": {
-                "apiGroup": "trainer.kubeflow.org",
-                "kind": "ClusterTrainingRuntime",
-                "name": wishes["runtime"],
-            },
-            "trainer": own | {"numNodes": nodes, "resourcesPerNode": container["resources"]},
-            "runtimePatches": [
-                {
-                    "manager": "infini-llama",
-                    "trainingRuntimeSpec": {
-                        "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": patch}]}}
-                    },
-                }
-            ],
         },
     }
 
@@ -159,11 +123,6 @@ def _refuse(attempt_dir: Path, wishes: dict, plan: dict) -> None:
         )
     if secrets := [name for name, value in masked(plan["env"]).items() if value == "***"]:
         raise ConfigError(
-            f"environment.env.{secrets[0]} is a secret, and whoever may read the {wishes['kind']} would read it; put it into a Secret and "
+            f"environment.env.{secrets[0]} is a secret, and whoever may read the JobSet would read it; put it into a Secret and "
             "name that in environment.kubernetes.env_from."
-        )
-    if wishes["kind"] == "trainjob" and wishes["env_from"]:
-        raise ConfigError(
-            "environment.kubernetes.env_from is not possible with environment.kubernetes.kind=trainjob; put the Secret into the training "
-            "runtime, or use jobset."
         )

@@ -44,18 +44,17 @@ def same_run(lab, name: str, calm: dict) -> dict:
     return summary
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_a_run_trains_in_pods_and_a_killed_command_is_followed_by_one_that_watches(lab, calm, cluster, start, kind):
-    first = start(kind, f"environment.kubernetes.kind={kind}")
-    lab.wait_for_step(kind, 15, first)
+def test_a_run_trains_in_pods_and_a_killed_command_is_followed_by_one_that_watches(lab, calm, cluster, start):
+    first = start("watched")
+    lab.wait_for_step("watched", 15, first)
     kill(first.process.pid)
     first.wait()
-    step = lab.step(kind)
-    wait_for(lambda: lab.step(kind) > step + 5, 60)  # it goes on, unwatched
-    second = start(kind, f"environment.kubernetes.kind={kind}")
+    step = lab.step("watched")
+    wait_for(lambda: lab.step("watched") > step + 5, 60)  # it goes on, unwatched
+    second = start("watched")
     assert second.wait() == 0, second.log.read_text()
     assert "outlived the command" in second.log.read_text()
-    assert same_run(lab, kind, calm)["attempts"] == 1
+    assert same_run(lab, "watched", calm)["attempts"] == 1
     assert len(cluster.pods) == 1 and sum(method == "POST" for method, *_ in cluster.requests) == 1
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers as Kubernetes' API does for JobSets and TrainJobs, and a node that runs their pods as processes.
+"""A small HTTP server that answers as Kubernetes' API does for JobSets, and a node that runs their pods as processes.
 
 It knows creation (409 where the name is taken), reading, watching (one JSON event a chunk, from a version on, 410 for one it has
 forgotten), deletion in the foreground, and who may do it (401, 403). The pods get what a kubelet would give them: their command and
@@ -21,8 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-PATH = re.compile(r"/apis/([^/]+)/([^/]+)/namespaces/([^/]+)/(jobsets|trainjobs)(?:/([^/]+))?")
-COMPLETED = {"jobsets": "Completed", "trainjobs": "Complete"}
+PATH = re.compile(r"/apis/([^/]+)/([^/]+)/namespaces/([^/]+)/(jobsets)(?:/([^/]+))?")
 REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 410: "Expired"}
 
 
@@ -121,11 +120,8 @@ class Cluster:
 
     def _start(self, plural: str, namespace: str, body: dict) -> None:
         name = body["metadata"]["name"]
-        if plural == "jobsets":
-            job = body["spec"]["replicatedJobs"][0]["template"]["spec"]
-            count, container = job["completions"], job["template"]["spec"]["containers"][0]
-        else:
-            count, container = body["spec"]["trainer"]["numNodes"], body["spec"]["trainer"]
+        job = body["spec"]["replicatedJobs"][0]["template"]["spec"]
+        count, container = job["completions"], job["template"]["spec"]["containers"][0]
         own = {entry["name"]: entry["value"] for entry in container["env"]}
         own["MASTER_ADDR"] = "127.0.0.1"  # where the cluster's names would lead, all pods being on this machine
         command = [sys.executable, *container["command"][1:]]
@@ -149,7 +145,7 @@ class Cluster:
             body = self.objects.get((plural, namespace, name))
             if body is None or "deletionTimestamp" in body["metadata"]:
                 return
-        kind = "Failed" if failed else COMPLETED[plural]
+        kind = "Failed" if failed else "Completed"
         self.set_condition(plural, namespace, name, kind, f"exit codes {failed}" if failed else "jobset completed")
 
     def _finish(self, plural: str, namespace: str, name: str) -> None:
@@ -249,7 +245,4 @@ class Cluster:
 
 def pod_spec(body: dict) -> dict:
     """The part of the pod's specification that says how it ends."""
-    if body["kind"] == "JobSet":
-        return body["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    patch = body["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
-    return patch["template"]["spec"]["template"]["spec"]
+    return body["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]

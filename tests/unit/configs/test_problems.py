@@ -50,11 +50,15 @@ def test_a_wrong_value_is_named_with_what_is_allowed(section, key, value, senten
 
 @pytest.mark.parametrize("key", REMOVED)
 def test_a_key_of_an_older_version_is_accepted_where_it_changes_nothing(key):
-    section, name = key.split(".")
+    def given(value: object) -> dict:
+        section, *below = key.split(".")
+        for name in reversed(below):
+            value = {name: value}
+        return GOOD | {section: GOOD.get(section, {}) | value}
+
     neutral, _ = REMOVED[key]
-    known = parse_config(GOOD)
-    assert parse_config(GOOD | {section: GOOD.get(section, {}) | {name: neutral}}) == known
-    assert key in message(GOOD | {section: GOOD.get(section, {}) | {name: 7}})
+    assert parse_config(given(neutral)) == parse_config(GOOD)
+    assert key in message(given(7))
     assert key not in all_keys()
 
 

@@ -55,18 +55,17 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("kind", "condition"), [("jobset", "Completed"), ("trainjob", "Complete")])
 def test_the_name_is_on_record_before_the_job_is_created_and_its_conditions_are_its_end(
-    cluster, attempt_dir, kind, condition, monkeypatch
+    cluster, attempt_dir, monkeypatch
 ):
     create, seen = cluster.create, []
     monkeypatch.setattr(cluster, "create", lambda *given: (seen.append(read_job(attempt_dir)), create(*given))[1])
-    job = start(attempt_dir, kind=kind)
+    job = start(attempt_dir)
     name = name_of(attempt_dir)
     assert seen[0]["name"] == name and seen[0]["uid"] is None and seen[0]["namespace"] == "team"
-    assert read_job(attempt_dir)["uid"] == cluster.objects[f"{kind}s", "team", name]["metadata"]["uid"]
+    assert read_job(attempt_dir)["uid"] == cluster.objects["jobsets", "team", name]["metadata"]["uid"]
     assert job.poll() is None
-    cluster.set_condition(f"{kind}s", "team", name, condition)
+    cluster.set_condition("jobsets", "team", name, "Completed")
     wait_for(lambda: job.poll() == 0)
     assert job.cancelled() is None
     job.end()  # nothing is deleted that has ended by itself

@@ -51,20 +51,6 @@ def test_the_job_in_a_jobset_passes_kubernetes_own_schema(tmp_path, changed):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_a_trainjobs_patch_gives_the_pods_of_a_jobset():
-    jobset, trainjob = made(), made(kind="trainjob")
-    patch = trainjob["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
-    patched, own = patch["template"]["spec"]["template"]["spec"], trainjob["spec"]["trainer"]
-    whole = pod(jobset)["containers"][0]
-    assert patch["name"] == "node" and trainjob["spec"]["trainer"]["numNodes"] == 2
-    assert own["resourcesPerNode"] == whole["resources"]
-    assert {name: own[name] for name in ("image", "command", "env")} | patched["containers"][0] | {
-        "resources": whole["resources"]
-    } == whole
-    for name in ("terminationGracePeriodSeconds", "volumes", "securityContext", "serviceAccountName"):
-        assert patched[name] == pod(jobset)[name]
-
-
 def test_every_pod_is_told_where_the_first_one_is_and_has_time_for_its_checkpoint():
     spec, name = pod(made()), name_of(ATTEMPT)
     told = variables(spec["containers"][0])
@@ -87,7 +73,6 @@ def test_names_are_short_and_of_one_place_only():
     [
         (PLAN, {"mount_path": "/data"}, "does not lie in environment.kubernetes.mount_path=/data"),
         (PLAN | {"env": {"WANDB_API_KEY": "abc"}}, {}, "environment.env.WANDB_API_KEY is a secret"),
-        (PLAN, {"kind": "trainjob", "env_from": ["wandb"]}, "env_from is not possible"),
     ],
 )
 def test_what_the_pods_could_not_use_or_all_could_read_is_refused(plan, changed, words):
