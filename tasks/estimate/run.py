@@ -1,30 +1,25 @@
 """The estimate of a run: what its configuration and this machine's plan come to."""
 
-import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.architecture import architecture, of_vocabulary
 from infini_llama.configs.durations import planned_steps
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.ranks import groups_of
+from infini_llama.configs.ranks import groups_of, shards_of
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
-from infini_llama.tasks.estimate.memory import Layout, step_memory
-from infini_llama.tasks.estimate.process import BATCH, SMALL, process_memory
+from infini_llama.tasks.patch_environment.estimate import bytes_needed
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.speed import loss_chunk
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.train.initial import initial_of
-from infini_llama.tasks.train.worker.strategies.native import shards_of
 
-log = logging.getLogger("infini_llama.estimate")
-
-# Of a step's tensors: what lies free between living ones at the peak. Real runs of 5 to 110 million parameters had from 0 to 0.3 under
-# glibc's allocator (docs/huggingface.md), beyond what a small model has, which `process` holds.
-HOLES = 0.2
+# What a worker on a CPU holds beside its tensors: interpreter and libraries, and of the tensors' size what glibc's allocator keeps free
+# (0 to 0.3 in runs of 5 to 110 million parameters, docs/huggingface.md).
+PROCESS, HOLES = 480_000_000, 0.2
 
 
 def estimate(config: dict) -> dict[str, Any]:
@@ -33,15 +28,16 @@ def estimate(config: dict) -> dict[str, Any]:
     Returns:
         {"parameters": {"total", "embedding", "of_matrices"}, "flops_per_token": {"matrices", "attention", "memory", "total"}
         (forward and backward), "run": {"tokens", "flops", …}, "memory": {part: bytes of one worker}, "checkpoint": bytes on disk}.
-        Parts of memory: those of `step_memory`; on a CPU also `checkpoint_copy` (of asynchronous saves), `process` and `holes`, so that the
-        sum is the peak of the resident set; on a GPU the sum is the peak of what torch's allocator has given out.
+        Parts of memory: those of `bytes_needed`; on a CPU also `checkpoint_copy` (of asynchronous saves), `process` and `holes`, so that
+        the sum is the peak of the resident set; on a GPU the sum is the peak of what torch's allocator has given out.
 
     Raises:
         ConfigError: as the run itself would, but for a machine that is not this one.
     """
     data = config["data"]
     model = LlamaConfig.from_dict(fields_of(config))
-    plan = plan_of(of_vocabulary(config, model.vocab_size))
+    config = of_vocabulary(config, model.vocab_size)
+    plan = plan_of(config)
     train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
     workers, length = plan["nproc_per_node"] * plan["nnodes"], data["sequence_length"]
     groups = groups_of(train, workers)
@@ -52,22 +48,12 @@ def estimate(config: dict) -> dict[str, Any]:
             f"train.global_batch_size={train['global_batch_size']} is not a multiple of train.micro_batch_size="
             f"{train['micro_batch_size']} x {workers} worker(s){shared}; change one of them."
         )
-    layout = Layout(
-        train["micro_batch_size"],
-        length // train["context_parallel"],
-        micro_batches,
-        workers,
-        shards_of(train, workers if train["parallel"] == "fsdp" else plan["nproc_per_node"]),
-        train["reshard_after_forward"],
-        plan["precision"],
-        plan["device"],
-        plan["loss_chunk"],
-    )
-    memory = step_memory(model, train, layout)
+    place = plan["precision"], plan["device"], plan["nproc_per_node"], plan["nnodes"]
+    memory = bytes_needed(config, train["micro_batch_size"], *place)
     state = 4 * 3 * parameters(model)  # fp32: weights and both moments
     if plan["device"] == "cpu":
-        log.info("measuring what a worker holds beside its tensors, by a few steps of a small model")
-        memory |= on_cpu(train, state // workers if train["async_save"] else 0, plan, sum(memory.values()))
+        copy = state // workers if train["async_save"] else 0
+        memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
     tokens, steps = train["global_batch_size"] * length, planned_steps(train, length)
     each = flops_of(model, length)
     return {
@@ -82,7 +68,15 @@ def estimate(config: dict) -> dict[str, Any]:
             "tokens": tokens * steps,
             "flops": each["total"] * tokens * steps,
         },
-        "layout": asdict(layout),
+        "layout": {
+            "micro_batch_size": train["micro_batch_size"],
+            "micro_batches": micro_batches,
+            "workers": workers,
+            "shards": shards_of(train, workers, plan["nproc_per_node"]),
+            "precision": plan["precision"],
+            "device": plan["device"],
+            "loss_chunk": plan["loss_chunk"],
+        },
         "memory": memory | {"total": sum(memory.values())},
         "checkpoint": state,
     }
@@ -115,8 +109,6 @@ def plan_of(config: dict) -> dict[str, Any]:
                 micro * config["data"]["sequence_length"] // config["train"]["context_parallel"],
                 config["data"]["tokenizer"]["vocab_size"],
             ),
-            "threads": 1,
-            "env": {},
         }
 
 
@@ -138,11 +130,3 @@ def flops_of(model: LlamaConfig, length: int) -> dict[str, float]:
     attention = 3.0 * model.num_hidden_layers * attention_flops(local, length) / length
     matrices = 6.0 * matrix_parameters(model)
     return {"matrices": matrices, "attention": attention, "memory": total - matrices - attention, "total": total}
-
-
-def on_cpu(train: dict, checkpoint_copy: int, plan: dict[str, Any], tensors: int) -> dict[str, int]:
-    """What a worker's resident set holds beside the `tensors` of its step, in bytes."""
-    plain = train | {"activation_checkpointing": "none"}
-    small = step_memory(SMALL, plain, Layout(BATCH, SMALL.max_position_embeddings, 2, 1, 1, True, "fp32", "cpu", 0))
-    process = process_memory(sum(small.values()), plan["threads"], plan["env"])
-    return {"checkpoint_copy": checkpoint_copy, "process": process or 0, "holes": int(HOLES * tensors)}

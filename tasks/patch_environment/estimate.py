@@ -1,9 +1,10 @@
 """How much memory a worker needs, before it is started, and the micro-batch that fits."""
 
+from dataclasses import replace
 from typing import Any
 
 from infini_llama.configs.architecture import architecture
-from infini_llama.configs.ranks import groups_of
+from infini_llama.configs.ranks import groups_of, shards_of
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment.speed import loss_chunk
@@ -23,27 +24,47 @@ def model_of(config: dict) -> LlamaConfig:
     )
 
 
-def bytes_needed(config: dict, micro: int, precision: str, kind: str, workers: int) -> dict[str, int]:
-    """{"state", "activations", "logits"} in bytes of one worker.
+def bytes_needed(
+    config: dict, micro: int, precision: str, kind: str, workers_per_node: int, nodes: int = 1
+) -> dict[str, int]:
+    """{"weights", "gradients", "optimizer", "activations", "logits", "batches"} in bytes of one worker.
 
-    State is 16 bytes a parameter: weights, gradients and Adam's two moments in fp32 (Rajbhandari et al. 2020, section 3.1), split over
-    the workers under fsdp. Activations are what a layer keeps for
-    its backward pass, a token: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the type
-    computed in (after Korthikanti et al. 2022, eq. 1, without the scores, which no backend keeps).
+    Weights, gradients and Adam's two moments are fp32: 16 bytes per parameter (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1).
+    Under fsdp and hsdp a worker has its share of each, what is gathered of the weights at a time (embedding, head and final norm, and two
+    layers, or all where they are kept after the forward pass), and the largest gradient before it is split. Activations are what a layer
+    keeps per token for its backward pass: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the
+    type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1, without the scores, which no backend keeps);
+    of Infini-attention also features, reads and memories, which are fp32.
     """
     model, train = model_of(config), config["train"]
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     half = 4 if precision == "fp32" else 2
     tokens = micro * config["data"]["sequence_length"] // train["context_parallel"]
     kept = 4 * 4 * width + half * (8 * width + 4 * inner)
-    if train["activation_checkpointing"] != "none":
-        kept = 4 * width + kept // layers
-    split = workers if train["parallel"] == "fsdp" else 1  # of hsdp the shards may be as few as one
+    if model.attention == "infini":
+        kv_width, copies = model.num_key_value_heads * model.head_dim, 0 if half == 4 else 2
+        kept += 4 * ((2 + 2 * copies) * width + (2 + copies) * kv_width)
+        kept += 3 * 4 * kv_width * (model.head_dim + 1) // model.segment_length
+    total = 4 * parameters(model)
+    shards = shards_of(train, workers_per_node * nodes, workers_per_node)
+    weights = gradients = share = total // shards
+    if shards > 1:
+        root = 4 * parameters(replace(model, num_hidden_layers=0))
+        layer = (total - root) // layers
+        weights += root + layer * (2 if train["reshard_after_forward"] else layers)
+        gradients += max(layer, root)
     chunk = loss_chunk(train["loss_chunk"], kind, tokens, model.vocab_size)
+    logits = min(tokens, chunk or tokens) * model.vocab_size * (half + 8)
+    activations = tokens * layers * kept
+    if train["activation_checkpointing"] != "none":  # a layer is computed again once the logits are freed
+        activations = tokens * layers * 4 * width + max(0, tokens * kept - logits)
     return {
-        "state": 16 * parameters(model) // split,
-        "activations": tokens * layers * kept,
-        "logits": min(tokens, chunk or tokens) * model.vocab_size * (half + 8),
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": 2 * share,
+        "activations": activations,
+        "logits": logits,
+        "batches": 2 * 8 * tokens,
     }
 
 
@@ -69,12 +90,12 @@ def micro_batch(config: dict, facts: dict, precision: str, kind: str, gpus: list
         for size in range(1, share + 1)
         if share % size == 0
         and (size == 1 or size * length <= ENOUGH_TOKENS[kind])
-        and fits(bytes_needed(config, size, precision, kind, workers * nodes), have)
+        and fits(bytes_needed(config, size, precision, kind, workers, nodes), have)
     ]
     return max(fitting, default=1)
 
 
 def describe(need: dict[str, Any], have: int) -> str:
-    """'3.2 GiB (state 1.0, activations 1.8, logits 0.4) of 24.0 GiB'."""
+    """'3.2 GiB (weights 0.3, gradients 0.3, …) of 24.0 GiB'."""
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in need.items())
     return f"{sum(need.values()) / GIB:.1f} GiB ({parts}) of {have / GIB:.1f} GiB"

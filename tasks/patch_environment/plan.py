@@ -104,8 +104,8 @@ def _unwise(config: dict, plan: dict, facts: dict) -> list[dict[str, Any]]:
     elif facts["gpus"]:
         sentence = f"{len(facts['gpus'])} GPU(s) stay unused; set environment.device=cuda to use them."
         found.append(finding("device", "cpu", "note", sentence))
-    workers = plan["nproc_per_node"] * plan["nnodes"]
-    need = estimate.bytes_needed(config, plan["micro_batch_size"], plan["precision"], plan["device"], workers)
+    place = plan["precision"], plan["device"], plan["nproc_per_node"], plan["nnodes"]
+    need = estimate.bytes_needed(config, plan["micro_batch_size"], *place)
     have = estimate.memory_of_each(facts, plan["gpus"], plan["nproc_per_node"])
     if not estimate.fits(need, have):
         sentence = (

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from infini_llama.configs.architecture import architecture
+from infini_llama.configs.ranks import groups_of
 
 
 class TrialFailed(Exception):
@@ -36,7 +37,7 @@ def attention(config: dict, plan: dict, candidates: list[str], seconds: float) -
         "head_dim": model["hidden_size"] // heads,
         "documents": False,
     }
-    return _run("attention_trial", case, plan["env"], 1, seconds)[0]
+    return _run("infini_llama.tasks.patch_environment.tuning.attention_trial", case, plan["env"], 1, seconds)[0]
 
 
 def steps(config: dict, plan: dict, seconds: float, limit: float) -> dict[str, float]:
@@ -48,33 +49,28 @@ def steps(config: dict, plan: dict, seconds: float, limit: float) -> dict[str, f
     Raises:
         TrialFailed: with the reason.
     """
-    micro, length = plan["micro_batch_size"], config["data"]["sequence_length"] // config["train"]["context_parallel"]
-    settings = ("precision", "attention_backend", "threads", "device", "compile", "loss_chunk")
-    case = {
-        "model": architecture(config["model"], config["data"]["tokenizer"]["vocab_size"], length),
-        "micro_batch_size": micro,
-        "length": length,
-        **{name: plan[name] for name in settings},
-        "activation_checkpointing": config["train"]["activation_checkpointing"],
-        "seconds": seconds,
-    }
-    answers = _run("step_trial", case, plan["env"], plan["nproc_per_node"], limit)
+    train, length = config["train"], config["data"]["sequence_length"]
+    if train["parallel"] == "deepspeed":  # whose engine is not what is compared
+        train = train | {"parallel": "ddp"}
+    fields = architecture(config["model"], config["data"]["tokenizer"]["vocab_size"], length)
+    order = {"config": {"train": train}, "plan": plan, "model": fields, "init_from": None}
+    case = {"order": order, "length": length, "seconds": seconds}
+    answers = _run("infini_llama.tasks.train.worker.step_trial", case, plan["env"], plan["nproc_per_node"], limit)
     step = max(answer["step"] for answer in answers)
-    tokens = micro * length * plan["nproc_per_node"]
+    tokens = plan["micro_batch_size"] * length * groups_of(train, plan["nproc_per_node"])
     return {"tokens_per_second": tokens / step, "first": max(answer["first"] for answer in answers), "step": step}
 
 
 def _run(trial: str, case: dict[str, Any], env: dict[str, str], workers: int, limit: float) -> list[dict[str, Any]]:
-    program = f"from infini_llama.tasks.patch_environment.{trial} import main\nmain({json.dumps(case)!r})"
+    program = f"from {trial} import main\nmain({json.dumps(case)!r})"
     common = os.environ | env | {"PYTHONSAFEPATH": "1"}
-    if workers > 1:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
     children = []
     try:
         for rank in range(workers):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)} if workers > 1 else {}
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)}
             children.append(
                 subprocess.Popen(
                     [sys.executable, "-c", program],

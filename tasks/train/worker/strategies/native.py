@@ -77,13 +77,6 @@ def mesh_shape(train: dict, ranks: Ranks) -> tuple[int, ...]:
     return ranks.world_size // size, size
 
 
-def shards_of(train: dict, workers: int) -> int:
-    """Ranks, of one machine's, that share a copy of the model; 1 where each has its own."""
-    if train["parallel"] in ("ddp", "deepspeed"):  # of ZeRO, what every stage fits into
-        return 1
-    return workers if train["parallel"] == "fsdp" or train["shard_size"] == "auto" else train["shard_size"]
-
-
 @contextmanager
 def synchronized(module: nn.Module, last: bool) -> Iterator[None]:
     """Gradients are reduced over the ranks by the backward passes inside only where this is the `last` one of a step."""

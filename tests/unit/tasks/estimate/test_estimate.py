@@ -1,107 +1,106 @@
-"""The count without memory against the bytes of real tensors, part by part."""
+"""The estimated memory of a step against the bytes of real tensors, part by part."""
 
 import gc
+import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.loading import load_config
-from infini_llama.configs.schema import TrainingConfig
+from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.flows.pipeline import resolved
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import flops_per_token
+from infini_llama.model.flops import flops_per_token, parameters
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate import run
-from infini_llama.tasks.estimate.live import LiveBytes
-from infini_llama.tasks.estimate.memory import Layout, step_memory
+from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
 from infini_llama.tasks.train.worker.build import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
-TRAIN = TrainingConfig(micro_batch_size=3, global_batch_size=6).model_dump(mode="json")
+
+def settings(model: dict | None = None, train: dict | None = None) -> dict:
+    sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4}
+    data = {"source": "python-stdlib", "sequence_length": 256, "tokenizer": {"vocab_size": 1000}}
+    batch = {"micro_batch_size": 3, "global_batch_size": 6}
+    given = {"data": data, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
+    return parse_config(given).model_dump(mode="json")
 
 
-def layout(**changes):
-    fields = {"micro_batch_size": 3, "sequence_length": 70, "micro_batches": 2, "workers": 1, "shards": 1}
-    return Layout(
-        **(fields | {"reshard_after_forward": True, "precision": "fp32", "device": "cpu", "loss_chunk": 0} | changes)
-    )
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that are alive; `highest` is their maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.highest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                if storage._cdata not in self.sizes:
+                    self.sizes[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.sizes.pop, storage._cdata)
+        self.highest = max(self.highest, sum(self.sizes.values()))
+        return result
 
 
-def model_of(**changes):
-    return LlamaConfig(**({"vocab_size": 500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3} | {
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 70, "segment_length": 16} | changes))  # fmt: skip
-
-
-def real_peak(config, train, at):
-    """The most bytes of real tensors during the second step of training."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=at.precision == "bf16")
+def real_peak(config: dict, precision: str, loss_chunk: int) -> int:
+    """The most bytes of real tensors during two steps of training, of two micro-batches each."""
+    fields = architecture(config["model"], config["data"]["tokenizer"]["vocab_size"], 256)
+    half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     gc.collect()
-    with LiveBytes(lambda tensor: "all") as live:
-        with torch.device("meta"):
-            model = Llama(config)
-        model.load_state_dict({name: torch.zeros(value.shape) for name, value in model.named_parameters()}, False, True)
-        model.tie_weights()
-        save_memory(model, train, at.loss_chunk)
-        optimizer = build_optimizer(model, train)
+    with LiveBytes() as live:
+        model = Llama(LlamaConfig.from_dict(fields))
+        save_memory(model, config["train"], loss_chunk)
+        optimizer = build_optimizer(model, config["train"])
         for _ in range(2):
-            live.begin()
-            for _ in range(at.micro_batches):
-                shape = (at.micro_batch_size, at.sequence_length)
-                ids, labels = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+            for _ in range(2):
+                ids, labels = torch.zeros((3, 256), dtype=torch.long), torch.zeros((3, 256), dtype=torch.long)
                 with half:
                     loss, _ = model.loss(ids, labels)
                 loss.backward()
                 del loss
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        found = live.highest
-    torch.set_num_threads(threads)
-    return found
+    return live.highest
 
 
 @pytest.mark.parametrize(
-    ("attention", "train", "precision", "loss_chunk"),
+    ("model", "train", "precision"),
     [
-        ("softmax", {}, "fp32", 0),
-        ("softmax", {"z_loss": 1e-4}, "bf16", 64),
-        ("infini", {}, "bf16", 0),
-        ("infini", {"activation_checkpointing": "full"}, "fp32", 0),
+        ({}, {}, "fp32"),
+        ({}, {"loss_chunk": 64}, "bf16"),
+        ({"attention": "infini"}, {}, "bf16"),
+        ({"attention": "infini"}, {"activation_checkpointing": "full"}, "fp32"),
     ],
 )
-def test_the_count_is_that_of_real_tensors(attention, train, precision, loss_chunk):
-    config, at = model_of(attention=attention), layout(precision=precision, loss_chunk=loss_chunk)
-    counted = sum(step_memory(config, TRAIN | train, at).values())
-    assert counted == pytest.approx(real_peak(config, TRAIN | train, at), rel=0.01)
+def test_the_count_is_that_of_real_tensors(model, train, precision):
+    config = settings(model, train)
+    counted = sum(bytes_needed(config, 3, precision, "cpu", 1).values())
+    chunk = train.get("loss_chunk", 0)
+    assert counted == pytest.approx(real_peak(config, precision, chunk), rel=0.15)
 
 
 def test_parts_are_what_they_are_called():
-    config = model_of(tie_word_embeddings=False)
-    with torch.device("meta"):
-        parameters = sum(parameter.nbytes for parameter in Llama(config).parameters())
-    alone, both = step_memory(config, TRAIN, layout()), step_memory(config, TRAIN, layout(workers=2))
-    steps = 4 * len(list(Llama(config).parameters()))  # AdamW counts the steps of each
-    assert alone["weights"] == both["weights"] == parameters
-    assert 2 * parameters <= alone["optimizer"] <= 2 * parameters + steps
-    assert both["gradients"] == parameters, "buckets of DDP stay"
-    rows = 3 * 70
-    assert alone["logits"] >= 2 * rows * 500 * 4
-    half = step_memory(config, TRAIN, layout(workers=2, shards=2))
-    assert half["optimizer"] < alone["optimizer"] * 0.51
-    chunked = step_memory(config, TRAIN, layout(loss_chunk=16))
-    assert chunked["logits"] < alone["logits"] / 4
-    assert (
-        step_memory(config, TRAIN | {"activation_checkpointing": "full"}, layout())["activations"]
-        < alone["activations"]
-    )
+    config = settings()
+    alone = bytes_needed(config, 3, "fp32", "cpu", 1)
+    whole = 4 * parameters(model_of(config))
+    assert alone["weights"] == alone["gradients"] == whole and alone["optimizer"] == 2 * whole
+    assert alone["logits"] == 3 * 256 * 1000 * 12 and alone["batches"] == 2 * 8 * 3 * 256
+    sharded = bytes_needed(config | {"train": config["train"] | {"parallel": "fsdp"}}, 3, "fp32", "cpu", 4, 2)
+    assert sharded["optimizer"] == 2 * (whole // 8) and whole // 8 < sharded["weights"] < whole
+    chunked = settings(train={"loss_chunk": 16})
+    assert bytes_needed(chunked, 3, "fp32", "cpu", 1)["logits"] == 16 * 1000 * 12
+    full = settings(train={"activation_checkpointing": "full"})
+    assert bytes_needed(full, 3, "fp32", "cpu", 1)["activations"] < alone["activations"] / 2
 
 
-def test_estimate_of_a_configuration(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        run, "process_memory", lambda tensors, threads, environment: 100
-    )  # measured in tests/integration
+def test_estimate_of_a_configuration(tmp_path):
     settings = resolved(load_config("tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"]))
     record = run.estimate(settings)
     flops, memory = record["flops_per_token"], record["memory"]
@@ -121,7 +120,7 @@ def test_estimate_of_a_configuration(monkeypatch, tmp_path):
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_machine_that_this_is_not(monkeypatch, tmp_path):
+def test_a_machine_that_this_is_not(tmp_path):
     wishes = [
         "environment.device=cuda",
         "environment.nproc_per_node=8",
