@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import Field
+
 from infini_llama.tasks.records.record import Record
 
 
@@ -92,4 +94,4 @@ class VerifyReport(Record):
     checked_bytes: int
     seconds: float
     verify_on_read: bool
-    statistics: dict[str, SplitStatistics] = {}
+    statistics: dict[str, SplitStatistics] = Field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import Field
+
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.goodput import Goodput
@@ -62,7 +64,7 @@ class TrainingJob(Record):
     config: PipelineConfig
     max_steps: int
     micro_batch_size: int
-    deepspeed_config: dict[str, object] = {}
+    deepspeed_config: dict[str, object] = Field(default_factory=dict)
     model: LlamaConfig
     plan: EnvironmentPlan
     started: StartTime

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from infini_llama.tasks.records.record import Record
 
 
@@ -20,7 +22,7 @@ class RankError(Record):
     traceback: str = ""
     phase: str = ""
     sample_rows: tuple[int, ...] | None = None
-    memory: dict[str, int] = {}
+    memory: dict[str, int] = Field(default_factory=dict)
     first_skip: int | None = None
     samples: int | None = None
 
