@@ -14,18 +14,43 @@ from infini_llama.configs.schema import PipelineConfig
 TARGET = Path(__file__).with_name("configuration.md")
 HEAD = """# Configuration
 
-Every key of a run's YAML (or JSON) file. What is left out has the default. In italics stands what a key takes. On the command line any
-key can be set as `section.key=value`, which wins over the file. An unknown key, or a value that is not allowed, ends the command with
-exit code 64 and a sentence for each; nothing is started.
+A run is described by one YAML or JSON file. Keys that are left out have their default. Start from a
+[recipe](recipes.md), or let `infini-llama init` write a commented file.
 
-This page is made from the schema (`configs/schema/`) by `python docs/make_reference.py`; a test keeps it true.
+```yaml
+data:
+  files: [texts/**/*.txt]
+train:
+  max_steps: 2000
+```
+
+On the command line, `section.key=value` overrides the file:
+
+```bash
+infini-llama run configs/tiny.yaml train.max_steps=500
+```
+
+An unknown key or an invalid value ends the command with exit code 64 and one message per problem. Nothing is started.
+
+{legend}
+"""
+LEGEND = """The *resume* column states what changing a key means for a run that already has checkpoints:
+
+- *fixed*: refused; use another `runtime.name`.
+- *exact*: allowed, and the run logs that it is no longer bitwise identical to an uninterrupted one.
+- *free*: no effect on the weights.
+"""
+FOOT = """
+This page is generated from the schema (`configs/schema/`) by `python docs/make_reference.py`, and a test keeps it up to date.
 """
 
 
 def reference() -> str:
     """The page, whatever home folder this machine has."""
     os.environ.pop("INFINI_LLAMA_HOME", None)
-    return HEAD + "".join(section(name, field.annotation) for name, field in PipelineConfig.model_fields.items())
+    sections = "".join(section(name, field.annotation) for name, field in PipelineConfig.model_fields.items())
+    legend = LEGEND if "| resume |" in sections else ""
+    return HEAD.replace("{legend}\n", legend and f"{legend}\n").rstrip("\n") + "\n" + sections + FOOT
 
 
 def section(path: str, holder: Any) -> str:
@@ -33,11 +58,22 @@ def section(path: str, holder: Any) -> str:
     inner = [
         (f"{path}.{name}", found) for name, field in holder.model_fields.items() if (found := entry(field.annotation))
     ]
-    rows = "".join(
-        row(name, field) for name, field in holder.model_fields.items() if section_of(field.annotation) is None
-    )
-    table = f"\n| key | |\n|---|---|\n{rows}" if rows else ""
-    return f"\n## {path}\n\n{holder.__doc__.strip().splitlines()[0]}\n{table}" + "".join(section(*one) for one in inner)
+    fields = {name: field for name, field in holder.model_fields.items() if section_of(field.annotation) is None}
+    described = f"\n## {path}\n\n{holder.__doc__.strip().splitlines()[0]}\n"
+    return described + table(fields) + "".join(section(*one) for one in inner)
+
+
+def table(fields: dict[str, Any]) -> str:
+    """Key, type, default and description of each key, and its resume policy where the schema states one."""
+    if not fields:
+        return ""
+    names = ["key", "type", "default", "description"] + ["resume"] * any(resume(field) for field in fields.values())
+    rows = [[f"`{name}`", kind(field), default(field), plain(field.description)] for name, field in fields.items()]
+    if "resume" in names:
+        rows = [[*row, resume(field)] for row, field in zip(rows, fields.values(), strict=True)]
+    lines = [names, ["---"] * len(names), *rows]
+    written = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f'\n<div class="reference" markdown="1">\n\n{written}\n</div>\n'  # site.css lays it out for a phone
 
 
 def entry(annotation: Any) -> type[BaseModel] | None:
@@ -47,9 +83,16 @@ def entry(annotation: Any) -> type[BaseModel] | None:
     return next((found for argument in get_args(annotation) if (found := entry(argument))), None)
 
 
-def row(name: str, field: Any) -> str:
-    allowed = words(Annotated[field.annotation, field] if field.metadata else field.annotation)
-    return f"| `{name}` | {plain(field.description)} *{plain(allowed)}*; default: {default(field)} |\n"
+def kind(field: Any) -> str:
+    """The values that a key accepts."""
+    return plain(words(Annotated[field.annotation, field] if field.metadata else field.annotation))
+
+
+def resume(field: Any) -> str:
+    """What changing the key means for an existing run: fixed, exact or free; empty where the schema does not say."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    policy = extra.get("resume", next((one for one in field.metadata if type(one).__name__ == "Resume"), ""))
+    return str(policy.value if isinstance(policy, Enum) else policy).lower()
 
 
 def default(field: Any) -> str:

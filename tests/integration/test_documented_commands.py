@@ -14,7 +14,8 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "quickstart")]
-SHOWN = re.compile(r"^ {4}(infini-llama .+?)(?: {2,}# .*)?$", re.MULTILINE)
+BLOCK = re.compile(r"^( *)```bash\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^ *(infini-llama .+?)(?: {2,}# .*)?$", re.MULTILINE)
 SPOKEN = re.compile(r"`(infini-llama [^`\n]+)`")
 MEANT = {"CONFIG": "configs/tiny.yaml", "RUN": "tiny", "DATASET": "latest", "TEXT": "import", "DIR": "exported"}
 MEANT |= {
@@ -28,6 +29,7 @@ MEANT |= {
 ORDER = ("import ", "run ", "train ", "preprocess ", "verify ")  # what makes something before what looks at it
 ELSEWHERE = {
     r"infini-llama (serve|deploy)\b": "tests/integration/prefect/test_triggers.py",
+    r"train\.parallel=deepspeed": "tests/integration/test_deepspeed.py",
     r"environment\.launcher=slurm": "tests/integration/test_slurm_launcher.py",
     r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
@@ -56,7 +58,8 @@ def commands() -> list[str]:
         spoken = [
             one for one in SPOKEN.findall(text) if " " in one.removeprefix("infini-llama ") or one.endswith("runs")
         ]
-        found += [meant(one) for one in SHOWN.findall(text) + spoken if not re.search(r"[…\[]", one)]
+        shown = [one for _, block in BLOCK.findall(text) for one in SHOWN.findall(block)]
+        found += [meant(one) for one in shown + spoken if not re.search(r"[…\[]", one)]
 
     def place(command: str) -> int:
         if "max_steps=" in command or " gc " in command:

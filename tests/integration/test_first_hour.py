@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 PAGE = (Path(__file__).parents[2] / "docs/quickstart.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^ {4}(infini-llama .*)$", PAGE, re.MULTILINE)
+BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("infini-llama ")]
 SMALL = {
     "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "segment_length": 16},

@@ -41,7 +41,9 @@ def test_each_row_of_the_audit_has_a_test_or_says_that_it_has_none():
     """A row without a test says why none can be named."""
     text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
     rows = [
-        line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| there", "| feature"))
+        line
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith(("| seed document", "| feature"))
     ]
     assert not [line for line in rows if line.count("|") != 5]
     assert not [line for line in rows if not TEST.search(line) and "none by itself" not in line]
