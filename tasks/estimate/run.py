@@ -18,7 +18,7 @@ from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.train.initial import initial_of
 
 # What a worker on a CPU holds beside its tensors: interpreter and libraries, and of the tensors' size what glibc's allocator keeps free
-# (0 to 0.3 in runs of 5 to 110 million parameters, docs/huggingface.md).
+# (0 to 0.3 in runs of 5 to 110 million parameters, docs/estimate.md).
 PROCESS, HOLES = 480_000_000, 0.2
 
 
