@@ -115,3 +115,9 @@ def test_help_imports_nothing_heavy():
 def test_configs_come_cheap():
     assert "pydantic" not in loaded_by("import infini_llama.configs")
     assert not loaded_by("import infini_llama.configs.loading") & {"torch", "prefect", "datasets", "numpy"}
+
+
+def test_the_sections_are_imported_from_configs_in_a_fresh_interpreter():
+    assert "pydantic" in loaded_by("from infini_llama.configs import DataConfig, PipelineConfig")
+    missing = "import configs\ntry: configs.NoSuchName\nexcept AttributeError: pass\nelse: raise SystemExit(1)"
+    assert "configs" in loaded_by(missing)

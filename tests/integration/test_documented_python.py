@@ -1,0 +1,55 @@
+"""Every Python block of the README and the docs, each in a fresh process, in a folder that has what the pages assume."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCKS = [(page.name, block) for page in PAGES for block in BLOCK.findall(page.read_text(encoding="utf-8"))]
+EXPORTS = ("my-model", "tiny-hf")  # folders that the pages have made by `infini-llama export`
+LLAMA_CPP = {
+    "convert_hf_to_gguf.py": "def main(): pass\n",
+    "conversion/base.py": "class TextModel: pass\n",
+}
+
+
+def run(folder: Path, *arguments: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment.pop("INFINI_LLAMA_HOME", None)  # the pages mean ./workspace
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A user's texts, the run that the README's example makes of them, and its exports."""
+    place = tmp_path_factory.mktemp("documented")
+    (place / "texts/more").mkdir(parents=True)
+    for number in range(60):
+        text = f"def count_{number}(cats):\n    return cats + {number}\n"
+        (place / f"texts/more/{number}.txt").write_text(text * 40)
+    for name, text in LLAMA_CPP.items():
+        (place / "llama.cpp" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "llama.cpp" / name).write_text(text)
+    run(place, "-c", next(block for page, block in BLOCKS if page == "README.md"))
+    for name in EXPORTS:
+        run(place, "-m", "infini_llama", "export", "run", "--output", name)
+    return place
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(BLOCKS)])
+def test_a_block_runs(folder, page, block):
+    run(folder, "-c", block, "llama.cpp")
+
+
+def test_every_page_with_python_is_covered():
+    assert {"README.md", "huggingface.md"} <= {page for page, _ in BLOCKS}
