@@ -132,13 +132,21 @@ def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[
             for number, entry in enumerate(value):
                 yield from _lax_values(entry, below, (*steps, number)) if isinstance(entry, dict) else ()
         elif isinstance(value, bool) and _is_number(field.annotation):
-            fields = tuple(step for step in steps if isinstance(step, str))
-            yield steps, fields, f"{_dotted(steps)}: {shown(value)} is not {words(place(steps)[2])}", set()
+            _, fields, allowed = place(steps)
+            yield steps, fields, f"{_dotted(steps)}: {shown(value)} is not {words(allowed)}", set()
         else:
-            inner = value.items() if isinstance(value, dict) else [(name, value)]
-            texts = [text for pair in inner for text in (pair[1] if isinstance(pair[1], list) else pair)]
-            if any(isinstance(text, str) and "\0" in text for text in texts):
-                yield steps, steps, f"{_dotted(steps)}: {shown(value)} holds a NUL character; remove it", set()
+            for inner in _with_nul(value, steps):
+                yield steps, place(steps)[1], f"{_dotted(inner)}: the value holds a NUL character; remove it", set()
+
+
+def _with_nul(value: Any, steps: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Where a NUL character is: in a text, or in an entry of a list or a table."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, str) and "\0" in value:
+        yield steps
+    for key, entry in entries:
+        if any(isinstance(text, str) and "\0" in text for text in (key, entry)):
+            yield (*steps, key)
 
 
 def _is_number(allowed: Any) -> bool:
@@ -157,7 +165,8 @@ def _sentence(error: Any) -> str:
     expected = words(allowed)
     if isinstance(value, float) and not isfinite(value):
         expected = expected.replace("a ", "a finite ", 1)
-    line = f"{key}: {shown(value)} is not {expected}"
+    is_secret = steps[:2] == ("environment", "env") and error["loc"][-1] != "[key]"
+    line = f"{key}: {'the value' if is_secret else shown(value)} is not {expected}"
     if error["type"] == "string_type" and isinstance(value, int | float):
         line += "; put it in quotes"
     return line

@@ -7,6 +7,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.secrets import restored
 from infini_llama.flows.api_logs import api_logs
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.flows.pipeline import resolved, run_name, with_pages
@@ -35,7 +36,7 @@ def pretrain(config: PipelineConfig) -> dict:
 
     Called again with the same configuration it carries on: what is complete on disk is not built again.
     """
-    settings = resolved(config, flow_run.scheduled_start_time)
+    settings = restored(resolved(config, flow_run.scheduled_start_time))
     home, run = settings["runtime"]["home"], settings["runtime"]["name"]
     data, full_below = settings["data"], settings["verify"]["full_below"]
     stored = Path(home) / "prefect-results"

@@ -1,13 +1,12 @@
 """What makes or carries on a run, and the four stages alone."""
 
-import os
 import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import DataError, PipelineError
-from infini_llama.configs.secrets import apart, refuse_secrets
+from infini_llama.configs.secrets import refuse_secrets, withheld
 from infini_llama.flows.cli.paths import Answer, find, home_folder, prefect_speaks_into
 from infini_llama.flows.cli.results import write_page
 
@@ -32,17 +31,15 @@ def run(arguments: Namespace) -> Answer:
 
         if config.environment.launcher == "kubernetes":
             refuse_secrets(config)
-        config, secrets = apart(config)
-        os.environ.update(secrets)  # which the workers have, too
         home = config.runtime.home.resolve()
         prefect_speaks_into(home, arguments)
-        with prefect_api(home):
+        with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
 
             from infini_llama.flows.pretrain import pretrain
 
             try:
-                summary = pretrain(config)
+                summary = pretrain(shown)
             except TransportError as fault:  # training neither needs the server nor stops with it
                 raise PipelineError(
                     f"Prefect's server does not answer any more ({fault}); what was reached stands in "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.secrets import masked
+from infini_llama.configs.secrets import MASK, masked
 
 ENDING = 15  # seconds that a pod gets beyond the grace period, to end after its workers
 ATTEMPT = "infini-llama/attempt"  # annotation: the folder of the attempt
@@ -121,8 +121,8 @@ def _refuse(attempt_dir: Path, wishes: dict, plan: dict) -> None:
             f"runtime.home={home} does not lie in environment.kubernetes.mount_path={wishes['mount_path']}, so the pods would not see the "
             "run; mount the volume at the same path here and there, and put the home into it."
         )
-    if secrets := [name for name, value in masked(plan["env"]).items() if value == "***"]:
+    if secrets := [name for name, value in masked(plan["env"]).items() if value == MASK]:
         raise ConfigError(
-            f"environment.env.{secrets[0]} is a secret, and whoever may read the JobSet would read it; put it into a Secret and "
+            f"environment.env.{secrets[0]} may be a secret, and the JobSet would show it; put it into a Secret and "
             "name that in environment.kubernetes.env_from."
         )

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, PipelineError, Preempted
+from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.clusters import node_records as records
 from infini_llama.tasks.clusters import rendezvous as meeting
 from infini_llama.tasks.clusters.address import interface_towards
@@ -246,10 +247,11 @@ def environment(order: dict, place: meeting.Place) -> dict[str, str]:
 
     What the plan has hidden as a secret has to be in this process's own environment.
     """
-    hidden = [name for name, value in order["plan"]["env"].items() if value == "***"]
+    hidden = [name for name, value in order["plan"]["env"].items() if value == MASK]
     if missing := [name for name in hidden if name not in os.environ]:
         log.warning(
-            "%s of environment.env is a secret and not written down; set it on this machine too", ", ".join(missing)
+            "the value of environment.env.%s is not written down, since it may be a secret; set it on this machine too",
+            ", ".join(missing),
         )
     variables = {name: value for name, value in order["plan"]["env"].items() if name not in hidden}
     interface = interface_towards(place.address)

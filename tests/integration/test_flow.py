@@ -12,7 +12,7 @@ OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
 SECRET = "hunter2"
 FAULT = """
 def change(module):
-    assert os.environ["SOME_API_KEY"] == "2retnuh"[::-1]
+    assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]
     step, calls = module.train_step, []
     def failing(*arguments):
         calls.append(1)
@@ -33,7 +33,7 @@ def task_states(home) -> list[tuple[str, str]]:
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.step", FAULT)
-    started = lab.start("raises", *OVERRIDES, fault, f"environment.env.SOME_API_KEY={SECRET}", direct=False)
+    started = lab.start("raises", *OVERRIDES, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False)
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
     attempts = [json.loads(line) for line in (lab.run_dir("raises") / "attempts.jsonl").read_text().splitlines()]

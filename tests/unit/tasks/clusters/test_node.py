@@ -236,7 +236,7 @@ def test_a_node_has_its_own_interface_and_no_masked_secrets(tmp_path, caplog):
     place = node.meeting.Place(tmp_path, 3, 4, "c10d", "127.0.0.1", 1)
     order = {"plan": {"env": {"OMP_NUM_THREADS": "2", "WANDB_API_KEY": "***"}}}
     assert node.environment(order, place) == {"OMP_NUM_THREADS": "2", "INFINI_LLAMA_NODE": "3"}
-    assert "WANDB_API_KEY of environment.env is a secret" in caplog.text
+    assert "environment.env.WANDB_API_KEY" in caplog.text
     addresses = {"cable": "10.0.0.9"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("infini_llama.tasks.clusters.address.addresses", lambda: addresses)

@@ -5,6 +5,7 @@ import pytest
 from infini_llama.configs.architecture import of_vocabulary
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.secrets import masked
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.estimate import model_of
@@ -174,6 +175,9 @@ def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
     two_gpus = resolve(config(), laptop | {"gpus": [GPU] * 2, "nccl": True})["env"]
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True" and "CUDA_DEVICE_MAX_CONNECTIONS" in two_gpus
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in resolve(config(), laptop | {"gpus": [GPU], "nccl": True})["env"]
+    preloaded = laptop | {"allocators": {"jemalloc": "/lib/libjemalloc.so"}}
+    jemalloc = resolve(config({"allocator": "jemalloc"}), preloaded)["env"]
+    assert all(masked(variables) == variables for variables in (one, two_gpus, jemalloc)), "no secret is in the plan"
 
 
 def test_replacing_a_variable_of_the_plan_is_noted(laptop):
