@@ -174,16 +174,15 @@ def _sentence(error: Any) -> str:
 
 def _rules(error: Any) -> Iterator[tuple[set[str], str]]:
     """Each failed rule between keys: the keys that it names, and its sentence with their dotted names."""
-    section = _dotted(error["loc"])
+    section, (_, fields, _) = _dotted(error["loc"]), place(error["loc"])
     text = str(error["ctx"]["error"])
     known = all_keys()
-    if section:
-        own = [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]
+    if own := [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]:
         text = re.sub(rf"(?<![\w.])({'|'.join(map(re.escape, own))})(?==)", rf"{section}.\1", text)
     # The schema joins the rules between sections by semicolons, and each begins with its key.
     for rule in re.split(rf"; (?=(?:{'|'.join(PipelineConfig.model_fields)})\.)", text):
         named = {name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in known}
-        yield named or {section}, rule if named or not section else f"{section}: {rule}"
+        yield named or {".".join(fields)}, rule if named or not section else f"{section}: {rule}"
 
 
 def _any_within(names: set[str], wrong: set[str]) -> bool:

@@ -219,3 +219,24 @@ def refuses_in_sentences(mapping: dict) -> None:
 def test_a_problem_of_an_environment_variable_does_not_show_its_value(value):
     text = message(GOOD | {"environment": {"env": value}})
     assert "environment.env." in text and "hunter2" not in text
+
+
+@pytest.mark.parametrize("ends", [{}, {"until_step": 5, "until_fraction": 0.5}])
+def test_a_stage_of_the_curriculum_without_one_end_is_named(ends):
+    stages = [{"sequence_length": 64, "until_step": 2}, {"sequence_length": 128} | ends]
+    text = message({"data": GOOD["data"] | {"curriculum": stages}, "train": {"max_steps": "x"}})
+    assert "data.curriculum.1: until_step=" in text and "until_fraction=" in text and "train.max_steps" in text
+
+
+@pytest.mark.parametrize(
+    ("mapping", "key"),
+    [
+        ({"data": {"files": ["a", "b\0"]}}, "data.files.1"),
+        ({"data": {"sources": [{"name": "a", "files": ["x", "y\0"]}]}}, "data.sources.0.files.1"),
+        ({"data": {"sources": [{"name": "a", "files": ["x"], "license": "y\0"}]}}, "data.sources.0.license"),
+        (GOOD | {"deployment": {"schedules": [{"name": "a", "cron": "0 0 * * *", "overrides": ["a=b\0"]}]}}, "deployment"),
+        (GOOD | {"environment": {"env": {"A\0": "x"}}}, "environment.env"),
+    ],
+)  # fmt: skip
+def test_a_nul_character_is_named_wherever_it_is(mapping, key):
+    assert f"{key}" in message(mapping)
