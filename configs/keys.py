@@ -1,6 +1,7 @@
 """What each key of the configuration may hold, in words, and which known key a wrong name resembles; all read off the schema."""
 
 import difflib
+import functools
 import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
+from infini_llama.configs import other_names
 from infini_llama.configs.durations import COUNT, DURATION
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
 from infini_llama.configs.schema.data import SOURCE_NAME
@@ -45,54 +47,7 @@ PATTERNS = {
     r"^/[^\n\r:]*$": "a path from the root",
     COUNT: "a number, also with k, M, G or T after it",
 }
-# Names that other training programs use for these keys.
-OTHER_NAMES = {
-    "lr": "train.learning_rate",
-    "max_lr": "train.learning_rate",
-    "steps": "train.max_steps",
-    "max_iters": "train.max_steps",
-    "epochs": "train.num_epochs",
-    "num_train_epochs": "train.num_epochs",
-    "batch_size": "train.global_batch_size",
-    "per_device_train_batch_size": "train.micro_batch_size",
-    "gradient_accumulation_steps": "train.global_batch_size",
-    "grad_clip": "train.max_grad_norm",
-    "eval_steps": "train.eval_every",
-    "save_steps": "train.save_every",
-    "logging_steps": "train.log_every",
-    "seq_len": "data.sequence_length",
-    "block_size": "data.sequence_length",
-    "context_length": "data.sequence_length",
-    "max_length": "data.sequence_length",
-    "max_position_embeddings": "data.sequence_length",
-    "n_layer": "model.num_hidden_layers",
-    "n_layers": "model.num_hidden_layers",
-    "num_layers": "model.num_hidden_layers",
-    "n_head": "model.num_attention_heads",
-    "n_heads": "model.num_attention_heads",
-    "num_heads": "model.num_attention_heads",
-    "n_kv_heads": "model.num_key_value_heads",
-    "n_embd": "model.hidden_size",
-    "d_model": "model.hidden_size",
-    "dim": "model.hidden_size",
-    "hidden_dim": "model.hidden_size",
-    "gpus": "environment.nproc_per_node",
-    "num_processes": "environment.nproc_per_node",
-    "world_size": "environment.nproc_per_node",
-    "num_nodes": "environment.nnodes",
-    "num_machines": "environment.nnodes",
-    "machine_rank": "environment.node_rank",
-    "main_process_ip": "environment.master_addr",
-    "master_address": "environment.master_addr",
-    "cp": "train.context_parallel",
-    "cp_size": "train.context_parallel",
-    "context_parallel_size": "train.context_parallel",
-    "context_parallel_degree": "train.context_parallel",
-    "dtype": "environment.precision",
-    "mixed_precision": "environment.precision",
-    "run_name": "runtime.name",
-    "output_dir": "runtime.home",
-}
+SIMILAR = 0.75  # of difflib, from 0 to 1: typing errors, not words that share letters
 
 # Keys of older versions: the value that changed nothing, which is still accepted, and what to use instead of any other.
 REMOVED: dict[str, tuple[Any, str]] = {
@@ -113,6 +68,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
+@functools.cache
 def all_keys(section: type[BaseModel] = PipelineConfig, prefix: str = "") -> dict[str, bool]:
     """Every dotted key; True for a section."""
     keys: dict[str, bool] = {}
@@ -195,16 +151,17 @@ def _range(rules: tuple[Any, ...]) -> str:
     )
 
 
-def nearest(steps: tuple[str, ...], is_section: bool) -> str | None:
-    """The known key that a wrong one most likely means: another program's name for it, or the most similar name."""
-    word = steps[-1].lower().replace("-", "_")
-    if word in OTHER_NAMES and not is_section:
-        return OTHER_NAMES[word]
-    parent = ".".join(steps[:-1])
-    scored = [
-        (difflib.SequenceMatcher(None, word, key.rpartition(".")[2]).ratio(), key.rpartition(".")[0] == parent, key)
-        for key, holds_section in all_keys().items()
-        if holds_section == is_section
-    ]
-    likely = [(ratio + 0.2 * same, key) for ratio, same, key in scored if ratio >= 0.7]
-    return max(likely)[1] if likely else None
+def nearest(steps: tuple[str, ...], is_section: bool = False) -> tuple[str, ...]:
+    """The known keys that a wrong one most likely means: those for another program's name, or the one of the most similar name."""
+    steps = tuple(step.lower().replace("-", "_") for step in steps)
+    for name in (".".join(steps), steps[-1]):
+        if name in other_names.KEYS:
+            return tuple(other_names.KEYS[name].split(" or "))
+    parent, word = ".".join(steps[:-1]), difflib.SequenceMatcher(b=steps[-1])
+    scored: list[tuple[float, int, str]] = []
+    for key, holds_section in all_keys().items():
+        above, _, name = key.rpartition(".")
+        word.set_seq1(name)
+        if holds_section == is_section and word.quick_ratio() >= SIMILAR and (ratio := word.ratio()) >= SIMILAR:
+            scored.append((ratio + 0.2 * (above == parent), -key.count("."), key))
+    return (max(scored)[2],) if scored else ()

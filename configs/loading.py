@@ -12,6 +12,8 @@ from infini_llama.configs.problems import shown, validate
 from infini_llama.configs.reading import parse_yaml, read_mapping
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
 
+MOST_LINES = 50  # of a message that lists problems
+
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     """The run that `path` describes, with dotted `key=value` overrides on top, named after the file unless it names itself.
@@ -54,7 +56,8 @@ def _checked(mapping: dict[str, Any], problems: list[str], origin: str) -> Pipel
         return config
     if len(lines) == 1:
         raise ConfigError(f"{origin}: {lines[0]}")
-    raise ConfigError(f"{origin} has {len(lines)} problems:\n" + "\n".join(f"  {line}" for line in lines))
+    listed = lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
+    raise ConfigError(f"{origin} has {len(lines)} problems:\n" + "\n".join(f"  {line}" for line in listed))
 
 
 def _find(path: Path) -> Path:

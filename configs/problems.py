@@ -112,9 +112,8 @@ def _hint(steps: tuple[Any, ...], value: Any, section: type[BaseModel]) -> tuple
         *parents, last = ".".join(steps).split(".")
         return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {".".join(steps)}
     in_list = any(isinstance(step, int) for step in steps[:-1])
-    meant = nearest(steps, isinstance(value, dict)) if isinstance(key, str) and not in_list else None
-    if meant:
-        return f"did you mean {meant}?", {meant}
+    if isinstance(key, str) and not in_list and (meant := nearest(steps, isinstance(value, dict))):
+        return f"did you mean {' or '.join(meant)}?", set(meant)
     return f"known here are {', '.join(section.model_fields)}", set()
 
 

@@ -10,6 +10,7 @@ import yaml
 from infini_llama.configs.errors import ConfigError
 
 TAG = "tag:yaml.org,2002:"
+LARGEST = 2**18  # bytes; PyYAML reads some 30,000 entries per second
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -137,13 +138,19 @@ def read_mapping(file: Path) -> dict[str, Any]:
     """The sections of a .yaml, .yml or .json file.
 
     Raises:
-        ConfigError: a folder, unreadable, not UTF-8, not YAML or JSON, empty, or no mapping.
+        ConfigError: a folder, a pipe, too large, unreadable, not UTF-8, not YAML or JSON, empty, or no mapping.
     """
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; give a .yaml or .json file.")
     if file.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"{file} is neither .yaml, .yml nor .json; rename it so that its format is known.")
+    if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
+        raise ConfigError(f"{file} is no regular file; give a .yaml or .json file.")
     try:
+        if (size := file.stat().st_size) > LARGEST:
+            raise ConfigError(
+                f"{file} has {size:,} bytes, and a configuration has at most {LARGEST:,}; name many files by a folder or a glob."
+            )
         text = file.read_bytes().decode("utf-8-sig")
         content = parse_json(text) if file.suffix == ".json" else parse_yaml(text)
     except OSError as error:

@@ -29,10 +29,26 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parsed, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in parsed]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hints(unknown, parsed)}")
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed
+
+
+def _hints(unknown: list[str], parsed: argparse.Namespace) -> str:
+    """What to write in place of other programs' options, where the command takes key=value."""
+    if "overrides" not in parsed:
+        return ""
+    from infini_llama.configs import other_names
+    from infini_llama.configs.keys import nearest
+
+    hints = []
+    for option in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-")):
+        name = option.lstrip("-").lower().replace("-", "_")
+        meant = [f"{key}=VALUE" for key in nearest((name,))]
+        if hint := other_names.OPTIONS.get(name) or (meant and f"write {' or '.join(meant)}"):
+            hints.append(f"\n  {option}: {hint}")
+    return "".join(hints)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Every wrong configuration gets sentences that name the key, the value and what is allowed; all at once."""
 
 import json
+import os
 
 import pytest
 
@@ -157,6 +158,20 @@ def test_missing_file_and_folder(tmp_path):
         load_config(tmp_path)
     with pytest.raises(ConfigError, match=r"neither \.yaml, \.yml nor \.json"):
         load_config(write(tmp_path, "a = 1", "run.toml"))
+
+
+def test_a_pipe_and_a_very_large_file_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"pipe\.yaml"):
+        load_config(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"large\.yaml has 1,000,018 bytes"):
+        load_config(write(tmp_path, f"data: {{files: [{'a,' * 500_000}]}}\n", "large.yaml"))
+
+
+def test_a_list_of_many_problems_is_cut(tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        parse_config({"data": {"files": [1] * 5000}})
+    assert "5000 problems" in str(raised.value) and 50 < len(str(raised.value).splitlines()) < 60
 
 
 def test_a_bare_name_is_the_ready_configuration(tmp_path, monkeypatch):

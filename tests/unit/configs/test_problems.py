@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.keys import OTHER_NAMES, PATTERNS, REMOVED, all_keys, nearest, place, words
+from infini_llama.configs.keys import PATTERNS, REMOVED, all_keys, place, words
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.problems import shown
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
@@ -149,11 +149,6 @@ def test_every_key_can_be_told_in_words():
         assert re.match(r"(a|an|one|true|text|whole|auto|concat)\b", words(allowed)), f"{key}: {words(allowed)}"
     schema = f"{PipelineConfig.model_json_schema()} {DeploymentConfig.model_json_schema()}"
     assert all(repr(pattern)[1:-1] in schema or pattern.startswith("^[A-Za-z_]") for pattern in PATTERNS)
-
-
-def test_other_programs_names_lead_to_keys_that_exist():
-    assert set(OTHER_NAMES.values()) <= all_keys().keys() and not OTHER_NAMES.keys() & all_keys().keys()
-    assert nearest(("per-device-train-batch-size",), False) == "train.micro_batch_size"
 
 
 def test_a_value_is_shown_short_and_on_one_line():
