@@ -7,6 +7,7 @@ program, started in a session of its own, ended by the kernel with its parent, a
 import contextlib
 import http.client
 import importlib.util
+import ipaddress
 import logging
 import os
 import signal
@@ -41,8 +42,11 @@ EMBEDDED = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
-# For the server of `serve`: the UI asks the address that it came from, whatever the browser calls this machine.
+# For the server of `serve`: the UI asks the address that it came from, whatever the browser calls this machine. A worker executes
+# what this server is given. A browser sends a POST without a content type from any page and without asking, so that origins
+# alone do not protect it; such a request has no CSRF token.
 SERVED = {
+    "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
     "PREFECT_UI_API_URL": "/api",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT__SERVER_FINAL": "1",
@@ -99,7 +103,7 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
         whether the server was started here.
 
     Raises:
-        ConfigError: the address is taken.
+        ConfigError: the address is taken, or other machines reach it and it has no password.
         PipelineError: the server did not come up.
     """
     for name, value in CLIENT.items():
@@ -108,6 +112,13 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
     if _has_api_url(folder):
         yield False
         return
+    if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
+    elif not _is_loopback(host):
+        raise ConfigError(
+            f"--host {host} is reached from other machines, and whoever reaches the server runs programs here; set "
+            "PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD, or use --host 127.0.0.1."
+        )
     _refuse_taken(host, port)
     folder.mkdir(parents=True, exist_ok=True)
     records = home / "prefect" / "server.log"
@@ -154,6 +165,13 @@ def unreachable(error: BaseException) -> bool:
     from httpx import TransportError
 
     return isinstance(error, TransportError) or "Failed to reach API" in str(error)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _refuse_taken(host: str, port: int) -> None:
@@ -207,10 +225,12 @@ def _start(records: Path, host: str, port: int, settings: dict[str, str]) -> sub
     command = [sys.executable, str(EXEC_WRAPPER), "SIGKILL", str(os.getpid()), sys.executable, "-m", "uvicorn"]
     command += ["--app-dir", str(Path(spec.origin).parents[1]), "--factory", "prefect.server.api.server:create_app"]
     command += ["--host", host, "--port", str(port), "--log-level", "error", "--lifespan", "on"]
+    # Prefect's default is every origin; the UI comes from the server itself.
+    origins = {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}"}
     with records.open("ab") as log_file:
         return subprocess.Popen(
             command,
-            env=os.environ | settings,
+            env=origins | os.environ | settings,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,

@@ -97,6 +97,12 @@ def test_no_port_is_open_to_other_machines():
             assert resource["kind"] != "Service" or resource["spec"].get("type", "ClusterIP") == "ClusterIP"
 
 
+def test_a_server_answers_no_page_of_another_origin():
+    for path in (DEPLOY / "compose.yaml", DEPLOY / "k8s/server.yaml", DEPLOY / "systemd/infini-llama-server.service"):
+        origins = re.findall(r"PREFECT_SERVER_CORS_ALLOWED_ORIGINS[=:] ?(\S+)", path.read_text())
+        assert origins and all(one.startswith("http://127.0.0.1:") for one in origins), path
+
+
 def test_no_secret_is_written_down():
     for name, service in COMPOSE["services"].items():
         for key, value in service.get("environment", {}).items():

@@ -10,12 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infini_llama.flows.server import prefect_api
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.server import lasting_api, prefect_api
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from infini_llama.flows.server import prefect_api
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.server import lasting_api, prefect_api
 with prefect_api(Path(sys.argv[1])):
     print("up", flush=True)
     time.sleep(600)
@@ -90,3 +92,43 @@ def test_api_of_the_active_profile_is_used(no_prefect, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     subprocess.run([sys.executable, "-c", check], env=environment, check=True, timeout=60)
     assert not (tmp_path / "home").exists()
+
+
+def started_with(monkeypatch, host: str, home: Path) -> dict[str, str]:
+    """The environment that the server of `serve` at `host` is started with; none is started."""
+    begun: dict[str, str] = {}
+
+    class Started(Exception):
+        pass
+
+    def popen(command, *, env, **_):
+        begun.update(env)
+        raise Started
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(Started), lasting_api(home, host, 4200):
+        pass
+    return begun
+
+
+def test_a_server_that_others_reach_needs_a_password(no_prefect, monkeypatch, tmp_path):
+    monkeypatch.setattr("infini_llama.flows.server._refuse_taken", lambda host, port: None)
+    for host in ("0.0.0.0", "::", "192.168.1.7", "machine.example"):
+        with pytest.raises(ConfigError, match="PREFECT_SERVER_API_AUTH_STRING"), lasting_api(tmp_path, host, 4200):
+            pass
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        assert "PREFECT_API_AUTH_STRING" not in started_with(monkeypatch, host, tmp_path)
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
+    began = started_with(monkeypatch, "0.0.0.0", tmp_path)
+    assert began["PREFECT_API_AUTH_STRING"] == "me:mine", "also for the worker and for deploying"
+
+
+def test_origins_are_the_uis_unless_the_user_names_others(no_prefect, monkeypatch, tmp_path):
+    monkeypatch.setattr("infini_llama.flows.server._refuse_taken", lambda host, port: None)
+    began = started_with(monkeypatch, "127.0.0.1", tmp_path)
+    assert began["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:4200,http://localhost:4200"
+    monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "https://ours.example")
+    assert (
+        started_with(monkeypatch, "127.0.0.1", tmp_path)["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
+        == "https://ours.example"
+    )
