@@ -118,6 +118,6 @@ def test_configs_come_cheap():
 
 
 def test_the_sections_are_imported_from_configs_in_a_fresh_interpreter():
-    assert "pydantic" in loaded_by("from infini_llama.configs import DataConfig, PipelineConfig")
+    assert "pydantic" in loaded_by("from infini_llama import DataConfig, PipelineConfig")
     missing = "import configs\ntry: configs.NoSuchName\nexcept AttributeError: pass\nelse: raise SystemExit(1)"
     assert "configs" in loaded_by(missing)
