@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import shutil
 import tempfile
 import zlib
@@ -24,6 +25,8 @@ PLAIN = ("txt", "md", "rst", "py")
 RECORDS = ("json", "jsonl", "csv", "parquet", "arrow")
 COMPRESSED = ("gz", "xz", "zst")
 READ_AHEAD = 2**20
+XZ_READ = 2**16
+ARROW_FILE = b"ARROW1"
 
 
 def format_of(path: Path) -> str | None:
@@ -79,10 +82,40 @@ def _opened(path: Path) -> IO[bytes]:
         case ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]
         case ".xz":
-            return lzma.open(path, "rb")  # type: ignore[return-value]
+            return io.BufferedReader(_XzStreams(path), records.BLOCK)
         case ".zst":
             return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), records.BLOCK)  # type: ignore[arg-type]
     return path.open("rb", READ_AHEAD)
+
+
+class _XzStreams(io.RawIOBase):
+    """All streams of an .xz file, one after the other. `lzma.open` ends without an error at a later stream that is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._stream = lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            compressed = b""
+            if self._stream.eof:
+                compressed = self._stream.unused_data or self._file.read(XZ_READ)
+                if not compressed:
+                    return 0
+                self._stream = lzma.LZMADecompressor()
+            elif self._stream.needs_input and not (compressed := self._file.read(XZ_READ)):
+                raise EOFError("the last stream has no end")
+            data = self._stream.decompress(compressed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
@@ -160,12 +193,34 @@ def _parquet(stream: IO[bytes], text_column: str) -> Records:
 
 def _arrow(stream: IO[bytes], text_column: str) -> Records:
     with _seekable(stream) as file:
-        is_file = file.read(6) == b"ARROW1"
+        yield from _batches(_arrow_batches(file, text_column), text_column)
+
+
+def _arrow_batches(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
+    """The record batches of an Arrow file, of a stream, or of several streams one after the other."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if file.read(len(ARROW_FILE)) == ARROW_FILE:
+        pa.ipc.open_file(file)  # checks the footer
+        file.seek(end - len(ARROW_FILE) - 4)
+        end -= int.from_bytes(file.read(4), "little") + len(ARROW_FILE) + 4
+        file.seek(8)  # an Arrow file is one stream between its first 8 bytes and its footer
+    else:
         file.seek(0)
-        opened: Any = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-        named_column(opened.schema.names, text_column)
-        batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
-        yield from _batches(batches, text_column)
+    while True:
+        reader = pa.ipc.open_stream(file)
+        named_column(reader.schema.names, text_column)
+        while True:
+            position = file.tell()
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                break
+            yield batch
+        if file.tell() == position:
+            raise EOFError("an Arrow stream ends without its end-of-stream marker")
+        if file.tell() >= end:
+            return
 
 
 def _batches(batches: Iterable[pa.RecordBatch], text_column: str) -> Records:

@@ -3,8 +3,10 @@ import io
 import json
 import logging
 import lzma
+import random
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -312,3 +314,71 @@ def test_a_document_is_read_where_it_is_and_not_what_lies_before_it(tmp_path):
     [(text, _)] = documents.texts(len(documents.sizes) - 1)
     assert text == f"document {documents.numbers[-1]} " * 50
     assert read_bytes() - before < 1_000_000 < documents.sizes.sum()
+
+
+def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:
+    """One record batch per text."""
+    sink, schema = io.BytesIO(), pa.schema({"text": pa.string()})
+    with new(sink, schema) as writer:
+        for text in texts:
+            writer.write_batch(pa.record_batch([[text]], schema=schema))
+    return sink.getvalue()
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+LINES = [b'{"text": "first"}\n', b'{"text": "second"}\n', b'{"text": "third"}\n']
+PACKED = {"gz": [gzip.compress(line) for line in LINES], "xz": [lzma.compress(line) for line in LINES]}
+PACKED["zst"] = [pa.Codec("zstd").compress(line, asbytes=True) for line in LINES]
+
+
+@pytest.mark.parametrize("ending", [*PACKED])
+def test_all_of_several_compressed_streams_is_read(tmp_path, ending):
+    (tmp_path / f"x.jsonl.{ending}").write_bytes(b"".join(PACKED[ending]))
+    assert list(read(tmp_path / f"x.jsonl.{ending}", "text")) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("ending", [*PACKED])
+@pytest.mark.parametrize("damage", ["header", "cut in the header", "cut at the end", "appended"])
+def test_a_damaged_later_stream_is_an_error_and_not_the_end(tmp_path, ending, damage):
+    first, second, third = PACKED[ending]
+    damaged = {
+        "header": first + flipped(second, 1) + third,
+        "cut in the header": first + second[:3],
+        "cut at the end": first + second + third[:-1],
+        "appended": first + second + third + b"appended",
+    }
+    (tmp_path / f"x.jsonl.{ending}").write_bytes(damaged[damage])
+    with pytest.raises(Unreadable):
+        list(read(tmp_path / f"x.jsonl.{ending}", "text"))
+
+
+def test_a_long_xz_file_is_read_in_little_memory(tmp_path):
+    data = random.Random(4).randbytes(300_000).hex().encode() * 3
+    (tmp_path / "x.txt.xz").write_bytes(lzma.compress(data[:500_000]) + lzma.compress(data[500_000:]))
+    assert "".join(read(tmp_path / "x.txt.xz", "text")).encode() == data
+
+
+def test_all_of_several_arrow_streams_is_read(tmp_path):
+    (tmp_path / "x.arrow").write_bytes(arrow("first") + arrow() + arrow("second", "third"))
+    assert list(read(tmp_path / "x.arrow", "text")) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        arrow("first", "second")[:-8],
+        arrow("first", "second")[:-4],
+        arrow("first", "second") + bytes(64),
+        arrow("first") + arrow("second")[:-8],
+        arrow("first", new=pa.ipc.new_file)[:-1],
+        arrow("first", new=pa.ipc.new_file) + arrow("other", new=pa.ipc.new_file),
+    ],
+    ids=["no end", "half an end", "zeros", "later stream without end", "cut file", "two files"],
+)
+def test_an_arrow_stream_that_is_not_whole_or_has_more_behind_it_is_damaged(tmp_path, content):
+    (tmp_path / "x.arrow").write_bytes(content)
+    with pytest.raises(Unreadable):
+        list(read(tmp_path / "x.arrow", "text"))
