@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.tasks.preprocess.rows.tables import table_facts, with_curriculum
-from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.storage.artifacts import is_moved_aside, read_manifest
 
 
 def references(dataset: Path, home: Path) -> list[dict]:
@@ -14,7 +14,7 @@ def references(dataset: Path, home: Path) -> list[dict]:
         DataError: no dataset is there, or it has no row table.
     """
     content = read_manifest(dataset, "dataset")
-    tables = sorted(path for path in (dataset / "chunks").glob("*") if path.is_dir() and not path.name.startswith("."))
+    tables = [path for path in sorted((dataset / "chunks").glob("[!.]*")) if path.is_dir() and not is_moved_aside(path)]
     if not tables:
         raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
     return [_reference(dataset, home, content, table) for table in tables]

@@ -16,7 +16,7 @@ from infini_llama.tasks.preprocess.keys import TOKENS_VERSION, chunks_key, token
 from infini_llama.tasks.preprocess.repair import salvage
 from infini_llama.tasks.preprocess.rows.chunking import resolve_devices
 from infini_llama.tasks.preprocess.rows.materialize import materialize
-from infini_llama.tasks.preprocess.rows.tables import table_facts, tables_of, with_curriculum, write_table
+from infini_llama.tasks.preprocess.rows.tables import table_facts, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe
 from infini_llama.tasks.preprocess.sources.survey import Corpus, survey, tell
 from infini_llama.tasks.preprocess.tokenizers.engines import REFERENCE, EngineDiffers, choose_engine, refuse
@@ -45,8 +45,8 @@ def plan(data: dict, home: str) -> dict[str, Any]:
     """What `preprocess` would build, known before any work.
 
     Returns:
-        {"key", "chunks_key": 64 hex digits each; "name": folder below datasets/; "documents"; "bytes"; "chunks", and that of each
-        stage in "curriculum": names of the row tables}.
+        {"key", "chunks_key": 64 hex digits each; "name": folder below datasets/; "documents"; "bytes"; "chunks" and "chunks_key", also
+        of each stage in "curriculum": names and keys of the row tables}.
 
     Raises:
         DataError: no text, or unreadable text.
@@ -68,7 +68,7 @@ def _plan(data: dict, corpus: Corpus) -> tuple[dict[str, Any], Plan]:
         "key": tokens,
         "chunks_key": tables[0],
         "chunks": tables[0][:12],
-        "curriculum": [{"chunks": key[:12]} for key in tables[1:]],
+        "curriculum": [{"chunks": key[:12], "chunks_key": key} for key in tables[1:]],
         "name": f"{'mixture' if data['sources'] else data['source']}-{tokens[:12]}",
         "documents": sum(len(documents.sizes) for documents in members),
         "bytes": int(sum(documents.sizes.sum() for documents in members)),
@@ -79,8 +79,10 @@ def lookup(data: dict, home: str) -> dict[str, Any] | None:
     """The reference of the complete artifact for this text and these settings, None where something is missing."""
     planned = plan(data, home)
     folder = Path(home) / "datasets" / planned["name"]
-    tables = [folder / "chunks" / table["chunks"] for table in tables_of(planned)]
-    if is_complete(folder, "dataset") and all(is_complete(table, "chunks") for table in tables):
+    tables = {table["chunks_key"]: folder / "chunks" / table["chunks"] for table in [planned, *planned["curriculum"]]}
+    if is_complete(folder, "dataset", planned["key"]) and all(
+        is_complete(table, "chunks", key) for key, table in tables.items()
+    ):
         return _reference(Path(home), folder, planned, built=[])
     return None
 
@@ -114,19 +116,19 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
         _alone(Path(home) / "locks" / f"dataset-{planned['key'][:12]}.lock"),
     ):
         sections = {chunks_key(section, planned["key"]): section for section in with_curriculum(data)}
-        if not all(is_complete(folder / "chunks" / key[:12], "chunks") for key in sections):
+        if not all(is_complete(folder / "chunks" / key[:12], "chunks", key) for key in sections):
             resolve_devices(data["device"])  # a device that is not there is refused before the work, not after it
         journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
-        if repair:
-            salvage(folder, journal)
-        if not is_complete(folder, "dataset"):
+        if repair or (folder.exists() and not is_complete(folder, "dataset", planned["key"])):
+            salvage(folder, planned["key"], journal)
+        if not is_complete(folder, "dataset", planned["key"]):
             _clear(folder)
             _build_tokens(data, corpus, units, folder, planned["key"], journal)
             built.append("tokens")
         journal.close()
         for key, section in sections.items():
             table = folder / "chunks" / key[:12]
-            if not is_complete(table, "chunks"):
+            if not is_complete(table, "chunks", key):
                 _clear(table)
                 write_table(section, folder, table, key)
                 built += ["chunks"] * ("chunks" not in built)

@@ -159,11 +159,14 @@ def commit(
     return manifest
 
 
-def read_manifest(path: Path, kind: str) -> dict[str, Any]:
+def read_manifest(path: Path, kind: str, key: str | None = None) -> dict[str, Any]:
     """The manifest of the artifact at `path`.
 
+    Args:
+        key: under which it must have been built; None: any.
+
     Raises:
-        Damaged: there is none, or it is not whole, of another kind, of an unknown format, or names files outside the folder.
+        Damaged: there is none, or it is not whole, of another kind or key, of an unknown format, or names files outside the folder.
     """
     file = path / MANIFEST
     if not os.path.lexists(file):
@@ -187,19 +190,21 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
             f"{path} has format version {manifest['format_version']} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
             "use the version of infini-llama that wrote it, or build it again."
         )
+    if key is not None and manifest["meta"].get("key") != key:
+        raise Damaged(f"{path} holds a {kind} with key {manifest['meta'].get('key')}; the key of this name is {key}.")
     for name in manifest["files"]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise Damaged(f"{file} names '{name}', which lies outside its folder.")
     return manifest
 
 
-def check(path: Path, kind: str, checksums: bool) -> dict[str, Any]:
-    """The manifest, once every file is there at its size (and, with `checksums`, with its bytes) and no other file is.
+def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> dict[str, Any]:
+    """The manifest, once every file is there at its size (and, with `checksums`, with its bytes) and no other file is, but hidden ones.
 
     Raises:
         Damaged: names the first file that differs.
     """
-    manifest = read_manifest(path, kind)
+    manifest = read_manifest(path, kind, key)
     for name, expected in manifest["files"].items():
         file = path / name
         if file.is_symlink() or not file.is_file():
@@ -213,7 +218,8 @@ def check(path: Path, kind: str, checksums: bool) -> dict[str, Any]:
             raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
     for relative in _files_below(path):
         known = relative.as_posix() in manifest["files"] or relative.as_posix() == MANIFEST
-        if not known and not relative.match(USERS_CACHE):
+        hidden = any(part.startswith(".") for part in relative.parts)  # .DS_Store, .nfs…: no reader opens them
+        if not known and not hidden and not relative.match(USERS_CACHE):
             raise Damaged(f"{path / relative} is not in the manifest.")
     return manifest
 
@@ -229,10 +235,10 @@ def _readable(file: Path) -> Iterator[None]:
         raise Damaged(f"{file} cannot be read ({error.strerror}).") from None
 
 
-def is_complete(path: Path, kind: str) -> bool:
+def is_complete(path: Path, kind: str, key: str | None = None) -> bool:
     """Whether `check` without checksums passes."""
     try:
-        check(path, kind, checksums=False)
+        check(path, kind, checksums=False, key=key)
     except Damaged:
         return False
     return True
@@ -259,6 +265,11 @@ def move_aside(path: Path) -> Path:
             path.rename(aside)
             return aside
     raise PipelineError(f"{path} has been moved aside 10,000 times; remove some of {path}.damaged-*.")
+
+
+def is_moved_aside(path: Path) -> bool:
+    """Whether `path` has a name that `move_aside` gives, or a person who follows the advice of `verify`."""
+    return ".damaged" in path.name
 
 
 def remove(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The checks of a dataset: quick ones always, checksums where they are affordable, every token when asked."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +15,7 @@ from pyarrow.lib import ArrowException
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.keys import chunks_key
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, tables_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token_bytes
 from infini_llama.tasks.preprocess.tokens.reader import map_list
@@ -62,9 +64,9 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
                 "'infini-llama preprocess CONFIG --repair', which builds only the damaged files again."
             ) from None
 
-    run("manifest of the tokens", partial(_manifest, dataset, "dataset"))
+    run("manifest of the tokens", partial(_manifest, dataset))
     for chunks in tables:
-        run("manifest of the rows", partial(_manifest, chunks, "chunks"), chunks)
+        run("manifest of the rows", partial(_manifest_of_rows, dataset, chunks), chunks)
     folders = [read_manifest(dataset, "dataset"), *(read_manifest(chunks, "chunks") for chunks in tables)]
     files = [file for manifest in folders for file in manifest["files"].values()]
     total = sum(file["size"] for file in files)
@@ -93,8 +95,20 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
     } | ({"statistics": statistics} if statistics else {})
 
 
-def _manifest(folder: Path, kind: str) -> str:
-    return f"{len(read_manifest(folder, kind)['files'])} files"
+def _manifest(dataset: Path) -> str:
+    """A folder under a name of one's own may hold any dataset; one named after a key must hold that one."""
+    manifest = read_manifest(dataset, "dataset")
+    key, named = manifest["meta"]["key"], re.search("-([0-9a-f]{12})$", dataset.resolve().name)
+    if named and not key.startswith(named[1]):
+        raise Damaged(f"{dataset} holds the dataset with key {key[:12]}, which is not the key in its name.")
+    return f"{len(manifest['files'])} files"
+
+
+def _manifest_of_rows(dataset: Path, chunks: Path) -> str:
+    tokens, manifest = read_manifest(dataset, "dataset")["meta"]["key"], read_manifest(chunks, "chunks")
+    if (key := chunks_key(manifest["content"], tokens)[:12]) != chunks.name:
+        raise Damaged(f"{chunks} holds the row table with key {key}, which is not its name.")
+    return f"{len(manifest['files'])} files"
 
 
 def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:

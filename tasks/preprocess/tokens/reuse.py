@@ -17,7 +17,14 @@ from infini_llama.configs.errors import NO_SPACE
 from infini_llama.tasks.preprocess.keys import TOKENS_VERSION
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
-from infini_llama.tasks.storage.artifacts import Damaged, checksum_of, file_checksum, read_manifest, sync
+from infini_llama.tasks.storage.artifacts import (
+    Damaged,
+    checksum_of,
+    file_checksum,
+    is_moved_aside,
+    read_manifest,
+    sync,
+)
 
 log = logging.getLogger("infini_llama.preprocess")
 RULES = ["young characters by the reference"]  # shards that were encoded by other rules are not taken
@@ -74,7 +81,7 @@ def _earlier(datasets: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every dataset that is whole, but none that was moved aside."""
     for folder in sorted(datasets.glob("[!.]*")):
         with suppress(Damaged, OSError):
-            if not folder.is_symlink() and folder.is_dir() and ".damaged-" not in folder.name:
+            if not folder.is_symlink() and folder.is_dir() and not is_moved_aside(folder):
                 yield folder, read_manifest(folder, "dataset")
 
 

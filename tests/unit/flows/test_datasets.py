@@ -28,5 +28,9 @@ def test_a_dataset_that_is_named_is_the_one_that_preprocess_returned(tmp_path):
     assert reference_for(section(tmp_path), folder, tmp_path / "elsewhere")["path"] == str(folder)
     with pytest.raises(ConfigError, match=r"rows of 16, 32 tokens|rows of 32, 16 tokens"):
         reference_for(section(tmp_path, sequence_length=64), folder, home)
+    damaged = folder / "chunks" / longer["chunks"]
+    damaged.rename(f"{damaged}.damaged")
+    (reference,) = references(folder, home)  # a table that was moved aside is none
+    assert reference["chunks"] == first["chunks"]
     with pytest.raises(DataError, match="was never finished"):
         references(tmp_path, home)

@@ -183,9 +183,39 @@ def test_a_damaged_level_is_moved_aside_with_a_line_and_built_anew(data, tmp_pat
         assert preprocess(data(), str(tmp_path)) == reference | {"built": ["chunks"]}
     assert f"{reference['chunks']} is not complete; it was moved to" in caplog.text
     os.truncate(next((folder / "train").glob("*.arrow")), 100)
-    assert preprocess(data(), str(tmp_path)) == reference | {"built": ["tokens", "chunks"]}
+    assert preprocess(data(), str(tmp_path)) == reference | {"built": ["tokens"]}
     assert digests(folder) == before
     assert (tmp_path / "datasets" / f"{folder.name}.damaged-1" / "manifest.json").exists()
+
+
+def test_a_dataset_under_the_name_of_another_is_not_used(built, data, tmp_path, digests):
+    home, reference = built
+    other = preprocess(data(tokenizer={"vocab_size": 299}), str(home))
+    one, two = home / reference["path"], home / other["path"]
+    before = digests(one)
+    one.rename(tmp_path / "kept")
+    shutil.copytree(two, one)
+    assert lookup(data(), str(home)) is None
+    assert preprocess(data(), str(home)) == reference | {"built": ["tokens", "chunks"]}
+    assert digests(one) == before and lookup(data(tokenizer={"vocab_size": 299}), str(home)) == other | {"built": []}
+
+
+def test_a_row_table_under_the_name_of_another_is_not_used(built, data):
+    home, reference = built
+    other = preprocess(data(sequence_length=8), str(home))
+    chunks = home / reference["path"] / "chunks"
+    shutil.rmtree(chunks / reference["chunks"])
+    (chunks / other["chunks"]).rename(chunks / reference["chunks"])
+    assert lookup(data(), str(home)) is None
+    assert preprocess(data(), str(home)) == reference | {"built": ["chunks"]}
+
+
+def test_a_hidden_file_that_others_leave_in_a_dataset_does_not_damage_it(built, data):
+    home, reference = built
+    (home / reference["path"] / "train" / ".DS_Store").touch()
+    (home / reference["path"] / "train" / ".ipynb_checkpoints").mkdir()
+    (home / reference["path"] / "train" / ".ipynb_checkpoints" / "x").touch()
+    assert lookup(data(), str(home)) == preprocess(data(), str(home)) == reference | {"built": []}
 
 
 # The parent forks one child for each step and kills it there, for real; another finishes the build. Nothing is threaded before.

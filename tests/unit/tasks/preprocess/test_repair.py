@@ -43,6 +43,28 @@ def test_only_the_damaged_shard_is_built_again(data, tmp_path, digests, caplog, 
     assert not list(tmp_path.rglob(".*.work")) and not list(tmp_path.rglob(".*.journal"))
 
 
+def truncate(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def foreign(path: Path) -> None:
+    (path.parent / "notes.txt").touch()
+
+
+@pytest.mark.parametrize(
+    ("damage", "again"), [(truncate, ["data-00001.arrow"]), (Path.unlink, ["data-00001.arrow"]), (foreign, [])]
+)
+def test_a_build_over_a_damaged_dataset_keeps_what_is_whole(data, tmp_path, digests, written, damage, again, caplog):
+    reference = preprocess(data(), str(tmp_path))
+    folder = tmp_path / reference["path"]
+    before = digests(folder)
+    written.clear()
+    damage(folder / "train" / "data-00001.arrow")
+    assert preprocess(data(), str(tmp_path)) == reference | {"built": ["tokens"]}
+    assert written == again and digests(folder) == before
+    assert ("notes.txt" in caplog.text) == (damage is foreign)
+
+
 def test_shards_that_another_version_wrote_are_built_again_too(data, tmp_path, digests, written, monkeypatch):
     with monkeypatch.context() as older:
         older.setattr(engines, "version", lambda name: "0.0.1")

@@ -185,6 +185,7 @@ def test_nested_artifacts_and_what_users_leave_do_not_count_but_only_where_they_
     make(folder)
     make(folder / "chunks" / "k", {"rows": b"1"})
     (folder / "train" / "cache-0123456789abcdef.arrow").write_bytes(b"a user's map()")
+    (folder / "train" / ".DS_Store").write_bytes(b"Finder")
     check(folder, "dataset", checksums=True)
     (folder / "train" / "chunks").mkdir()
     (folder / "train" / "chunks" / "x").write_bytes(b"")

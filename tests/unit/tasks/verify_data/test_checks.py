@@ -151,6 +151,34 @@ def test_every_refusal_says_what_to_do_and_doing_it_helps(built, data):
         assert verify(reference, str(home), "deep", 0)["ok"]
 
 
+@pytest.mark.parametrize("level", ["dataset", "rows"])
+def test_a_folder_under_the_name_of_another_is_refused(built, data, level):
+    home, reference = built
+    other = preprocess(
+        data(tokenizer={"vocab_size": 299}) if level == "dataset" else data(sequence_length=8), str(home)
+    )
+    path = home / reference["path"]
+    one, two = (
+        (path, home / other["path"])
+        if level == "dataset"
+        else (path / "chunks" / each["chunks"] for each in (reference, other))
+    )
+    shutil.rmtree(one)
+    two.rename(one)
+    names = ("digest", "chunks_digest") if level == "dataset" else ("chunks_digest",)
+    claimed = (
+        reference | {name: other[name] for name in names} | {"chunks": one.name if level == "rows" else other["chunks"]}
+    )
+    with pytest.raises(DataError, match="key"):
+        verify(claimed, str(home), "quick", 10**9)
+
+
+def test_a_dataset_under_a_name_of_ones_own_is_good(built):
+    home, reference = built
+    (home / reference["path"]).rename(home / "datasets" / "my-corpus")
+    assert verify(reference | {"path": "datasets/my-corpus"}, str(home), "quick", 10**9)["ok"]
+
+
 def test_missing_extra_and_swapped_files_are_found_by_quick(built, data):
     home, reference = built
     folder = home / reference["path"]
@@ -175,7 +203,7 @@ def test_missing_extra_and_swapped_files_are_found_by_quick(built, data):
     assert verify(reference, str(home), "quick", 0)["ok"]
     shutil.rmtree(folder)
     shutil.copytree(home / other["path"], folder)
-    assert "has no manifest.json" in fault()  # rows of another key
+    assert "key" in fault()
 
 
 def test_another_dataset_than_the_reference_says_is_refused(built):
