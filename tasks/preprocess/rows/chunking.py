@@ -61,7 +61,7 @@ def _gpus() -> int:
     return min(there, len([*names]))
 
 
-def compute_starts(count: int, step: int, devices: list[str], required: bool) -> np.ndarray:
+def compute_starts(count: int, step: int, devices: list[str], required: bool) -> tuple[np.ndarray, list[str]]:
     """`row_starts`, each device an equal share of consecutive rows at the same time; the same bytes on any.
 
     GPU work runs in child processes, so that no CUDA context stands beside training later.
@@ -69,11 +69,14 @@ def compute_starts(count: int, step: int, devices: list[str], required: bool) ->
     Args:
         required: whether the devices were asked for by name; if they were not and one fails, numpy does the work, and a line says so.
 
+    Returns:
+        the starts, and the devices that computed them.
+
     Raises:
         ConfigError: a device that was asked for by name does not work.
     """
     if devices == ["cpu"]:
-        return row_starts(count, step)
+        return row_starts(count, step), devices
     shares = [(device, count * k // len(devices), count * (k + 1) // len(devices)) for k, device in enumerate(devices)]
     with ThreadPoolExecutor(len(shares)) as pool:
         children = [*pool.map(partial(_child, step), shares)]
@@ -84,8 +87,8 @@ def compute_starts(count: int, step: int, devices: list[str], required: bool) ->
         if required:
             raise ConfigError(f"data.device: {device} does not work ({reason}); use data.device=auto or cpu.")
         log.warning("chunking on %s failed (%s); the CPU does it, with the same bytes", device, reason)
-        return row_starts(count, step)
-    return np.concatenate([np.frombuffer(child.stdout, dtype=np.int64) for child in children])
+        return row_starts(count, step), ["cpu"]
+    return np.concatenate([np.frombuffer(child.stdout, dtype=np.int64) for child in children]), devices
 
 
 def _child(step: int, share: tuple[str, int, int]) -> subprocess.CompletedProcess[bytes]:

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -123,7 +122,13 @@ def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
     content = read_manifest(dataset, "dataset")["content"]
     length, strategy = data["sequence_length"], data["strategy"]
     devices, required = resolve_devices(data["device"]), data["device"] != "auto"
-    starts_of = partial(compute_starts, devices=devices, required=required)
+    used: list[str] = []
+
+    def starts_of(count: int, step: int) -> np.ndarray:
+        starts, computed_by = compute_starts(count, step, devices, required)
+        used.extend(computed_by)
+        return starts
+
     built = {}
     for split in ("train", "validation"):
         lengths = lengths_by_source(dataset, content[split])
@@ -154,7 +159,8 @@ def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
         facts |= {"stride": data["stride"]} if strategy == "window" else {}
         facts |= {"sources": {split: table.sources for split, table in built.items()}} if data["sources"] else {}
         packing = {split: table.costs for split, table in built.items()}
-        meta = {"key": key, "device": ", ".join(devices), "packing": packing, "infini_llama": version("infini-llama")}
+        device = ", ".join(dict.fromkeys(used)) or "cpu"  # packing computes no starts
+        meta = {"key": key, "device": device, "packing": packing, "infini_llama": version("infini-llama")}
         commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes

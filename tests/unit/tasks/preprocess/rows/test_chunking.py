@@ -54,7 +54,7 @@ def test_the_child_process_prints_its_share():
 @pytest.mark.parametrize("count", [0, 1, 2, 10_001])
 def test_several_devices_at_once_give_the_bytes_of_one(count):
     """Each device is a process of its own; here they are all of them the CPU, by torch."""
-    assert compute_starts(count, 33, ["cpu"] * 3, required=True).tobytes() == row_starts(count, 33).tobytes()
+    assert compute_starts(count, 33, ["cpu"] * 3, required=True)[0].tobytes() == row_starts(count, 33).tobytes()
 
 
 @pytest.mark.parametrize("strategy", [{}, {"strategy": "window", "stride": 5}])
@@ -65,7 +65,18 @@ def test_a_dataset_made_by_several_devices_has_the_bytes_of_one(data, tmp_path, 
     monkeypatch.undo()
     assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
     manifest = read_manifest(tmp_path / "two" / alone["path"] / "chunks" / alone["chunks"], "chunks")
-    assert manifest["meta"]["device"] == "cpu, cpu"
+    assert manifest["meta"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+def test_the_manifest_names_the_device_that_did_the_work(data, tmp_path, monkeypatch, strategy):
+    """Packing is numpy's, and so are rows that the chosen device failed to compute."""
+    monkeypatch.setattr("infini_llama.tasks.preprocess.rows.tables.resolve_devices", lambda wanted: ["cuda:0"])
+    failed = subprocess.CompletedProcess([], 1, b"", b"no GPU")
+    monkeypatch.setattr(chunking, "_child", lambda step, share: failed)
+    reference = preprocess(data(strategy=strategy, device="auto"), str(tmp_path))
+    manifest = read_manifest(tmp_path / reference["path"] / "chunks" / reference["chunks"], "chunks")
+    assert manifest["meta"]["device"] == "cpu"
 
 
 def test_which_devices_are_meant(tmp_path, monkeypatch):
@@ -100,7 +111,8 @@ def test_a_driver_without_a_working_torch_means_the_cpu_with_a_line_or_a_refusal
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with caplog.at_level(logging.WARNING):
-        assert compute_starts(99, 10, ["cuda:0"], required=False).tobytes() == row_starts(99, 10).tobytes()
+        starts, used = compute_starts(99, 10, ["cuda:0"], required=False)
+    assert starts.tobytes() == row_starts(99, 10).tobytes() and used == ["cpu"]
     assert "chunking on cuda:0 failed" in caplog.text and "the CPU does it, with the same bytes" in caplog.text
     with pytest.raises(ConfigError, match=r"data\.device: cuda:1 does not work \(.*\); use data\.device=auto or cpu"):
         compute_starts(0, 10, ["cpu", "cuda:1"], required=True)
@@ -110,5 +122,5 @@ def test_a_driver_without_a_working_torch_means_the_cpu_with_a_line_or_a_refusal
 def test_gpus_give_the_bytes_of_numpy():
     assert chunking.resolve_devices("auto") == ["cuda:0"]
     for devices in (["cuda:0"], resolve_devices("all"), ["cuda:0", "cpu"]):
-        found = compute_starts(10_000_001, 4096, devices, required=True)
-        assert found.tobytes() == row_starts(10_000_001, 4096).tobytes()
+        found, used = compute_starts(10_000_001, 4096, devices, required=True)
+        assert found.tobytes() == row_starts(10_000_001, 4096).tobytes() and used == devices
