@@ -5,6 +5,7 @@ import os
 import time
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import numpy as np
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.storage.artifacts import checksum_of
 
-SURVEYS_VERSION = 2
+SURVEYS_VERSION = 3
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed less long ago may change again without a new time
 
 
@@ -32,6 +33,9 @@ class Found:
     bad: list[str] = field(default_factory=list)
 
 
+Notes = dict[str, tuple[list[int], Found]]  # by the file's absolute path: its stamp, and what it holds
+
+
 def remembered(
     sources: list[Source], settings: dict[str, Any], folder: Path, scan: Callable[[Source], Found | None]
 ) -> list[Found | None]:
@@ -39,42 +43,45 @@ def remembered(
 
     Args:
         settings: what else decides what a scan finds.
-        folder: of the notes; one that is damaged is none.
+        folder: of the notes, one for each folder of text; one that is damaged is none.
     """
-    names = [[_place(source), str(source.path), source.name, source.text_column, source.format] for source in sources]
-    key = checksum_of([SURVEYS_VERSION, settings, names]).removeprefix("blake3:")
-    file = folder / f"{key[:32]}.npz"
-    stamps, notes, begun = [_stamp(source) for source in sources], _read(file), time.time_ns()
+    files = {group: folder / f"{_key(settings, *group)}.npz" for group in set(map(_group, sources))}
+    notes, fresh, begun = {file: _read(file) for file in files.values()}, defaultdict[Path, Notes](dict), time.time_ns()
     found = []
-    for source, stamp in zip(sources, stamps, strict=True):
-        note = notes.get(_place(source))
-        found.append(note[1] if note and stamp and note[0] == stamp else scan(source))
-    kept = {
-        _place(source): (stamp, one)
-        for source, stamp, one in zip(sources, stamps, found, strict=True)
-        if one and stamp and max(stamp[2:]) + SETTLED < begun and _stamp(source) == stamp
-    }
-    if kept and {path: note[0] for path, note in notes.items()} != {path: note[0] for path, note in kept.items()}:
-        _write(file, kept)
+    for source in sources:
+        file, place, stamp = files[_group(source)], str(source.path.absolute()), _stamp(source.path)
+        if source.dataset or source.made:  # it has a name alone, whatever file lies there
+            stamp = None
+        note = notes[file].get(place)
+        if note and note[0] == stamp:
+            found.append(note[1])
+            continue
+        found.append(one := scan(source))
+        if one and stamp and max(stamp[2:]) + SETTLED < begun and _stamp(source.path) == stamp:
+            fresh[file][place] = stamp, one
+    for file, new in fresh.items():
+        unchanged = {place: note for place, note in notes[file].items() if _stamp(Path(place)) == note[0]}
+        _write(file, unchanged | new)
     return found
 
 
-def _place(source: Source) -> str:
-    return str(source.path.absolute())
+def _group(source: Source) -> tuple[Path, str, str]:
+    """What sources of one note share: with one note per folder, neither one more file nor thousands of small ones cost much."""
+    return source.path.parent, source.text_column, source.format
 
 
-def _stamp(source: Source) -> list[int] | None:
-    """Size, inode and times of a file; None for what is none: made text has a name alone, whatever lies there."""
-    if source.dataset or source.made:
-        return None
+def _key(settings: dict[str, Any], parent: Path, text_column: str, form: str) -> str:
+    what = [SURVEYS_VERSION, settings, str(parent.absolute()), str(parent), text_column, form]
+    return checksum_of(what).removeprefix("blake3:")[:32]
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """Size, inode and times of a file; None where there is none."""
     try:
-        status = source.path.stat()
+        status = path.stat()
     except OSError:
         return None
     return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-
-
-Notes = dict[str, tuple[list[int], Found]]
 
 
 def _read(file: Path) -> Notes:

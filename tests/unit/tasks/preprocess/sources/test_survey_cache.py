@@ -31,7 +31,7 @@ def look(data, text, tmp_path, monkeypatch):
         monkeypatch.setattr(
             corpus, "_scan", lambda source, **given: (read.append(source.name), scan(source, **given))[1]
         )
-        found = survey(data(files=[str(text)], on_bad_input="skip", **changes), tmp_path / "notes")
+        found = survey(data(**{"files": [str(text)], "on_bad_input": "skip"} | changes), tmp_path / "notes")
         return sorted(read), found.identity, found.report
 
     return of
@@ -45,8 +45,20 @@ def test_unchanged_files_are_not_read_again_and_give_the_same(look, text):
     assert look()[0] == ["3.txt"]
     (text / "4.txt").replace(text / "8.txt")
     read, identity, _ = look()
-    assert "8.txt" in read and [row[0] for row in identity["documents"]][4:6] == ["5.txt", "8.txt"]
+    assert read == ["8.txt"] and [row[0] for row in identity["documents"]][4:6] == ["5.txt", "8.txt"]
     assert look(min_length=14)[2]["too_short"] == 8  # another question, another answer
+
+
+def test_a_file_more_or_less_costs_the_reading_of_no_other(look, text):
+    look()
+    (text / "9.txt").write_text("text number 9")
+    assert look()[0] == ["9.txt"]
+    (text / "0.txt").unlink()
+    (text / "inner").mkdir()
+    (text / "inner" / "a.txt").write_text("text in a folder below")
+    assert look()[0] == ["inner/a.txt"]
+    assert look(files=[str(text / "1.txt")])[0] == []  # the same file for another configuration
+    assert look()[0] == []
 
 
 def test_a_file_whose_time_was_set_back_is_read_again(look, text):
