@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -78,9 +78,7 @@ def _joined(several: list[np.ndarray]) -> Ids:
 
 
 def _gigatoken(description: str) -> Encode:
-    # Which it would import later, and swallow a request to stop that comes meanwhile.
-    importlib.import_module("awkward")
-    engine: Any = importlib.import_module("gigatoken").Tokenizer.from_json(description)
+    engine = _imported("gigatoken").Tokenizer.from_json(description)
 
     def encode(texts: list[str]) -> Ids:
         layout = engine.encode_batch(texts).layout
@@ -90,7 +88,7 @@ def _gigatoken(description: str) -> Encode:
 
 
 def _fastokens(description: str) -> Encode:
-    engine: Any = importlib.import_module("fastokens").Tokenizer.from_json_str(description)
+    engine = _imported("fastokens").Tokenizer.from_json_str(description)
 
     def encode(texts: list[str]) -> Ids:
         ids, offsets = engine.encode_batch_flat(texts)
@@ -100,6 +98,21 @@ def _fastokens(description: str) -> Encode:
 
 
 ENGINES = {"gigatoken": _gigatoken, "fastokens": _fastokens}
+# gigatoken would import awkward later, and swallow a request to stop that comes meanwhile.
+MODULES = {"gigatoken": ("awkward", "gigatoken"), "fastokens": ("fastokens",)}
+
+
+def _imported(name: str) -> Any:
+    return [importlib.import_module(module) for module in MODULES[name]][-1]
+
+
+def _import_fault(name: str) -> str | None:
+    """Why an engine that is installed cannot be imported; asked every time, since an installation may be mended."""
+    try:
+        _imported(name)
+    except Exception as error:  # an installation can be broken in any way
+        return f"it cannot be imported ({' '.join(str(error).split())[:200]})"
+    return None
 
 
 def agreed(fast: Encode, slow: Encode, cut: Cut) -> Encode:
@@ -191,7 +204,8 @@ def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[st
                     f"data.tokenizer_engine={name}: it is not installed; install infini-llama[fast], or use auto."
                 ) from None
             continue
-        if (fault := _checked(name, number, tokenizer, texts, cache)) is None:
+        fault = _in_a_thread(partial(_import_fault, name)) or _checked(name, number, tokenizer, texts, cache)
+        if fault is None:
             return {"name": name, "version": number, "refused": refused}
         refused[name] = fault
         log.warning("%s %s is not used for this tokenizer: %s", name, number, fault)

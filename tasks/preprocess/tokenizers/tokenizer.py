@@ -17,6 +17,7 @@ from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_fi
 EOS = "<|endoftext|>"
 EOS_ID = 0
 USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+HIDDEN = "\U0010ffff"  # a noncharacter
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
 
 
@@ -196,18 +197,37 @@ def _type(part: Any) -> str | None:
 def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer for documents: no text, whatever it contains, yields the id of a special token."""
     description = orjson.loads(tokenizer.to_str())
+    _hide_special_pieces(description)
     if all(token["special"] for token in description["added_tokens"]):
         description["added_tokens"] = []
         return Tokenizer.from_str(orjson.dumps(description).decode())
-    encoder = Tokenizer.from_str(tokenizer.to_str())  # added tokens that are ordinary text stay, with their ids
+    encoder = Tokenizer.from_str(orjson.dumps(description).decode())  # added tokens that are text stay, with their ids
     encoder.encode_special_tokens = True
     return encoder
+
+
+def _hide_special_pieces(description: dict[str, Any]) -> None:
+    """Renames special tokens in a model's own vocabulary, where it would find them in text, to what no text has; ids stay."""
+    model = description["model"]
+    special = {token["content"] for token in description["added_tokens"] if token["special"]}
+    if model["type"] == "Unigram":
+        hidden = special & {piece for piece, _ in model["vocab"]}
+        model["vocab"] = [[HIDDEN + piece if piece in hidden else piece, score] for piece, score in model["vocab"]]
+    elif model["type"] in ("WordPiece", "WordLevel"):
+        hidden = special & model["vocab"].keys() - {model["unk_token"]}
+        model["vocab"] = {HIDDEN + piece if piece in hidden else piece: id for piece, id in model["vocab"].items()}
+    else:
+        return
+    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] not in hidden]
 
 
 def special_ids(tokenizer: Tokenizer) -> np.ndarray:
     """bool [vocab]: the ids that stand for no text, but for that of unknown text."""
     table = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
-    unknown = getattr(tokenizer.model, "unk_token", None)
+    model = orjson.loads(tokenizer.to_str())["model"]
+    unknown = model.get("unk_token")
+    if (number := model.get("unk_id")) is not None:  # of Unigram
+        unknown = model["vocab"][number][0]
     for number, token in tokenizer.get_added_tokens_decoder().items():
         table[number] = token.special and (token.content != unknown or token.content == EOS)
     return table

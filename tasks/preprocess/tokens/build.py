@@ -115,15 +115,19 @@ def _do(
             texts = plan.texts(unit.split, unit.first)
         stream = Stream(dtype, unit.size + unit.documents)
         done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
+        first = unit.first
         for batch, size in batches(islice(texts, unit.documents)):
             ids, offsets = encode(batch)
-            if special.take(ids).any():
-                token = tokenizer.id_to_token(int(ids[special[ids]][0]))
+            if (found := special.take(ids)).any():
+                place = int(found.argmax())
+                source = plan.source(unit.split, first + int(np.searchsorted(offsets, place, side="right")) - 1)
                 raise DataError(
-                    f"a text that contains '{token}' becomes that special token with this tokenizer; name a tokenizer in which it is "
-                    "an added token alone, or remove it from the text."
+                    f"{source.path} has a text that contains '{tokenizer.id_to_token(int(ids[place]))}', which becomes that special "
+                    f"token with this tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or "
+                    f"leave the file out of {source.key}."
                 )
             stream.add(ids, offsets, eos)
+            first += len(batch)
             done += size
             if tell:
                 total = sum(other.size for other in plan.units if other.split == unit.split)

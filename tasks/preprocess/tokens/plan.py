@@ -6,6 +6,7 @@ from itertools import groupby
 
 import numpy as np
 
+from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.survey import Corpus, Documents
 
 
@@ -39,6 +40,11 @@ class Plan:
             if first < len(documents.sizes):
                 yield from documents.texts(first)
             first = max(0, first - len(documents.sizes))
+
+    def source(self, split: str, number: int) -> Source:
+        """Where document `number` of a split was read."""
+        ends = np.cumsum([len(documents.sizes) for documents in self.documents[split]])
+        return self.documents[split][int(np.searchsorted(ends, number, side="right"))].source
 
     def hashes(self, unit: Unit) -> Iterator[np.ndarray]:
         """The hashes of a unit's documents in order, uint8 [several, 32] at a time."""

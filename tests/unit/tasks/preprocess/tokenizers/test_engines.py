@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from itertools import count
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -208,6 +209,22 @@ def test_a_tokenizer_that_an_engine_does_not_take_is_refused_in_words():
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
     description["added_tokens"] = []
     assert compare("gigatoken", Tokenizer.from_str(json.dumps(description)), ["a b"])
+
+
+def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeypatch):
+    """Neither its refusal nor an earlier good check outlasts the installation."""
+    tokenizer = train_bpe(TEXTS * 3, 300, 2)
+    monkeypatch.setattr(engines, "FAST", ("gigatoken",))
+    monkeypatch.setattr(engines, "version", lambda name: "1.0")
+    monkeypatch.setitem(
+        engines.ENGINES, "gigatoken", lambda description: engines.reference(Tokenizer.from_str(description))
+    )
+    used = []
+    for module in (None, ModuleType("gigatoken"), None):
+        monkeypatch.setitem(sys.modules, "awkward", module)
+        monkeypatch.setitem(sys.modules, "gigatoken", module)
+        used.append(choose_engine("auto", tokenizer, list, tmp_path)["name"])
+    assert used == ["tokenizers", "gigatoken", "tokenizers"]
 
 
 def test_an_engine_by_name_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch):

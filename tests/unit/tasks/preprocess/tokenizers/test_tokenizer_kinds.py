@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
@@ -110,14 +110,42 @@ def test_a_hugging_face_folder_says_how_a_document_ends_and_a_lossy_one_is_told(
         load(section(path=str(tmp_path), eos="<end>"))
 
 
-def test_text_that_a_given_model_turns_into_a_special_token_is_refused(data, tmp_path):
-    pieces = [("</s>", 0.0), *((chr(letter), -5.0) for letter in range(32, 127))]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1))
+SPECIAL = ["</s>", "[UNK]"]
+LETTERS = [chr(letter) for letter in range(32, 127)]
+
+
+def unigram() -> Tokenizer:
+    return Tokenizer(models.Unigram([("</s>", 0.0), ("[UNK]", 0.0), *((letter, -5.0) for letter in LETTERS)], unk_id=1))
+
+
+def word_level() -> Tokenizer:
+    """One token per character, or per text in brackets."""
+    tokenizer = Tokenizer(models.WordLevel({text: id for id, text in enumerate([*SPECIAL, *LETTERS])}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"</s>|\[UNK\]|."), "isolated")
+    return tokenizer
+
+
+@pytest.mark.parametrize("made", [unigram, word_level])
+@pytest.mark.parametrize("added", [[], ["plain", "words"]])
+def test_special_tokens_in_a_models_own_vocabulary_are_not_found_in_text(made, added):
+    tokenizer = made()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_tokens(added)
+    encoder, special = encoder_of(tokenizer), special_ids(tokenizer)
+    ids = encoder.encode("a</s>b日plain", add_special_tokens=False).ids
+    parts = ["a", *("</s>" if made is unigram else ["[UNK]"]), "b", "[UNK]", *(added[:1] or "plain")]
+    assert ids == [tokenizer.token_to_id(part) for part in parts] and not special[ids].any()
+    assert encoder.get_vocab_size() == tokenizer.get_vocab_size() and special[tokenizer.token_to_id("</s>")]
+
+
+def test_text_that_a_given_model_turns_into_a_special_token_is_refused_with_its_file(data, tmp_path):
+    vocab = {text: id for id, text in enumerate(["</s>", *LETTERS, "</", "s>"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("<", "/"), ("s", ">"), ("</", "s>")]))
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for number in range(30):
-        (tmp_path / f"{number}.txt").write_text(f"text {number} with </s> in it, and more of it")
-    with pytest.raises(DataError, match="a text that contains '</s>' becomes that special token"):
+        (tmp_path / f"{number}.txt").write_text(f"text {number} with {'</s>' if number == 7 else 's>'} in it")
+    with pytest.raises(DataError, match=r"/7\.txt .*</s>"):
         preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), str(tmp_path / "home"))
 
 
