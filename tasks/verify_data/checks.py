@@ -207,6 +207,9 @@ def _text(dataset: Path) -> str:
 def _leakage(dataset: Path) -> str:
     held_out = {_hash(document) for document in _documents(dataset, "validation")}
     leaked = sum(_hash(document) in held_out for document in _documents(dataset, "train"))
+    if not read_manifest(dataset, "dataset")["content"].get("lossless", True):
+        # The split is by text, and this tokenizer gives several texts the same tokens ("The", "the").
+        return f"{leaked} training document(s) have the tokens of a validation document; this tokenizer changes text"
     if leaked:
         raise Damaged(f"{leaked} training document(s) of {dataset} are also in its validation text.")
     return "no training document is in the validation text"

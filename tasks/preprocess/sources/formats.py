@@ -84,7 +84,7 @@ def _opened(path: Path) -> IO[bytes]:
         case ".xz":
             return io.BufferedReader(_XzStreams(path), records.BLOCK)
         case ".zst":
-            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), records.BLOCK)  # type: ignore[arg-type]
+            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(os.fsencode(path)), "zstd"), records.BLOCK)  # type: ignore[arg-type]
     return path.open("rb", READ_AHEAD)
 
 
@@ -253,6 +253,8 @@ def named_column(names: list[str], text_column: str) -> int:
         raise Unreadable(
             f"has no column '{text_column}' (it has {known}); name the one with the text in data.text_column"
         )
+    if (count := names.count(text_column)) > 1:
+        raise Unreadable(f"has {count} columns '{text_column}'; rename all but the one with the text")
     return names.index(text_column)
 
 

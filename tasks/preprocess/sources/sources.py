@@ -35,6 +35,10 @@ class Source:
     origin: str = ""  # of several sources in data.sources, the one it belongs to
     made: PasskeyTexts | None = None
 
+    def __str__(self) -> str:
+        """Its path, for messages."""
+        return portable(str(self.path))
+
     def records(self, wanted: Iterator[int] | None = None, places: list[int] | None = None) -> Records:
         """Its texts in order, and a Fault for each bad record; if their ascending numbers are given, perhaps for unwanted ones, too.
 
@@ -91,7 +95,7 @@ def sources(data: dict, origin: str = "") -> tuple[list[Source], list[Source]]:
     stdlib, form = data["source"] == "python-stdlib", data["format"]
 
     def placed(found: Iterable[tuple[Path, str]], key: str) -> list[Source]:
-        return [Source(path, _portable(name), column, key, format=form, origin=origin) for path, name in found]
+        return [Source(path, portable(name), column, key, format=form, origin=origin) for path, name in found]
 
     training = placed(_stdlib() if stdlib else _matching(data["files"], f"{section}.files", form), f"{section}.files")
     key = f"{section}.validation_files"
@@ -120,8 +124,9 @@ def describe(data: dict) -> dict[str, Any]:
     return {"source": "files", "files": data["files"], "licence": "not stated"}
 
 
-def _portable(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", errors="backslashreplace")  # a file's name need not be text
+def portable(name: str) -> str:
+    """The name of a file as text, which it need not be."""
+    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
 
 
 def _stdlib() -> Iterator[tuple[Path, str]]:
@@ -183,7 +188,8 @@ def _folders(folder: Path, key: str, seen: set[Path]) -> Iterator[Path]:
             shown = (entry for entry in entries if not entry.name.startswith("."))
             inner = sorted(Path(entry) for entry in shown if (Path(entry) if entry.is_symlink() else entry).is_dir())
     except OSError as error:
-        raise DataError(f"{folder} cannot be read ({error.strerror}); mend it, or leave it out of {key}.") from None
+        said = f"{portable(str(folder))} cannot be read ({error.strerror})"
+        raise DataError(f"{said}; mend it, or leave it out of {key}.") from None
     yield folder
     for path in inner:
         yield from _folders(path, key, seen)

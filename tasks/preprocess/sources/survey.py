@@ -57,10 +57,11 @@ class Documents:
                     break
                 yield record, int(self.sizes[at])
                 at += 1
-        except Unreadable:
+        except (Unreadable, FileNotFoundError):
             pass
         if at < len(self.numbers):
-            raise DataError(f"{self.source.path} changed while it was being prepared; run the same command again.")
+            verb = "changed" if self.source.dataset or self.source.path.exists() else "was removed"
+            raise DataError(f"{self.source} {verb} while it was being prepared; run the same command again.")
 
     def _records(self, first: int) -> Records:
         if len(self.places):
@@ -183,7 +184,7 @@ def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
                 if not skip:
                     raise Unreadable(record.reason)
                 counts["bad_records"] += 1
-                bad += [f"{source.path} {record.reason}"] * (len(bad) < NAMED)
+                bad += [f"{source} {record.reason}"] * (len(bad) < NAMED)
             elif not record:
                 counts["empty"] += 1
             elif len(record) < data["min_length"]:
@@ -194,7 +195,7 @@ def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
                 sizes.append(len(encoded))
                 hashes += blake3(encoded).digest()
     except (Unreadable, OSError) as error:
-        reason = f"{source.path} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
+        reason = f"{source} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
         if not skip:
             verb = "mend" if isinstance(error, OSError) else "convert" if "UTF-8" in reason else "mend"
             raise DataError(f"{reason}; {verb} it, or leave it out of {source.key}.") from None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from infini_llama.tasks.preprocess.sources.sources import Source
+from infini_llama.tasks.preprocess.sources.sources import Source, portable
 from infini_llama.tasks.storage.artifacts import checksum_of
 
 SURVEYS_VERSION = 3
@@ -71,7 +71,8 @@ def _group(source: Source) -> tuple[Path, str, str]:
 
 
 def _key(settings: dict[str, Any], parent: Path, text_column: str, form: str) -> str:
-    what = [SURVEYS_VERSION, settings, str(parent.absolute()), str(parent), text_column, form]
+    folder = [portable(str(parent.absolute())), portable(str(parent))]
+    what = [SURVEYS_VERSION, settings, folder, text_column, form]
     return checksum_of(what).removeprefix("blake3:")[:32]
 
 

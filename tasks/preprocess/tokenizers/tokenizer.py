@@ -130,7 +130,7 @@ def load(settings: dict) -> Tokenizer:
         raise ConfigError(f"{said}: {file} is no tokenizer ({error}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if max(tokenizer.get_vocab().values()) + 1 != tokenizer.get_vocab_size():
+    if max(tokenizer.get_vocab().values(), default=-1) + 1 != tokenizer.get_vocab_size():
         raise ConfigError(f"{said}: the ids of {file} have gaps; use one without.")
     end_of_text(tokenizer, settings)
     return tokenizer
@@ -152,8 +152,7 @@ def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
     stated = Path(settings["path"] or "").expanduser() / "tokenizer_config.json"
     names = [settings["eos"]] if settings["eos"] else []
     if not names and not settings["encoding"] and stated.is_file():
-        said = json.loads(stated.read_text(encoding="utf-8")).get("eos_token")
-        names = [said["content"] if isinstance(said, dict) else said] if said else []
+        names = _stated_end(stated)
     for name in names or USUAL_ENDS:
         if (number := tokenizer.token_to_id(name)) is not None:
             return number
@@ -162,6 +161,31 @@ def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
         f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; name the one that ends a document "
         f"(its added tokens: {known})."
     )
+
+
+def _stated_end(file: Path) -> list[str]:
+    """The end-of-text token that a tokenizer_config.json names, if any.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        fault = error.strerror
+    except (ValueError, RecursionError):
+        fault = "it is not JSON"
+    else:
+        match stated:
+            case {"eos_token": str(name)} | {"eos_token": {"content": str(name)}}:
+                return [name] if name else []
+            case {"eos_token": value} if value is not None:
+                fault = "its eos_token is no token"
+            case dict():
+                return []
+            case _:
+                fault = "it is not a JSON object"
+    raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); mend it, or set data.tokenizer.eos.")
 
 
 def identity(settings: dict) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _do(
                 place = int(found.argmax())
                 source = plan.source(unit.split, first + int(np.searchsorted(offsets, place, side="right")) - 1)
                 raise DataError(
-                    f"{source.path} has a text that contains '{tokenizer.id_to_token(int(ids[place]))}', which becomes that special "
+                    f"{source} has a text that contains '{tokenizer.id_to_token(int(ids[place]))}', which becomes that special "
                     f"token with this tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or "
                     f"leave the file out of {source.key}."
                 )

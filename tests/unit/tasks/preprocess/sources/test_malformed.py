@@ -69,6 +69,10 @@ RECORDS = {
     "surrogate.json": (b'["good", {"text": "\\ud800"}]', "has half a character", 1, 1),
     "wide.csv": (b"id,text\n1,good\n1,2,3\n", "has 3 fields instead of 2 in line 3", 1, 1),
 }
+TWICE = io.BytesIO()
+pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), TWICE)
+FILES["twice.parquet"] = (TWICE.getvalue(), "has 2 columns 'text'")
+FILES["twice.csv"] = (b"text,text\na,b\n", "has 2 columns 'text'")
 EMPTY = {
     "none.txt": b"",
     "none.jsonl": b"",
@@ -140,6 +144,22 @@ def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pa
     reference = preprocess(data(files=[str(text / pattern)]), str(tmp_path / "home"))
     found = 30 + (not pattern.endswith("fine-*"))
     assert sum(reference[split]["documents"] for split in ("train", "validation")) == found
+
+
+@pytest.mark.parametrize("folder", ["", "\udce9"], ids=["file", "folder"])
+def test_names_that_are_not_utf_8_are_read_and_told(data, text, tmp_path, folder, caplog):
+    inner = text / f"caf{folder}"
+    inner.mkdir()
+    (inner / "caf\udce9.txt").write_text("a text in a file of that name")
+    (inner / "caf\udce9.jsonl").write_bytes(GOOD + b"broken\n")
+    (inner / "caf\udce9.jsonl.zst").write_bytes(pa.Codec("zstd").compress(b'{"text": "better"}\n', asbytes=True))
+    home = str(tmp_path / "home")
+    with pytest.raises(DataError) as refused:
+        preprocess(data(files=[str(text)]), home)
+    assert str(refused.value).isprintable() and "caf\\xe9.jsonl" in str(refused.value)
+    reference = preprocess(data(files=[str(text)], on_bad_input="skip"), home)
+    assert sum(reference[split]["documents"] for split in ("train", "validation")) == 33
+    assert "caf\\xe9.jsonl" in caplog.text and caplog.text.encode()
 
 
 @pytest.fixture

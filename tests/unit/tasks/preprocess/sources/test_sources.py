@@ -67,6 +67,14 @@ def test_hidden_files_need_their_dot_in_the_pattern_and_brackets_may_be_part_of_
     assert names(tmp_path / ".*.txt") == [".hidden.txt"]
 
 
+def test_a_file_that_is_removed_between_survey_and_encoding_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    [documents] = read(tmp_path / "a.txt")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"a\.txt was removed"):
+        list(documents.texts())
+
+
 def test_a_name_that_is_not_utf_8_is_no_obstacle(tmp_path):
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text")
     assert names(tmp_path / "*.txt") == [r"caf\xe9.txt"]

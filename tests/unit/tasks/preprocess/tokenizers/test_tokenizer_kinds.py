@@ -3,7 +3,7 @@ import json
 import os
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -147,6 +147,28 @@ def test_text_that_a_given_model_turns_into_a_special_token_is_refused_with_its_
         (tmp_path / f"{number}.txt").write_text(f"text {number} with {'</s>' if number == 7 else 's>'} in it")
     with pytest.raises(DataError, match=r"/7\.txt .*</s>"):
         preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), str(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5])
+def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
+    tokenizer = train_bpe(TEXTS, 300, 2)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
+        load(section(path=str(tmp_path)))
+    assert end_of_text(tokenizer, section(path=str(tmp_path), eos=EOS)) == 0
+
+
+def test_a_tokenizer_that_changes_text_passes_though_texts_of_both_splits_have_the_same_tokens(data, tmp_path):
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[UNK]", "[END]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    cases = ["".join(letters) for letters in product(*zip("thecat", "THECAT", strict=True))]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(f"{case[:3]} {case[3:]} " * 9) + "\n" for case in cases))
+    given = {"path": str(tmp_path / "tokenizer.json"), "eos": "[END]"}
+    reference = preprocess(data(files=[str(tmp_path / "x.jsonl")], tokenizer=given), str(tmp_path / "home"))
+    assert verify(reference, str(tmp_path / "home"), "deep", 0)["ok"]
 
 
 def test_each_unusable_tokenizer_has_its_sentence(tmp_path):
