@@ -60,8 +60,9 @@ class Documents:
         except (Unreadable, FileNotFoundError):
             pass
         if at < len(self.numbers):
-            verb = "changed" if self.source.dataset or self.source.path.exists() else "was removed"
-            raise DataError(f"{self.source} {verb} while it was being prepared; run the same command again.")
+            raise DataError(
+                f"{self.source} changed or was removed while it was being prepared; run the same command again."
+            )
 
     def _records(self, first: int) -> Records:
         if len(self.places):

@@ -71,7 +71,7 @@ def test_a_file_that_is_removed_between_survey_and_encoding_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     [documents] = read(tmp_path / "a.txt")
     (tmp_path / "a.txt").unlink()
-    with pytest.raises(DataError, match=r"a\.txt was removed"):
+    with pytest.raises(DataError, match=r"a\.txt .* was removed"):
         list(documents.texts())
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_changes_after_it_was_hashed_is_refused(tmp_path):
     [documents] = read(tmp_path / "x.txt")
     for change in (lambda file: file.write_text("behind"), lambda file: file.write_bytes(b"caf\xe9")):
         change(tmp_path / "x.txt")
-        with pytest.raises(DataError, match="changed while it was being prepared; run the same command again"):
+        with pytest.raises(DataError, match="changed or was removed while it was being prepared"):
             list(documents.texts())
 
 
