@@ -6,6 +6,7 @@ without a valid manifest does not exist for a reader; a folder with one is whole
 
 import errno
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.tasks.storage.locks import Busy as Busy
@@ -26,7 +28,31 @@ FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "rows": 1, "checkpoint": 2}
 READ_AT_ONCE = 2**21  # bytes
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
-FIELDS = {"kind", "format_version", "files", "content", "digest", "created", "meta", "self_checksum"}
+log = logging.getLogger("infini_llama.artifacts")
+
+
+class FileEntry(BaseModel):
+    """What a manifest says of one file."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    size: NonNegativeInt  # bytes
+    checksum: str
+
+
+class Manifest(BaseModel):
+    """The types of a manifest's fields; see `commit` for what they mean."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    kind: str
+    format_version: int
+    files: dict[str, FileEntry]
+    content: dict[str, Any]
+    digest: str
+    created: str
+    meta: dict[str, Any]
+    self_checksum: str
 
 
 class Damaged(DataError):
@@ -120,7 +146,8 @@ def commit(
 
     Args:
         staged: a folder from `staging`, with every file written.
-        target: must not exist; where a concurrent builder committed it first, theirs is kept and the staged one dropped.
+        target: where a concurrent builder has committed the same bytes and content, theirs is kept and the staged one dropped;
+            anything else that has this name is moved aside.
         kind: what the artifact is: dataset, chunks or checkpoint.
         format_version: version of its layout.
         meta: when, from what, by whom; not part of the digest.
@@ -135,12 +162,8 @@ def commit(
         size = (staged / relative).stat().st_size
         checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged / relative)
         files[relative.as_posix()] = {"size": size, "checksum": checksum}
-    proven = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
-    manifest = proven | {
-        "digest": checksum_of(proven),
-        "created": _now(),
-        "meta": meta,
-    }
+    manifest = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
+    manifest |= {"digest": _digest_of(manifest), "created": _now(), "meta": meta}
     manifest["self_checksum"] = checksum_of(manifest)
     (staged / MANIFEST).write_bytes(_serialized(manifest))
     for relative in [*files, MANIFEST]:
@@ -150,13 +173,25 @@ def commit(
     try:
         staged.rename(target)  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        existing = check(target, kind, checksums=False)
-        remove(staged)
-        return existing
+        try:
+            existing = check(target, kind, checksums=True)
+            fault = f"{target} has digest {existing['digest']}, and {manifest['digest']} was written."
+        except Damaged as damaged:
+            existing, fault = None, str(damaged)
+        if existing is not None and existing["digest"] == manifest["digest"]:
+            remove(staged)
+            return existing
+        log.warning("%s It was moved to %s and replaced.", fault, move_aside(target))
+        staged.rename(target)
     sync(target.parent)
     return manifest
+
+
+def _digest_of(manifest: dict[str, Any]) -> str:
+    """Of what the bytes and the content determine."""
+    return checksum_of({name: manifest[name] for name in ("kind", "format_version", "files", "content")})
 
 
 def read_manifest(path: Path, kind: str, key: str | None = None) -> dict[str, Any]:
@@ -175,14 +210,14 @@ def read_manifest(path: Path, kind: str, key: str | None = None) -> dict[str, An
         text = file.read_bytes()
     try:
         manifest = json.loads(text)
+        if not isinstance(manifest, dict) or manifest.keys() != Manifest.model_fields.keys():
+            raise Damaged(f"{file} is not a manifest.")
+        own = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
+        # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
+        if manifest["self_checksum"] != own or _serialized(manifest) != text:
+            raise Damaged(f"{file} does not match its own checksum.")
     except (ValueError, RecursionError):
         raise Damaged(f"{file} is not JSON.") from None
-    if not isinstance(manifest, dict) or manifest.keys() != FIELDS:
-        raise Damaged(f"{file} is not a manifest.")
-    own = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
-    # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
-    if manifest["self_checksum"] != own or _serialized(manifest) != text:
-        raise Damaged(f"{file} does not match its own checksum.")
     if manifest["kind"] != kind:
         raise Damaged(f"{path} is a {manifest['kind']}, not a {kind}.")
     if manifest["format_version"] != FORMAT_VERSIONS[kind]:
@@ -190,11 +225,18 @@ def read_manifest(path: Path, kind: str, key: str | None = None) -> dict[str, An
             f"{path} has format version {manifest['format_version']} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
             "use the version of infini-llama that wrote it, or build it again."
         )
+    try:
+        Manifest.model_validate(manifest)
+    except ValidationError as fault:
+        first = fault.errors(include_url=False)[0]
+        raise Damaged(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
     if key is not None and manifest["meta"].get("key") != key:
         raise Damaged(f"{path} holds a {kind} with key {manifest['meta'].get('key')}; the key of this name is {key}.")
     for name in manifest["files"]:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise Damaged(f"{file} names '{name}', which lies outside its folder.")
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
+            raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
+    if manifest["digest"] != _digest_of(manifest):
+        raise Damaged(f"{file} has digest {manifest['digest']}, which is not that of its files and content.")
     return manifest
 
 

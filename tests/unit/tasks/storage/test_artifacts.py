@@ -193,13 +193,52 @@ def test_nested_artifacts_and_what_users_leave_do_not_count_but_only_where_they_
         check(folder, "dataset", checksums=False)
 
 
-def test_a_target_that_another_builder_finished_is_kept_and_a_damaged_one_is_not_overwritten(tmp_path):
+def test_a_target_that_another_builder_finished_with_the_same_bytes_is_kept(tmp_path):
     first = make(tmp_path / "data", meta={"by": "first"})
     assert make(tmp_path / "data", meta={"by": "second"}) == first
-    assert leftovers(tmp_path) == []
-    (tmp_path / "data" / "a.bin").unlink()
-    with pytest.raises(Damaged, match=r"a\.bin is missing"):
-        make(tmp_path / "data")
+    assert names_in(tmp_path) == ["data"]
+
+
+@pytest.mark.parametrize("there", ["other content", "other bytes", "a file is missing", "no manifest", "a file"])
+def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, there):
+    target = tmp_path / "data"
+    if there == "a file":
+        target.write_bytes(b"x")
+    else:
+        make(target, content={"step": 8 if there == "other content" else 16})
+    if there == "other bytes":
+        (target / "a.bin").write_bytes(b"First")
+    elif there in ("a file is missing", "no manifest"):
+        (target / ("a.bin" if there == "a file is missing" else MANIFEST)).unlink()
+    written = make(target, content={"step": 16})
+    assert check(target, "dataset", checksums=True) == written and written["content"] == {"step": 16}
+    assert names_in(tmp_path) == ["data", "data.damaged-1"] and str(tmp_path / "data.damaged-1") in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": {"a.bin": 5}},
+        {"files": {"a.bin": {"size": "5", "checksum": "x"}}},
+        {"files": {"a.bin": {"size": -1, "checksum": "x"}}},
+        {"files": {"a.bin": {"size": True, "checksum": "x"}}},
+        {"files": {"a\0.bin": {"size": 5, "checksum": "x"}}},
+        {"content": None},
+        {"meta": [1]},
+        {"digest": 7},
+        {"digest": "blake3:0"},
+        {"created": {}},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_wrong_types_is_damaged_although_its_checksum_holds(tmp_path, change):
+    folder = tmp_path / "data"
+    make(folder)
+    forge(folder, **change)
+    with pytest.raises(Damaged, match=MANIFEST):
+        check(folder, "dataset", checksums=True)
+    assert not is_complete(folder, "dataset")
 
 
 # The parent forks one child for each step of a commit and kills it there, for real; prints what a reader then finds.
