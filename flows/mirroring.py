@@ -62,7 +62,7 @@ def restore_run(settings: dict) -> None:
             )
         return
     for path in reversed(mirror.kept(run / "checkpoints")):
-        if mirror.restore(path, KIND):
+        if mirror.restore(path, KIND) and checkpoints.is_committed(path):
             for name in RECORDS:
                 mirror.restore_file(run / name)
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from infini_llama.tasks.clusters.slurm import ENDED
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, number_of, remove_staging
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, cut_metrics, remove_staging
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 from infini_llama.tasks.train.launcher import HUNG
@@ -47,7 +47,7 @@ def prepare(attempt_dir: Path, job: str) -> str | None:
 
 def superseded(attempt_dir: Path) -> str | None:
     """Why the attempt must not run, where the run has given it up for a later one."""
-    newest = max(attempt_dir.parent.glob("attempt-*"), key=number_of)
+    newest = attempt_folders(RunFolder(attempt_dir.parents[1]))[-1]
     if newest == attempt_dir:
         return None
     return f"the run is at {newest.name} already; this job of {attempt_dir.name} has come too late."
@@ -59,7 +59,7 @@ def renew(attempt_dir: Path) -> None:
     order = json.loads((attempt_dir / "order.json").read_text(encoding="utf-8"))
     remove_staging(run)
     chosen = checkpoints.newest_good(run.checkpoints)
-    step = checkpoints.read_state(chosen)["step"] if chosen else order["from_step"]
+    step = checkpoints.read_state(chosen).step if chosen else order["from_step"]
     cut_metrics(run, step)
     aside = attempt_dir / f"start-{sum(1 for _ in attempt_dir.glob('start-*')) + 1}"
     aside.mkdir()

@@ -81,12 +81,12 @@ def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: in
     run = RunFolder(run_dir)
     lineage, state = run.read(run.lineage), checkpoints.read_state(chosen)
     measured = [
-        record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state["step"]
+        record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state.step
     ]
     return {
         "run": run_dir.name,
-        "step": state["step"],
-        "tokens": state["tokens"],
+        "step": state.step,
+        "tokens": state.tokens,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "validation_loss": measured[-1]["loss"] if measured else None,
         "bits_per_byte": measured[-1]["bits_per_byte"] if measured else None,

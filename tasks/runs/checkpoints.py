@@ -1,27 +1,46 @@
 """The checkpoints of a run as folders: which are committed, which is newest, best or damaged. Needs no torch."""
 
-import json
 import logging
 import math
 import re
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.storage.artifacts import (
     Damaged,
     check,
     file_checksum,
-    is_complete,
     move_aside,
     read_manifest,
     remove,
     set_pointer,
 )
+from infini_llama.tasks.train.worker.position import Position
 
 KIND, FORMAT_VERSION = "checkpoint", 2
 STATE_FILE = "train_state.json"
+NAME = re.compile(r"step-[0-9]{8,}")
 log = logging.getLogger("infini_llama.train")
+
+
+@dataclass
+class TrainState(Position):
+    """The scalars of a checkpoint: how far the run had come, and what was trained by how many workers.
+
+    dataset: digest of the dataset.
+    """
+
+    world_size: int = 1
+    model: dict[str, Any] = field(default_factory=dict)
+    dataset: str | None = None
+
+
+_STATE = TypeAdapter(TrainState)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -34,15 +53,39 @@ def step_of(checkpoint: Path) -> int:
 
 def _named(folder: Path) -> list[Path]:
     """Folders with a checkpoint's name, newest first."""
-    found = [
-        path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and not path.is_symlink()
-    ]
+    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and not path.is_symlink()]
     return sorted(found, key=step_of, reverse=True)
 
 
+def verify(path: Path, checksums: bool) -> int:
+    """The step of the checkpoint at `path`, once `artifacts.check` has passed and its name, manifest and train state agree.
+
+    Args:
+        checksums: also read every file; without it, the train state is not read.
+
+    Raises:
+        Damaged: names what differs.
+    """
+    step = check(path, KIND, checksums)["content"].get("step")
+    if NAME.fullmatch(path.name) and step != step_of(path):
+        raise Damaged(f"{path} holds the checkpoint of step {step}, not of the step in its name.")
+    if checksums and (state := read_state(path)).step != step:
+        raise Damaged(f"{path / STATE_FILE} is of step {state.step}, and the manifest of step {step}.")
+    return int(step)
+
+
+def is_committed(path: Path) -> bool:
+    """Whether `verify` without checksums passes."""
+    try:
+        verify(path, checksums=False)
+    except Damaged:
+        return False
+    return True
+
+
 def committed(folder: Path) -> list[Path]:
-    """Folders with a valid manifest and every file at its size, newest first; contents are not read."""
-    return [path for path in _named(folder) if is_complete(path, KIND)]
+    """Folders with the valid manifest of their step and every file at its size, newest first; contents are not read."""
+    return [path for path in _named(folder) if is_committed(path)]
 
 
 def latest_step(folder: Path) -> int:
@@ -50,16 +93,20 @@ def latest_step(folder: Path) -> int:
     return next((step_of(path) for path in committed(folder)), 0)
 
 
-def read_state(checkpoint: Path) -> dict:
-    """The scalars of a checkpoint: step, samples consumed, validation losses, world size, hashes.
+def read_state(checkpoint: Path) -> TrainState:
+    """The scalars of a checkpoint.
 
     Raises:
-        Damaged: the file is not JSON.
+        Damaged: the file is missing, is not JSON, or has a field of another type.
     """
     try:
-        return json.loads((checkpoint / STATE_FILE).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"{checkpoint / STATE_FILE} is not JSON: {error}.") from None
+        return _STATE.validate_json((checkpoint / STATE_FILE).read_bytes(), strict=True)
+    except FileNotFoundError:
+        raise Damaged(f"{checkpoint / STATE_FILE} is missing.") from None
+    except ValidationError as fault:
+        first = fault.errors(include_url=False)[0]
+        where = ": ".join(map(str, (checkpoint / STATE_FILE, *first["loc"])))
+        raise Damaged(f"{where}: {first['msg']}.") from None
 
 
 def newest_good(folder: Path) -> Path | None:
@@ -74,7 +121,7 @@ def newest_good(folder: Path) -> Path | None:
 def _is_good(path: Path) -> bool:
     """Whether every checksum holds; else it is moved aside, or was pruned meanwhile, and has its name no longer."""
     try:
-        check(path, KIND, checksums=True)
+        verify(path, checksums=True)
     except Damaged as fault:
         try:
             aside = move_aside(path)
@@ -107,7 +154,7 @@ def _loss(checkpoint: Path) -> float | None:
         expected = read_manifest(checkpoint, KIND)["files"][STATE_FILE]
         if file_checksum(checkpoint / STATE_FILE) != expected["checksum"]:
             return None
-        loss = read_state(checkpoint)["validation_loss"]
+        loss = read_state(checkpoint).validation_loss
     except (Damaged, KeyError):
         return None
     return loss if loss is not None and math.isfinite(loss) else None  # checkpoints of before may say NaN
@@ -128,14 +175,19 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
 
     Checkpoints of every `permanent_every`-th step are never removed, and not among the `keep`.
     """
-    checkpoints, best_one = committed(folder), best(folder)
-    if not checkpoints:
-        return
-    set_pointer(folder, "latest", checkpoints[0].name)
-    if best_one is not None:
-        set_pointer(folder, "best", best_one.name)
+    if committed(folder):
+        point(folder)
     for path in superseded(folder, keep, permanent_every):
         remove(path)
+
+
+def point(folder: Path) -> None:
+    """Makes the pointers `latest` and `best` name the checkpoints that are so now; one that would name none is removed."""
+    for name, path in (("latest", next(iter(committed(folder)), None)), ("best", best(folder))):
+        if path is not None:
+            set_pointer(folder, name, path.name)
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:
@@ -179,9 +231,9 @@ def _explicit(folder: Path, path: Path) -> Path:
     path = path.resolve()
     if not path.is_dir():
         raise ConfigError(f"runtime.resume={path} is no folder; give auto, must, never, best or a checkpoint's path.")
-    check(path, KIND, checksums=True)
+    step = verify(path, checksums=True)
     if path.parent == folder.resolve():
-        abandon_newer(folder, step_of(path))
+        abandon_newer(folder, step)
     elif committed(folder):
         raise ConfigError(
             f"runtime.resume={path} is of another run, but {folder} has checkpoints of its own; choose another runtime.name."
@@ -190,12 +242,14 @@ def _explicit(folder: Path, path: Path) -> Path:
 
 
 def abandon_newer(folder: Path, step: int) -> None:
-    """Moves the checkpoints of later steps to `abandoned/`."""
-    for path in committed(folder):
-        if step_of(path) > step:
-            abandoned = folder / "abandoned"
-            abandoned.mkdir(exist_ok=True)
-            before = sum(1 for _ in abandoned.glob(f"{path.name}*"))
-            target = abandoned / (f"{path.name}-{before + 1}" if before else path.name)
-            path.rename(target)
-            log.warning("checkpoint %s was moved to %s: the run goes back to step %d.", path.name, target, step)
+    """Moves the checkpoints of later steps to `abandoned/`, also damaged ones: the run will write others of their names."""
+    newer = [path for path in _named(folder) if step_of(path) > step]
+    for path in newer:
+        abandoned = folder / "abandoned"
+        abandoned.mkdir(exist_ok=True)
+        before = sum(1 for _ in abandoned.glob(f"{path.name}*"))
+        target = abandoned / (f"{path.name}-{before + 1}" if before else path.name)
+        path.rename(target)
+        log.warning("checkpoint %s was moved to %s: the run goes back to step %d.", path.name, target, step)
+    if newer:
+        point(folder)

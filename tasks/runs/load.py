@@ -10,7 +10,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import check, read_manifest
+from infini_llama.tasks.storage.artifacts import read_manifest
 from infini_llama.tasks.train.worker import checkpoint as tensors_of
 
 
@@ -45,7 +45,7 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
     while True:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
-            check(chosen, checkpoints.KIND, checksums=True)
+            checkpoints.verify(chosen, checksums=True)
             model = Llama(LlamaConfig.from_dict(lineage_of(run_dir)["model"]))
             tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
             return model, chosen

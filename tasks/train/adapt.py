@@ -47,7 +47,7 @@ def roll_back(run: RunFolder, details: dict, limit: int) -> bool:
         return False
     checkpoints.abandon_newer(run.checkpoints, details["first_skip"] - 1)
     good = checkpoints.newest_good(run.checkpoints)
-    first = checkpoints.read_state(good)["samples"] if good else 0
+    first = checkpoints.read_state(good).samples if good else 0
     span = {"first": first, "end": details["samples"]}
     write_atomic(run.lineage, json.dumps(lineage | {"left_out": [*left_out, span]}, indent=1))
     log.warning(

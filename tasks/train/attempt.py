@@ -284,18 +284,18 @@ def write_order(
 def refuse_other_model(chosen: Path, model: dict, plan: dict) -> int:
     """Step of the checkpoint, once it is known to be of this architecture."""
     state, workers = checkpoints.read_state(chosen), plan["nproc_per_node"] * plan["nnodes"]
-    there = state["model"]
+    there = state.model
     if differing := [key for key in there if key in model and there[key] != model[key]]:
         lines = [f"model.{key}: {there[key]} there, {model[key]} here" for key in differing]
         raise ConfigError(f"checkpoint {chosen} is of another architecture:\n  " + "\n  ".join(lines))
-    if state["world_size"] != workers:
+    if state.world_size != workers:
         log.warning(
             "the checkpoint was written by %d worker(s) and %d carry on: the same samples in the same order, but sums are rounded "
             "differently, so the run is no longer bitwise the uninterrupted one.",
-            state["world_size"],
+            state.world_size,
             workers,
         )
-    return state["step"]
+    return state.step
 
 
 def account_for_killed(run: RunFolder) -> int:

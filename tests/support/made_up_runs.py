@@ -32,7 +32,7 @@ def add_checkpoint(run: RunFolder, step: int, loss: float | None) -> None:
     staged = staging(target)
     (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
     (staged / "weights").write_bytes(bytes(1000))
-    commit(staged, target, KIND, FORMAT_VERSION, meta={})
+    commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
 
 
 def make_run(

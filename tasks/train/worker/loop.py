@@ -274,6 +274,6 @@ def resume(source: Path, model: Llama, optimizer: torch.optim.Optimizer, zero: Z
     else:
         checkpoint.prime(optimizer)
         checkpoint.load(source, checkpoint.tensors(model, optimizer))
-    at = Position.of(checkpoints.read_state(source))
+    at = Position.of(asdict(checkpoints.read_state(source)))
     log.info("resumed from %s at step %d", source.name, at.step)
     return at

@@ -46,7 +46,7 @@ def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the
     (attempt_dir / HUNG).write_text("rank 0 has not moved")  # else its end would be taken for a hang's too
     (attempt_dir / ENDED).write_text("76\n")
     monkeypatch.setattr(restart.checkpoints, "newest_good", lambda folder: folder / "step-00000005")
-    monkeypatch.setattr(restart.checkpoints, "read_state", lambda path: {"step": 5})
+    monkeypatch.setattr(restart.checkpoints, "read_state", lambda path: restart.checkpoints.TrainState(step=5))
     assert prepare(attempt_dir, "17") is None
     order = json.loads((attempt_dir / "order.json").read_text())
     assert order["from_step"] == 5 and order["resume_from"].endswith("step-00000005") and order["init_from"] is None

@@ -35,7 +35,7 @@ def train_to(run: Path, steps: int) -> None:
     for step, loss in ((steps // 2, None), (steps, 5.25)):
         staged = staging(checkpoint_path(folder, step))
         (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
-        commit(staged, checkpoint_path(folder, step), KIND, FORMAT_VERSION, meta={})
+        commit(staged, checkpoint_path(folder, step), KIND, FORMAT_VERSION, meta={}, content={"step": step})
     first = {"attempt": 1, "from_step": 0, "checkpoint_step": steps // 2, "seconds": 30.0, "kind": "failed", "code": 70}
     last = first | {"attempt": 2, "from_step": steps // 2, "checkpoint_step": steps, "kind": "done", "code": 0}
     ends = (first | {"message": "rank 1 died | killed"}, last | {"message": "finished"})

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from infini_llama.tasks.runs.checkpoints import (
     newest_good,
     point_and_prune,
 )
-from infini_llama.tasks.storage.artifacts import check, commit, file_checksum, remove, staging
+from infini_llama.tasks.storage.artifacts import Damaged, check, commit, file_checksum, remove, staging
 
 
 @pytest.fixture
@@ -31,12 +32,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def make(folder, step: int, loss: float | None = None):
+def make(folder, step: int, loss: float | None = None, state: dict | None = None):
     target = checkpoint_path(folder, step)
     staged = staging(target)
-    (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
+    (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss} | (state or {})))
     (staged / "weights").write_bytes(bytes(100))
-    commit(staged, target, KIND, FORMAT_VERSION, meta={})
+    commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
     return target
 
 
@@ -192,3 +193,66 @@ def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):
     assert choose(mine, str(theirs), str(theirs)) == checkpoint_path(mine, 25)
     with pytest.raises(ConfigError, match="another run"):
         choose(mine, str(theirs), None)
+
+
+def test_a_copy_under_another_number_is_not_a_checkpoint(folder, caplog):
+    copy = checkpoint_path(folder, 40)
+    shutil.copytree(checkpoint_path(folder, 20), copy)
+    assert steps(folder) == [30, 20, 10] and latest_step(folder) == 30 and copy not in losses(folder)
+    with pytest.raises(Damaged, match="step-00000040"):
+        choose(folder, str(copy), None)
+    assert newest_good(folder) == checkpoint_path(folder, 30)
+    assert (folder / "step-00000040.damaged-1").is_dir() and "step-00000040 is damaged" in caplog.text
+
+
+def test_a_copy_under_a_name_of_its_own_is_what_it_was(folder, tmp_path):
+    copy = Path(shutil.copytree(checkpoint_path(folder, 20), tmp_path / "kept" / "the good one"))
+    (tmp_path / "mine").mkdir()
+    assert choose(tmp_path / "mine", str(copy), None) == copy
+    within = checkpoint_path(folder, 20).rename(folder / "step-20-renamed")
+    assert choose(folder, str(within), None) == within
+    assert steps(folder) == [10], "the newer one is abandoned"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"step": 50},
+        {"step": "40"},
+        {"samples": None},
+        {"losses": 3},
+        {"skips": ["1"]},
+        {"world_size": {}},
+        {"model": []},
+    ],
+    ids=str,
+)
+def test_a_train_state_with_a_wrong_field_is_damaged_and_the_one_before_serves(folder, caplog, state):
+    make(folder, 40, state=state)
+    assert newest_good(folder) == checkpoint_path(folder, 30)
+    assert next(iter(state)) in caplog.text and "step-00000040 is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("resume", ["best", "a path"])
+def test_going_back_moves_damaged_ones_away_too(folder, resume):
+    """Training would come to their steps again."""
+    make(folder, 40)
+    (checkpoint_path(folder, 40) / "weights").write_bytes(b"short")
+    wanted = checkpoint_path(folder, 20)
+    assert choose(folder, "best" if resume == "best" else str(wanted), None) == wanted
+    assert {path.name for path in folder.iterdir()} - {"latest", "best"} == {
+        "step-00000010",
+        "step-00000020",
+        "abandoned",
+    }
+
+
+def test_pointers_follow_when_the_run_goes_back(folder):
+    make(folder, 40, 0.5)
+    point_and_prune(folder, keep=4)
+    checkpoints.abandon_newer(folder, 10)
+    assert {name: (folder / name).readlink().name for name in ("latest", "best")} == dict.fromkeys(
+        ("latest", "best"), "step-00000010"
+    )
+    checkpoints.abandon_newer(folder, 0)
+    assert not [path for path in folder.iterdir() if path.is_symlink()]

@@ -49,7 +49,7 @@ def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
     (staged / "tensors.bin").write_text(f"{text} {step}")
     (staged / "deeper").mkdir()
     (staged / "deeper" / "state.json").write_text("{}")
-    commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {"step": step})
+    commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {}, {"step": step})
     return target
 
 

@@ -25,7 +25,7 @@ def run(tmp_path):
         (staged / "train_state.json").write_text(
             json.dumps({"step": step, "samples": step * 8, "validation_loss": None})
         )
-        commit(staged, target, KIND, FORMAT_VERSION, meta={})
+        commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
     return run
 
 

@@ -121,7 +121,7 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
     run.checkpoints.mkdir(parents=True)
     staged, plan = staging(theirs), {"nproc_per_node": 1, "nnodes": 1}
     (staged / STATE_FILE).write_text(json.dumps({"model": {"hidden_size": 64}, "world_size": 1, "step": 7}))
-    commit(staged, theirs, KIND, FORMAT_VERSION, meta={})
+    commit(staged, theirs, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
     for _ in range(2):
         with pytest.raises(ConfigError, match="another architecture"):
             choose_checkpoint(run, str(theirs), "a", {"hidden_size": 128}, plan)
@@ -136,7 +136,7 @@ def test_what_resume_rules_holds_for_the_first_attempt_of_each_command(tmp_path)
     own = checkpoint_path(run.checkpoints, 7)
     staged, plan = staging(own), {"nproc_per_node": 1, "nnodes": 1}
     (staged / STATE_FILE).write_text(json.dumps({"model": {}, "world_size": 1, "step": 7}))
-    commit(staged, own, KIND, FORMAT_VERSION, meta={})
+    commit(staged, own, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
     append_attempt(run, {"attempt": 1, "invocation": "a", "kind": "failed", "code": 70})
     assert choose_checkpoint(run, "never", "a", {}, plan) == (own, 7), "it was saved since"
     with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
