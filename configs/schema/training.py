@@ -153,7 +153,7 @@ class TrainingConfig(ReportingConfig):
     eval_every: Interval = Field(
         default=100,
         title="Evaluate every",
-        description="Steps between validation losses, or for example '10M tokens' or '15 minutes'.",
+        description="Steps between validation losses, or for example '10M tokens' or '15 minutes'. A new lowest loss is saved at once.",
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
@@ -168,7 +168,7 @@ class TrainingConfig(ReportingConfig):
     save_every: Interval = Field(
         default=200,
         title="Save every",
-        description="Steps between checkpoints, or for example '10M tokens' or '15 minutes'.",
+        description="Steps between checkpoints, or for example '10M tokens' or '15 minutes'; the best model is saved besides.",
     )
     save_total_limit: Annotated[int, Field(ge=2)] = Field(
         default=3,

@@ -160,6 +160,11 @@ def _loss(checkpoint: Path) -> float | None:
     return loss if loss is not None and math.isfinite(loss) else None  # checkpoints of before may say NaN
 
 
+def lowest_loss(folder: Path) -> float:
+    """The lowest validation loss of any committed checkpoint; infinity where none was measured."""
+    return min((loss for loss in losses(folder).values() if loss is not None), default=math.inf)
+
+
 def best(folder: Path) -> Path | None:
     """The committed checkpoint with the lowest validation loss; the earlier one of two equals."""
     return _lowest(losses(folder))

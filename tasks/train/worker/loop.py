@@ -152,6 +152,8 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
     profiler = Profiler(run_dir / "profile", train["profile_steps"], ranks.rank)
     same = {"world_size": ranks.world_size, "model": order["model"], "dataset": order["dataset_digest"]}
     evaluation_due, save_due = Every(train["eval_every"], at, ranks), Every(train["save_every"], at, ranks)
+    # Of the checkpoints that are there, not of the run so far: where the best one was lost, the best of the rest is to be kept.
+    lowest = ranks.sum(checkpoints.lowest_loss(run_dir / "checkpoints") if ranks.is_first else 0.0)[0]
     save_time, report_time, stopping = 0.0, 0.0, False
     heart.sample_rows = lambda: batches.rows(at.samples).tolist()
 
@@ -249,11 +251,13 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     texts = sample_on_the_way(zero.unhooked(model, ranks) if zero else model, order, ranks)
                     if metrics:
                         metrics.samples(at.step, prompts_of(train), texts)
-            if save_due.due(at) or last or stopping:
+            is_best = at.validation_loss is not None and at.validation_loss < lowest
+            if save_due.due(at) or last or stopping or is_best:
                 heart.beat("save", at.step)
                 saving = time.perf_counter()
                 scalars = at.scalars() | same
                 saver.save(at.step, tensors(), scalars)
+                lowest = at.validation_loss if is_best else lowest
                 save_time = time.perf_counter() - saving
 
     heart.beat("finish", at.step)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.model.generate import generate
 from infini_llama.tasks.export.writing import export
 from infini_llama.tasks.runs.load import load_run
-from infini_llama.tasks.storage.artifacts import file_checksum
+from infini_llama.tasks.storage.artifacts import Damaged, file_checksum
 
 their_logging.disable_progress_bar()
 
@@ -299,3 +300,12 @@ def test_the_format_is_what_vllm_and_llama_cpp_read(run_of, tmp_path):
     assert ids == set(range(config["vocab_size"])) and tokenizer["model"]["type"] == "BPE"
     stated = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
     assert stated["eos_token"] == tokenizer["added_tokens"][config["eos_token_id"]]["content"]
+
+
+def test_a_checkpoint_under_another_number_is_not_exported(run_of, tmp_path):
+    run, _ = run_of()
+    folder = run / "checkpoints"
+    shutil.copytree(folder / "step-00000007", folder / "step-00000016")
+    with pytest.raises(Damaged, match="step-00000016"):
+        exported(run, tmp_path / "copy", checkpoint="step-00000016")
+    assert exported(run, tmp_path / "latest")["step"] == 7

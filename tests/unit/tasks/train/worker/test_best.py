@@ -1,0 +1,103 @@
+"""The best model is kept: a new lowest validation loss is saved wherever it is measured, also after a resume."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.runs.run_folder import RunFolder, claim
+from infini_llama.tasks.train.attempt import write_order
+from infini_llama.tasks.train.worker import loop
+from infini_llama.tasks.train.worker.callbacks.evaluate import Validation
+from infini_llama.tasks.train.worker.loop import StopRequest
+
+PLAN = {"device": "cpu", "nproc_per_node": 1, "nnodes": 1, "threads": 1, "precision": "fp32", "env": {}}
+PLAN |= {"attention_backend": "sdpa", "loss_chunk": 0}
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+SIZES |= {"num_key_value_heads": 1, "attention": "softmax"}
+SHORT = {"max_steps": 12, "warmup_steps": 1, "global_batch_size": 2, "micro_batch_size": 2, "sample_tokens": 1}
+SHORT |= {"eval_every": 3, "save_every": 5, "save_total_limit": 2, "report_to": [], "compile": "off"}
+
+
+@pytest.fixture
+def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
+    """train(name, losses, stop_after): one attempt from the newest checkpoint, whose validations measure `losses` by step."""
+    home, reference = built
+
+    def attempt(name: str, losses: dict[int, float], stop_after: int | None = None, **changes: object) -> RunFolder:
+        given = {"data": data(), "model": SIZES, "train": SHORT | changes}
+        config = parse_config(given | {"runtime": {"name": name, "home": str(home)}}).model_dump(mode="json")
+        run = RunFolder(home / "runs" / name)
+        model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
+        claim(run, config, model, reference)
+        chosen = checkpoints.newest_good(run.checkpoints)
+        attempt_dir = run.path / "logs" / "attempt-01"
+        attempt_dir.mkdir(parents=True, exist_ok=True)
+        timing = {"began": {}, "spent": {}, "from_step": 0, "grace_period": 1.0}
+        write_order(attempt_dir, run, config, model, reference, PLAN, chosen, timing)
+        heart = Heartbeat(attempt_dir, 0)
+
+        def evaluate(*arguments: object) -> Validation:
+            return Validation(losses[heart.step], 1.0, 10)
+
+        class Stop(StopRequest):
+            asked = property(lambda self: heart.step + 1 == stop_after)
+
+            def __init__(self) -> None:
+                pass
+
+        monkeypatch.setattr(loop, "evaluate", evaluate)
+        loop.run(json.loads((attempt_dir / "order.json").read_text()), ranks, Stop(), heart)
+        return run
+
+    return attempt
+
+
+def kept(run: RunFolder) -> list[int]:
+    return [checkpoints.step_of(path) for path in checkpoints.committed(run.checkpoints)]
+
+
+def pointed(run: RunFolder) -> str:
+    return (run.checkpoints / "best").readlink().name
+
+
+def test_a_new_lowest_loss_is_saved_between_saves_and_stays(train):
+    run = train("one", {3: 7.04, 6: 20.0, 9: 7.1, 12: 78.0})
+    assert kept(run) == [12, 10, 3] and pointed(run) == "step-00000003"
+    assert checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, 3)).validation_loss == 7.04
+
+
+def test_as_many_are_kept_although_every_loss_is_a_new_lowest(train):
+    run = train("one", {3: 7.0, 6: 6.0, 9: 5.0, 12: 9.0})
+    assert kept(run) == [12, 10, 9] and pointed(run) == "step-00000009"
+
+
+def test_a_loss_that_is_not_lower_or_not_finite_is_not_saved(train):
+    run = train("one", {3: 7.0, 6: 7.0, 9: float("nan"), 12: 8.0}, save_total_limit=9)
+    assert kept(run) == [12, 10, 5, 3]
+
+
+def test_a_resumed_run_saves_what_the_uninterrupted_one_does_and_is_bitwise_it(train):
+    losses = {3: 7.0, 6: 9.0, 9: 6.0, 12: 8.0}
+    whole = train("whole", losses, save_total_limit=9)
+    train("cut", losses, stop_after=7, save_total_limit=9)
+    cut = train("cut", losses, save_total_limit=9)
+    assert kept(whole) == [12, 10, 9, 5, 3] and kept(cut) == [12, 10, 9, 7, 5, 3]
+    results = [run.read(run.path / "result.json") for run in (whole, cut)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("lost", ["removed", "damaged"])
+def test_where_the_best_one_is_gone_the_next_lowest_is_saved(train, lost):
+    run = train("one", {3: 7.0}, stop_after=4)
+    best = checkpoints.checkpoint_path(run.checkpoints, 3)
+    if lost == "removed":
+        checkpoints.remove(best)
+    else:
+        (best / "train_state.json").write_text("{}")
+    train("one", {6: 7.5, 9: 7.6, 12: 7.7})
+    assert kept(run) == [12, 10, 6] and pointed(run) == "step-00000006"
