@@ -145,7 +145,7 @@ def summary_text(summary: dict) -> str:
     bits, entropy = summary["validation_bits_per_token"], summary["unigram_entropy_bits"]
     paths = summary["paths"]
     if summary["validation_loss"] is None:
-        validation = "not finite"
+        validation = "not finite, or not measured"
     else:
         validation = (
             f"{summary['validation_loss']:.4f} nats a token = {bits:.3f} bits a token; unigram entropy {entropy:.3f} bits "

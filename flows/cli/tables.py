@@ -16,7 +16,7 @@ def describe_run(path: Path) -> dict:
     from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
 
     run = RunFolder(path)
-    lineage, records = run.read(run.lineage), read_metrics(run)
+    lineage, records = run.read_lineage(), read_metrics(run)
     trained = [record for record in records if record["kind"] == "train"]
     best = checkpoints.best(run.checkpoints)
     return {
@@ -36,7 +36,7 @@ def describe_run(path: Path) -> dict:
             for folder, loss in checkpoints.losses(run.checkpoints).items()
         ],
         "attempts": attempts(run),
-        "summary": run.read(run.summary) or None,
+        "summary": run.read_or_rebuild(run.summary) or None,
     }
 
 

@@ -1,13 +1,14 @@
 """The optional last stage of a run: what `evaluate.after_training` asks for, measured once for the same checkpoint."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from infini_llama.tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
+from infini_llama.tasks.json_lines import read_lines
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import find_checkpoint
+from infini_llama.tasks.runs.run_folder import EvaluationLine
 from infini_llama.tasks.storage.artifacts import read_manifest
 
 log = logging.getLogger("infini_llama.evaluate")
@@ -44,15 +45,7 @@ def evaluate_trained(run_dir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 def _known(run_dir: Path, kind: str, asked: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier command has measured by the same settings on the same checkpoint."""
     name = {"perplexity": "evaluate", "passkey": "passkey"}[kind]
-    try:
-        lines = (run_dir / RESULTS).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:  # cut short by a kill
-            continue
+    for record in reversed(read_lines(run_dir / RESULTS, EvaluationLine)):
         if record["kind"] == name and record.get("asked") == asked:
             return {key: value for key, value in record.items() if key not in ("kind", "measured")}
     return None

@@ -79,7 +79,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
 def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: int) -> dict[str, Any]:
     """What is known of the weights: where they come from, how far they were trained, what they reached."""
     run = RunFolder(run_dir)
-    lineage, state = run.read(run.lineage), checkpoints.read_state(chosen)
+    lineage, state = run.read_lineage(), checkpoints.read_state(chosen)
     measured = [
         record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state.step
     ]

@@ -3,7 +3,6 @@
 Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free belongs to nobody.
 """
 
-import json
 import logging
 import re
 import shutil
@@ -49,9 +48,13 @@ class Leftover:
 
 
 def leftovers(home: Path, rules: Rules) -> list[Leftover]:
-    """Everything that these rules let go, whether or not somebody is at work there now."""
+    """Everything that these rules let go, whether or not somebody is at work there now.
+
+    Raises:
+        Damaged: a run's lineage.json cannot be read, so nothing says what that run needs.
+    """
     runs = [path.parent for path in sorted((home / "runs").glob("*/lineage.json"))]
-    lineages = [json.loads((run / "lineage.json").read_text(encoding="utf-8")) for run in runs]
+    lineages = [RunFolder(run).read_lineage() for run in runs]
     needed = {Path(lineage["resumed_from"]).resolve() for lineage in lineages if lineage.get("resumed_from")}
     used = {(home / lineage["dataset"]["path"]).resolve() for lineage in lineages}
     found = [*_of_datasets(home, rules, used)]
@@ -98,8 +101,7 @@ def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
     for path in sorted((checkpoints / "abandoned").glob("*")):
         yield Leftover(path, "abandoned by a rollback", lock)
     if rules.keep_checkpoints is not None:
-        folder = RunFolder(run)
-        permanent = folder.read(folder.lineage)["train"].get("save_permanent_every")
+        permanent = RunFolder(run).read_lineage()["train"].get("save_permanent_every")
         for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
             yield Leftover(path, "older checkpoint", lock)
 

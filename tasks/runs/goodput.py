@@ -2,10 +2,10 @@
 
 import json
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from infini_llama.tasks.json_lines import Line, read_lines
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.lease import this_machine
 
@@ -61,31 +61,28 @@ def _story(folder: Path, records: dict[int, dict]) -> dict | None:
     """
     try:
         order = json.loads((folder / "order.json").read_text(encoding="utf-8"))
-        began = order["began"]["wall"]
-    except (OSError, ValueError, KeyError):  # killed before, or of an older version
+        began, from_step = float(order["began"]["wall"]), int(order["from_step"])
+    except (OSError, ValueError, KeyError, TypeError):  # killed before, of an older version, or damaged
         return None
-    lines = _lines(folder / LEDGER)
+    lines = read_lines(folder / LEDGER, _LedgerLine)
     told_until = lines[-1]["time"] if lines else began
     record = records.get(number_of(folder), {})
-    end = max(told_until, began + record["seconds"]) if "seconds" in record else told_until
+    end = max(told_until, began + record["seconds"]) if record.get("seconds") is not None else told_until
     whole = record.get("kind") in ("done", "preempted")
     return {
         "began": began,
         "end": end,
-        "from_step": order["from_step"],
+        "from_step": from_step,
         "lines": lines,
         "told_until": told_until,
         "whole": whole,
     }
 
 
-def _lines(path: Path) -> list[dict]:
-    found = []
-    with suppress(OSError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # cut short by a kill
-                found.append(json.loads(line))
-    return found
+class _LedgerLine(Line):
+    step: int
+    time: float
+    phases: dict[str, float]
 
 
 class Ledger:

@@ -78,9 +78,10 @@ def lineage_of(run_dir: Path) -> dict:
 
     Raises:
         ConfigError: this is the folder of no run.
+        DataError: its lineage.json is damaged.
     """
     run = RunFolder(run_dir)
-    if not (lineage := run.read(run.lineage)):
+    if not (lineage := run.read_lineage()):
         raise ConfigError(f"{run_dir} is no run folder (it has no lineage.json); give runs/<name> of your home folder.")
     return lineage
 

@@ -1,6 +1,5 @@
 """What a run's folder says of it, while it goes on as well as afterwards; nothing is judged and no tensor is read."""
 
-import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,9 +10,18 @@ from typing import Any
 import yaml
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.json_lines import read_lines
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of, read_metrics
+from infini_llama.tasks.runs.run_folder import (
+    EvaluationLine,
+    RunFolder,
+    SampleLine,
+    attempt_folders,
+    attempts,
+    number_of,
+    read_metrics,
+)
 from infini_llama.tasks.storage.artifacts import Damaged, read_manifest
 from infini_llama.tasks.storage.locks import holder
 from infini_llama.tasks.storage.sizes import size_of
@@ -45,12 +53,16 @@ class RunRecord:
 
     @cached_property
     def lineage(self) -> dict[str, Any]:
-        return self.folder.read(self.folder.lineage)
+        return self.folder.read_lineage()
 
     @cached_property
     def config(self) -> dict[str, Any]:
         path = self.path / "config.yaml"
-        return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"train": self.lineage["train"]}
+        try:
+            config = yaml.safe_load(path.read_bytes()) if path.exists() else None
+        except (yaml.YAMLError, ValueError, RecursionError):
+            config = None
+        return config if isinstance(config, dict) and "train" in config else {"train": self.lineage["train"]}
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -71,7 +83,7 @@ class RunRecord:
     @cached_property
     def result(self) -> dict[str, Any]:
         """What the finished run left; {} where it has not ended, or goes on beyond the steps it ended with before."""
-        result = self.folder.read(self.path / "result.json")
+        result = self.folder.read_or_rebuild(self.path / "result.json")
         return result if result.get("steps") == self.step else {}
 
     @cached_property
@@ -85,7 +97,7 @@ class RunRecord:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """What patch-environment recorded; {} for a run of `train` called as a function, with a plan of its caller's."""
-        return self.folder.read(self.path / "environment.json")
+        return self.folder.read_or_rebuild(self.path / "environment.json")
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
@@ -121,13 +133,13 @@ class RunRecord:
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
         """What `evaluate` and `passkey` measured of its model, the oldest first."""
-        return _lines(self.path / "evaluations.jsonl")
+        return read_lines(self.path / "evaluations.jsonl", EvaluationLine)
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
         """Texts by the model: [{"step", "text"}], those of samples.jsonl and, last, the finished model's."""
         texts = [self.result["sample"], *self.result.get("samples", [])] if self.result else []
-        return _lines(self.folder.samples) + [{"step": self.step, "text": text} for text in texts]
+        return read_lines(self.folder.samples, SampleLine) + [{"step": self.step, "text": text} for text in texts]
 
     @cached_property
     def state(self) -> str:
@@ -149,13 +161,3 @@ class RunRecord:
         """Seconds since anything was last recorded."""
         files = [path for path in (self.folder.metrics, self.folder.lineage, self.folder.summary) if path.exists()]
         return max(0.0, time.time() - max(path.stat().st_mtime for path in files))
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a JSONL file; none where there is no file."""
-    found = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # cut short by a kill
-                found.append(json.loads(line))
-    return found

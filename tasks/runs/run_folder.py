@@ -3,19 +3,22 @@
 import json
 import logging
 import os
+import re
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.json_lines import Line, read_lines, scan, unreadable
+from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
 from infini_llama.tasks.train.curriculum import last_steps
 from infini_llama.tasks.train.initial import refuse_unlike
 
@@ -43,6 +46,75 @@ FREE = (
     "repeat_data",  # only refuses
     "init_from",  # by its digest
 )
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+
+class _LineageDataset(_Record):
+    path: str
+    digest: str
+    chunks: str
+    chunks_digest: str | None = None
+    sequence_length: int
+
+
+class _Span(_Record):
+    first: int
+    end: int
+
+
+class _Lineage(_Record):
+    """The types of lineage.json; see `claim`, and `adapt.py` for what is added to it later."""
+
+    dataset: _LineageDataset
+    model: dict[str, Any]
+    train: dict[str, Any]
+    init_from: dict[str, Any] | None = None
+    curriculum_ends: list[int] = []
+    left_out: list[_Span] = []
+    micro_batch_size: PositiveInt | None = None
+    resumed_from: str | None = None
+
+
+class AttemptLine(Line):
+    """A line of attempts.jsonl: how one attempt ended."""
+
+    attempt: int
+    kind: str
+    code: int
+    invocation: str | None = None
+    from_step: int | None = None
+    checkpoint_step: int | None = None
+    seconds: float | None = None
+    message: str | None = None
+
+
+class MetricsLine(Line):
+    """A line of metrics.jsonl: one step, or one validation."""
+
+    kind: Literal["train", "validation"]
+    step: int
+    loss: float | None = None
+    tokens: int | None = None
+    step_time: float | None = None
+    evaluation_time: float | None = None
+    save_time: float | None = None
+    save_write_time: float | None = None
+
+
+class SampleLine(Line):
+    """A line of samples.jsonl: one text by the model."""
+
+    step: int
+    text: str
+
+
+class EvaluationLine(Line):
+    """A line of evaluations.jsonl: one measurement of the run's model."""
+
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -74,8 +146,50 @@ class RunFolder:
         return self.path / "summary.json"
 
     def read(self, path: Path) -> dict:
-        """A JSON file of this folder, {} while it does not exist."""
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        """A JSON object of this folder, {} while its file does not exist.
+
+        Raises:
+            Damaged: the file holds something else.
+        """
+        if not path.exists():
+            return {}
+        try:
+            record = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as fault:
+            raise Damaged(f"{path} is not JSON ({fault}).") from None
+        if not isinstance(record, dict):
+            raise Damaged(f"{path} is not a JSON object.")
+        return record
+
+    def read_or_rebuild(self, path: Path) -> dict:
+        """As `read`, for a file that training writes again: {} with a warning where it is damaged."""
+        try:
+            return self.read(path)
+        except Damaged as fault:
+            log.warning("%s It is not used; training writes it again.", fault)
+            return {}
+
+    def read_lineage(self) -> dict:
+        """lineage.json, {} while it does not exist; where it is damaged, the copy that the newest attempt was given.
+
+        Raises:
+            Damaged: there is no such copy.
+        """
+        if not self.lineage.exists():
+            return {}
+        try:
+            return _checked(self.lineage, self.read(self.lineage))
+        except Damaged as fault:
+            for attempt_dir in reversed(attempt_folders(self)):
+                order = attempt_dir / "order.json"
+                with suppress(Damaged):
+                    copy = _checked(order, self.read(order).get("lineage"))
+                    log.warning("%s The copy in %s is used.", fault, order)
+                    return copy
+            raise Damaged(
+                f"{fault} It says what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
+                "or choose another runtime.name."
+            ) from None
 
 
 def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: dict | None = None) -> dict:
@@ -96,7 +210,7 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
         "init_from": initial,
         "curriculum_ends": last_steps(config),
     }
-    before = run.read(run.lineage)
+    before = run.read_lineage()
     if before:
         refused = _differences({"curriculum": None} | before["dataset"], now["dataset"], "dataset")
         refused += _differences(_in_full(before["model"]), _in_full(model), "model")
@@ -119,6 +233,16 @@ def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: d
     write_atomic(run.lineage, json.dumps(now, indent=1))
     write_atomic(run.path / "config.yaml", yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True))
     return now
+
+
+def _checked(path: Path, lineage: Any) -> dict:
+    """The lineage, once its fields have their types."""
+    try:
+        _Lineage.model_validate(lineage)
+    except ValidationError as fault:
+        first = fault.errors(include_url=False)[0]
+        raise Damaged(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+    return lineage
 
 
 def weights_of(data: dict) -> dict[str, float] | None:
@@ -159,38 +283,48 @@ def remove_staging(run: RunFolder) -> None:
 
 
 def cut_metrics(run: RunFolder, step: int) -> None:
-    """Cuts metrics.jsonl and samples.jsonl back to `step`, so that the resumed run neither repeats nor skips a line."""
-    for path in (run.metrics, run.samples):
+    """Cuts metrics.jsonl and samples.jsonl back to `step`, so that the resumed run neither repeats nor skips a line.
+
+    Lines that cannot be read are removed, with a warning.
+    """
+    for path, kind in ((run.metrics, MetricsLine), (run.samples, SampleLine)):
         if path.exists():
-            _cut(path, step)
+            if fault := unreadable(path, kind):
+                log.warning("%s; removed.", fault)
+            _cut(path, kind, step)
 
 
-def _cut(path: Path, step: int) -> None:
-    kept = 0
-    for record, size in _whole_lines(path):
-        if record["step"] > step:
-            break
-        kept += size
-    with path.open("r+b") as file:
-        file.truncate(kept)
+def _cut(path: Path, kind: type[Line], step: int) -> None:
+    size, rest = 0, []  # bytes that stay where they are, and lines that stay behind one that does not
+    cut = False
+    for _, line, record in scan(path, kind):
+        if record is None or record["step"] > step:
+            cut = True
+        elif cut:
+            rest.append(line)
+        else:
+            size += len(line)
+    if rest:
+        with path.open("rb") as file:
+            write_atomic(path, b"".join([file.read(size), *rest]).decode())
+    else:
+        os.truncate(path, size)
+
+
+def lacking_steps(run: RunFolder, step: int) -> list[int]:
+    """The steps of this run up to `step` that metrics.jsonl has no line of."""
+    start = run.read_lineage().get("resumed_from")
+    began = 0
+    if start and Path(start).resolve().parent != run.checkpoints.resolve():  # at a step of another run's
+        begins = [record["from_step"] for record in attempts(run) if record.get("from_step") is not None]
+        began = min(begins, default=step)
+    there = {record["step"] for record in read_metrics(run) if record["kind"] == "train"}
+    return [number for number in range(began + 1, step + 1) if number not in there]
 
 
 def read_metrics(run: RunFolder) -> list[dict]:
-    """Every line of metrics.jsonl before the first that is cut short or damaged, where the next attempt will cut the file off."""
-    return [record for record, _ in _whole_lines(run.metrics)] if run.metrics.exists() else []
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[dict, int]]:
-    """Records and their bytes, up to a line that a kill has cut short or the disk has damaged."""
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                return
-            if not line.endswith(b"\n"):
-                return
-            yield record, len(line)
+    """Every line of metrics.jsonl that can be read; the next attempt removes the others."""
+    return read_lines(run.metrics, MetricsLine)
 
 
 def append_attempt(run: RunFolder, record: dict) -> None:
@@ -209,7 +343,8 @@ def append_line(path: Path, record: dict) -> None:
 
 def attempt_folders(run: RunFolder) -> list[Path]:
     """The folder of every attempt, oldest first: by number, since the hundredth's name sorts before the ninety-ninth's."""
-    return sorted((run.path / "logs").glob("attempt-*"), key=number_of)
+    found = (run.path / "logs").glob("attempt-*")
+    return sorted((path for path in found if re.fullmatch(r"attempt-[0-9]+", path.name)), key=number_of)
 
 
 def number_of(attempt_dir: Path) -> int:
@@ -217,11 +352,5 @@ def number_of(attempt_dir: Path) -> int:
 
 
 def attempts(run: RunFolder) -> list[dict]:
-    """Every attempt at this run, oldest first."""
-    if not run.attempts.exists():
-        return []
-    found = []
-    for line in run.attempts.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):  # cut short by a kill or a full disk
-            found.append(json.loads(line))
-    return found
+    """Every attempt at this run whose line can be read, oldest first."""
+    return read_lines(run.attempts, AttemptLine)

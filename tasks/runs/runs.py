@@ -1,16 +1,25 @@
 """Every run below home, in a line each."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.sizes import size_of
+
+log = logging.getLogger("infini_llama.runs")
 
 
 def list_runs(home: Path) -> list[dict[str, Any]]:
     """The runs of `home`, the one that was last worked on first; ages in seconds, sizes in bytes."""
-    folders = (path.parent for path in (home / "runs").glob("*/lineage.json"))
-    return sorted((_facts(RunRecord(folder)) for folder in folders), key=lambda run: run["age"])
+    found = []
+    for path in (home / "runs").glob("*/lineage.json"):
+        try:
+            found.append(_facts(RunRecord(path.parent)))
+        except Damaged as fault:
+            log.warning("run %s is left out: %s", path.parent.name, fault)
+    return sorted(found, key=lambda run: run["age"])
 
 
 def _facts(run: RunRecord) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def halve_micro_batch(run: RunFolder, train: dict, processes: int) -> bool:
 
     Global batch and order of samples stay. Returns False where the micro-batch is one sequence already.
     """
-    lineage = run.read(run.lineage)
+    lineage = run.read_lineage()
     now = min(train["micro_batch_size"], lineage.get("micro_batch_size", train["micro_batch_size"]))
     share = train["global_batch_size"] // groups_of(train, processes)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
@@ -40,7 +40,7 @@ def roll_back(run: RunFolder, details: dict, limit: int) -> bool:
         details: {"first_skip": step, "samples": consumed when the run gave up}, of the workers.
         limit: how many times a run may do so; beyond it, False.
     """
-    lineage = run.read(run.lineage)
+    lineage = run.read_lineage()
     left_out = lineage.get("left_out", [])
     if len(left_out) >= limit:
         log.warning("the run has gone back %d time(s) already (runtime.max_rollbacks=%d)", len(left_out), limit)

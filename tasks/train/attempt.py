@@ -12,15 +12,18 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.secrets import masked, without_secrets
 from infini_llama.tasks.clusters.rendezvous import end_nodes, refusal, told_of
+from infini_llama.tasks.json_lines import unreadable
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.outcome import Outcome, classify
 from infini_llama.tasks.runs.run_folder import (
+    AttemptLine,
     RunFolder,
     append_attempt,
     attempt_folders,
     attempts,
     cut_metrics,
+    lacking_steps,
     number_of,
     remove_staging,
     weights_of,
@@ -128,8 +131,16 @@ def prepare(
     """The folder of a new attempt, with its order."""
     remove_staging(run)
     chosen, first_step = choose_checkpoint(run, config["runtime"]["resume"], invocation, model, plan)
-    cut_metrics(run, first_step)
     number = account_for_killed(run) + 1
+    cut_metrics(run, first_step)
+    if lacking := lacking_steps(run, first_step):
+        log.warning(
+            "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): curves and sums of the run lack them.",
+            run.metrics,
+            len(lacking),
+            first_step,
+            lacking[0],
+        )
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
     began = {"wall": time.time(), "monotonic": time.monotonic(), "machine": this_machine()}
@@ -238,8 +249,8 @@ def choose_checkpoint(run: RunFolder, resume: str, invocation: str, model: dict,
 
     A rule other than auto holds for the first attempt of a command; a path until the run has a checkpoint of its own since.
     """
-    lineage = run.read(run.lineage)
-    tried = any(record["invocation"] == invocation for record in attempts(run))
+    lineage = run.read_lineage()
+    tried = any(record.get("invocation") == invocation for record in attempts(run))
     if resume in ("must", "never", "best") and tried:
         resume = "auto"
     chosen = checkpoints.choose(run.checkpoints, resume, lineage.get("resumed_from"))
@@ -260,10 +271,11 @@ def write_order(
     timing: dict,
 ) -> None:
     """order.json: everything that the workers of this attempt are told."""
-    lineage = run.read(run.lineage)
+    lineage = run.read_lineage()
     train = config["train"]
     smaller = min(train["micro_batch_size"], lineage.get("micro_batch_size", train["micro_batch_size"]))
     order = timing | {
+        "lineage": lineage,  # a copy, should the file be damaged
         "run_dir": str(run.path),
         "dataset": str(Path(config["runtime"]["home"]).resolve() / reference["path"]),
         "dataset_digest": reference["digest"],
@@ -305,9 +317,10 @@ def account_for_killed(run: RunFolder) -> int:
     """
     begun = set(map(number_of, attempt_folders(run)))
     recorded = {record["attempt"] for record in attempts(run)}
+    message = "the command was killed"
+    if fault := unreadable(run.attempts, AttemptLine):
+        log.warning("%s; what stands there is left out.", fault)
+        message = "the command was killed, or the line of its end cannot be read"
     for missing in sorted(begun - recorded):
-        append_attempt(
-            run,
-            {"attempt": missing, "invocation": None, "kind": "failed", "code": 70, "message": "the command was killed"},
-        )
+        append_attempt(run, {"attempt": missing, "invocation": None, "kind": "failed", "code": 70, "message": message})
     return max(begun | recorded, default=0)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.deepspeed import TAKEN, engine_settings
 from infini_llama.configs.errors import ConfigError, DataError, TrainFailed, disk_full_as
@@ -28,6 +30,23 @@ from infini_llama.tasks.train.length import in_steps
 log = logging.getLogger("infini_llama.train")
 # Training settings that may be left to the environment's plan.
 PLANNED = ("micro_batch_size", "compile")
+
+
+class _Summary(BaseModel):
+    """The types of what a finished run's summary is read for."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    run: str
+    steps: int
+    stopped_early: int | None = None
+    sample: str
+    validation_loss: float | None
+    validation_bits_per_token: float | None
+    unigram_entropy_bits: float
+    bits_per_byte: float | None
+    tokens: int
+    tokens_per_second: float
 
 
 def train(
@@ -67,7 +86,7 @@ def train(
             lease.check()
             each_poll()
 
-        initial = initial_of(config, run.read(run.lineage))
+        initial = initial_of(config, run.read_lineage())
         model = architecture(config["model"], (initial or reference)["vocab_size"], reference["sequence_length"])
         config = config | {"train": in_steps(config["train"], reference, home)}
         config = config | {"train": config["train"] | deepspeed(config["train"], plan)}
@@ -120,17 +139,25 @@ def goes_on(run: RunFolder, config: dict, plan: dict, invocation: str, outcome: 
 def hangs_without_progress(run: RunFolder, invocation: str) -> int:
     """Hung attempts of this command since the checkpoint that is the newest now."""
     step = checkpoints.latest_step(run.checkpoints)
-    mine = [record for record in attempts(run) if record["invocation"] == invocation]
-    return sum(record["code"] == 76 and record["checkpoint_step"] == step for record in mine)
+    mine = [record for record in attempts(run) if record.get("invocation") == invocation]
+    return sum(record["code"] == 76 and record.get("checkpoint_step") == step for record in mine)
 
 
 def finished(run: RunFolder, train: dict) -> dict | None:
-    """The summary of a run that has taken all its steps, or stopped early by these settings, and whose last checkpoint is whole."""
-    summary = run.read(run.summary)
+    """The summary of a run that has taken all its steps or more, or stopped early by these settings, and whose last checkpoint is whole.
+
+    A summary that cannot be read is none: the attempt that follows has no step left to do and writes it again.
+    """
+    if not (summary := run.read_or_rebuild(run.summary)):
+        return None
+    try:
+        _Summary.model_validate(summary)
+    except ValidationError as fault:
+        first = fault.errors(include_url=False)[0]
+        log.warning("%s: %s: %s; it is written again.", run.summary, ".".join(map(str, first["loc"])), first["msg"])
+        return None
     early = summary.get("stopped_early")
-    done = summary.get("steps") == train["max_steps"] or (
-        early is not None and early == train["early_stopping_patience"]
-    )
+    done = summary["steps"] >= train["max_steps"] or (early is not None and early == train["early_stopping_patience"])
     return summary if done and summary["steps"] == checkpoints.latest_step(run.checkpoints) else None
 
 
@@ -150,7 +177,9 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
     losses = [record["loss"] for record in trained if record["loss"] is not None]
     validated = [record for record in records if record["kind"] == "validation"]
     seconds = sum(record["step_time"] for record in trained)
-    last, result = validated[-1], run.read(run.path / "result.json")
+    last = validated[-1] if validated else {"loss": None, "bits_per_byte": None}
+    result = run.read(run.path / "result.json")
+    tokens = checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, result["steps"])).tokens
     finite = [record["loss"] for record in validated if record["loss"] is not None]
     summary = {
         "run": run.path.name,
@@ -161,9 +190,9 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
         "unigram_entropy_bits": reference["validation"]["unigram_entropy_bits"],
         "bits_per_byte": last["bits_per_byte"],
         "best_validation_loss": min(finite) if finite else None,
-        "tokens": trained[-1]["tokens"],
+        "tokens": tokens,
         "seconds": seconds,
-        "tokens_per_second": trained[-1]["tokens"] / seconds,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
         "updates_left_out": len(trained) - len(losses),
         "attempts": len(attempts(run)),
         "goodput": goodput(run),

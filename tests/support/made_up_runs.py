@@ -10,6 +10,12 @@ from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, claim
 from infini_llama.tasks.storage.artifacts import commit, staging, write_atomic
 
+LINEAGE = {
+    "dataset": {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 16},
+    "model": {},
+    "train": {},
+}
+
 
 def step_record(step: int) -> dict:
     return {

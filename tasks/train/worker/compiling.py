@@ -12,6 +12,7 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.train.worker.strategies.native import LossModule, local_part
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -76,11 +77,10 @@ def compile_if_it_agrees(
     if what == "off":
         return None
     use_cache(run_dir.parent.parent)
-    path, before = run_dir / "compile.json", {}
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-    if before.get("compile") == what and not before["believed"]:
-        log.warning("train.compile=%s stays off, as this run began: %s", what, before["reason"])
+    path = run_dir / "compile.json"
+    before = RunFolder(run_dir).read_or_rebuild(path)
+    if before.get("compile") == what and before.get("believed") is False:
+        log.warning("train.compile=%s stays off, as this run began: %s", what, before.get("reason"))
         return None
     began = time.perf_counter()
     compiled = Compiled(module, what)

@@ -17,7 +17,7 @@ def attempt_dir(tmp_path):
     (tmp_path / "runs" / "big" / "checkpoints").mkdir()
     order = {"resume_from": None, "init_from": "weights", "from_step": 0, "began": {"wall": 1.0, "machine": "another"}}
     (path / "order.json").write_text(json.dumps(order))
-    lines = [json.dumps({"step": step}) + "\n" for step in range(1, 9)]
+    lines = [json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, 9)]
     (tmp_path / "runs" / "big" / "metrics.jsonl").write_text("".join(lines))
     return path
 

@@ -16,7 +16,7 @@ def story(run, number: int, began: float, from_step: int, lines: list[dict], sec
     (folder / "order.json").write_text(json.dumps({"began": {"wall": began}, "from_step": from_step}))
     (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
     if seconds is not None:
-        append_attempt(run, {"attempt": number, "kind": kind, "seconds": seconds})
+        append_attempt(run, {"attempt": number, "kind": kind, "code": 0, "seconds": seconds})
 
 
 def line(step: int, at: float, **phases: float) -> dict:

@@ -17,7 +17,7 @@ MODEL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 16,
 }
-DATASET = dict.fromkeys(("path", "digest", "chunks", "chunks_digest", "sequence_length"), "same")
+DATASET = dict.fromkeys(("path", "digest", "chunks", "chunks_digest"), "same") | {"sequence_length": 16}
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,44 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
 
 def test_a_line_cut_short_costs_only_itself(tmp_path):
     run = RunFolder(tmp_path)
-    append_attempt(run, {"attempt": 1})
+    append_attempt(run, {"attempt": 1, "kind": "failed", "code": 70})
     with run.attempts.open("a") as file:
         file.write('{"attempt": 2, "mess')
-    append_attempt(run, {"attempt": 3})
-    append_attempt(run, {"attempt": 4})
+    append_attempt(run, {"attempt": 3, "kind": "failed", "code": 70})
+    append_attempt(run, {"attempt": 4, "kind": "failed", "code": 70})
     assert [record["attempt"] for record in attempts(run)] == [1, 3, 4]
 
 
-@pytest.mark.parametrize("damage", [b'{"step": 3, "lo', b'{"step": 3, "lo\n', b"\0\0\0\0\n", b"\xff\xfe\n"])
-def test_metrics_are_read_up_to_the_line_at_which_they_are_cut(tmp_path, damage):
+def train_line(step: int) -> str:
+    return json.dumps({"kind": "train", "step": step, "loss": 1.0}) + "\n"
+
+
+DAMAGE = [
+    b'{"step": 3, "lo\n',
+    b"\0\0\0\0\n",
+    b"\xff\xfe\n",
+    b"[1,2]\n",
+    b"3\n",
+    b'{"kind": "train", "step": "3"}\n',
+    b'{"kind": "train", "step": 3, "step_time": []}\n',
+    b'{"kind": [], "step": 3}\n',
+    b"[" * 100_000 + b"\n",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda line: repr(line[:40]))
+def test_a_damaged_line_of_metrics_costs_only_itself_and_is_named(tmp_path, caplog, damage):
     run = RunFolder(tmp_path)
-    whole = b'{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n'
-    run.metrics.write_bytes(whole + damage + b'{"kind": "train", "step": 4}\n' * damage.endswith(b"\n"))
-    assert [record["step"] for record in read_metrics(run)] == [1, 2]
+    before, after = "".join(map(train_line, (1, 2))).encode(), "".join(map(train_line, (4, 5, 6))).encode()
+    run.metrics.write_bytes(before + damage + after)
+    assert [record["step"] for record in read_metrics(run)] == [1, 2, 4, 5, 6]
+    cut_metrics(run, 5)
+    assert run.metrics.read_text() == "".join(map(train_line, (1, 2, 4, 5)))
+    assert f"{run.metrics}: line 3" in caplog.text
+
+
+def test_the_line_that_a_kill_cut_short_is_removed_in_silence(tmp_path, caplog):
+    run = RunFolder(tmp_path)
+    run.metrics.write_text(train_line(1) + '{"step": 2, "lo')
     cut_metrics(run, 10)
-    assert run.metrics.read_bytes() == whole
+    assert run.metrics.read_text() == train_line(1) and not caplog.text

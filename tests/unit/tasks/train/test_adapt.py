@@ -12,13 +12,14 @@ from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
 from infini_llama.tasks.train.worker.callbacks.divergence import Diverged, Skips, next_sample
 from infini_llama.tasks.train.worker.position import Position
+from support.made_up_runs import LINEAGE
 
 
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder(tmp_path)
     run.checkpoints.mkdir()
-    run.lineage.write_text("{}")
+    run.lineage.write_text(json.dumps(LINEAGE))
     for step in (10, 20, 30):
         target = checkpoint_path(run.checkpoints, step)
         staged = staging(target)

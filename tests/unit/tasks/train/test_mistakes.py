@@ -14,6 +14,7 @@ from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.attempt import choose_checkpoint, refuse_other_model
 from infini_llama.tasks.train.length import in_steps
 from infini_llama.tasks.train.worker.callbacks.reporters import reporters
+from support.made_up_runs import LINEAGE
 
 INFINI = {"attention": "infini", "segment_length": 32}
 CPU = {"cores": 2, "gpus": [], "gpu_problem": None}
@@ -119,6 +120,7 @@ def test_a_checkpoint_of_another_model(tmp_path):
 def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
     theirs, run = checkpoint_path(tmp_path / "theirs", 7), RunFolder(tmp_path / "mine")
     run.checkpoints.mkdir(parents=True)
+    run.lineage.write_text(json.dumps(LINEAGE))
     staged, plan = staging(theirs), {"nproc_per_node": 1, "nnodes": 1}
     (staged / STATE_FILE).write_text(json.dumps({"model": {"hidden_size": 64}, "world_size": 1, "step": 7}))
     commit(staged, theirs, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
