@@ -63,6 +63,11 @@ class Progress:
 
     def _new_checkpoint(self) -> None:
         pointer = self.run.checkpoints / "latest"
-        if pointer.is_symlink() and (step := checkpoints.step_of(pointer.readlink())) > self.checkpoint_step:
+        # It may still name a checkpoint that was moved aside.
+        if (
+            pointer.is_symlink()
+            and pointer.exists()
+            and (step := checkpoints.step_of(pointer.readlink())) > self.checkpoint_step
+        ):
             self.checkpoint_step = step
             log.info("checkpoint committed at step %d", step, extra={"checkpoint": step})

@@ -50,3 +50,11 @@ def test_a_short_run_needs_no_announcement(told):
     write(*range(1, 20), seconds=0.1)
     progress.poll()
     assert said() == []
+
+
+def test_a_checkpoint_that_was_moved_aside_is_not_announced(told):
+    run, _, words = told
+    run.checkpoints.mkdir()
+    (run.checkpoints / "latest").symlink_to("step-00000016")
+    Progress(run, 16, 1).poll()
+    assert words() == []
