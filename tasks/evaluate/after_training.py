@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
-from infini_llama.tasks.json_lines import read_lines
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import find_checkpoint
 from infini_llama.tasks.runs.run_folder import EvaluationLine
 from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.storage.json_lines import read_lines
 
 log = logging.getLogger("infini_llama.evaluate")
 DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from infini_llama.tasks.json_lines import Line, read_lines
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
+from infini_llama.tasks.storage.json_lines import Line, read_lines
 from infini_llama.tasks.storage.lease import this_machine
 
 # Parts of the wall time, by the phase of `worker.heartbeat` that is counted to each.

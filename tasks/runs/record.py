@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.json_lines import read_lines
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
@@ -23,6 +22,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_metrics,
 )
 from infini_llama.tasks.storage.artifacts import Damaged, read_manifest
+from infini_llama.tasks.storage.json_lines import read_lines
 from infini_llama.tasks.storage.locks import holder
 from infini_llama.tasks.storage.sizes import size_of
 

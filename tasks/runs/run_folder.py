@@ -17,8 +17,8 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.json_lines import Line, read_lines, scan, unreadable
 from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
+from infini_llama.tasks.storage.json_lines import Line, read_lines, scan, unreadable
 from infini_llama.tasks.train.curriculum import last_steps
 from infini_llama.tasks.train.initial import refuse_unlike
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.secrets import masked, without_secrets
 from infini_llama.tasks.clusters.rendezvous import end_nodes, refusal, told_of
-from infini_llama.tasks.json_lines import unreadable
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.outcome import Outcome, classify
@@ -31,6 +30,7 @@ from infini_llama.tasks.runs.run_folder import (
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
 from infini_llama.tasks.storage.artifacts import Busy, Lock, write_atomic
+from infini_llama.tasks.storage.json_lines import unreadable
 from infini_llama.tasks.storage.lease import this_machine
 from infini_llama.tasks.train.grace import grace_period, tell_orchestrator
 from infini_llama.tasks.train.launcher import HUNG, Launched, attach, launch
