@@ -191,7 +191,8 @@ def watch(
 ) -> None:
     """Waits for the end, telling progress and calling `each_poll` a few times a second; raises Hung where a rank does not move."""
     progress = Progress(run, config["train"]["max_steps"], config["train"]["log_every"])
-    ranks = Watch(attempt_dir, processes, config["runtime"]["hang_after"])
+    nodes_meet = config["environment"]["nnodes"] > 1
+    ranks = Watch(attempt_dir, processes, config["runtime"]["hang_after"], nodes_meet=nodes_meet)
     told: list[str] = []
     ended = False
     while not ended:

@@ -16,6 +16,9 @@ FAR_SECONDS = 1.0
 AWAY_SECONDS = 5.0
 STOPPED_SHARE = 0.5  # of the patience, for a rank whose process is stopped: that is seen, not guessed from its silence
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
+# Entered several times before the first step, each time for other work (imports, compilation, reporters): one visit's duration
+# does not limit the next.
+START_UP = ("start", "compile")
 
 
 class Hung(Exception):
@@ -32,8 +35,8 @@ class Watch:
     Args:
         attempt_dir: where the ranks write.
         processes: how many there are.
-        patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that. A rank whose
-            process is stopped (SIGSTOP) has half of it.
+        patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that, and so
+            have the phases of start-up. A rank whose process is stopped (SIGSTOP) has half of it.
     """
 
     attempt_dir: Path
@@ -46,12 +49,14 @@ class Watch:
     looked: float = float("-inf")
     far: bool = False  # whether ranks are on other machines
     stopped: set[int] = field(default_factory=set)  # of those, the ones whose process is stopped
+    nodes_meet: bool = False  # whether several nodes meet, in their own time, before any rank starts
+    ended: float | None = None  # when all ranks were first seen to have ended
 
     def limit(self, phase: str, stopped: bool = False) -> float:
         """Seconds after which a rank in `phase` is taken for hung."""
         if stopped:
             return STOPPED_SHARE * self.patience
-        known = self.longest.get(phase)
+        known = None if phase in START_UP else self.longest.get(phase)
         return 30 * self.patience if known is None else self.patience + 2 * known
 
     def poll(self) -> None:
@@ -72,10 +77,15 @@ class Watch:
         overdue = False
         away = max(0.0, now - self.looked - AWAY_SECONDS) if self.since else 0.0
         self.since = {rank: since + away for rank, since in self.since.items()}
-        beats, relays = {}, {}
+        beats, relays, ended = {}, {}, 0
         for rank in range(self.processes):
             status = read_status(self.attempt_dir, rank)
-            if status is None or status["state"] != "running":
+            if status is None:
+                if self.seen or not self.nodes_meet:
+                    overdue |= now - self.since.setdefault(rank, now) > self.limit("start")
+                continue
+            if status["state"] != "running":
+                ended += 1
                 continue
             if is_here(status):
                 beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
@@ -96,10 +106,14 @@ class Watch:
             # Whether it is stopped is only asked of one that has been silent as long as that would matter.
             stopped = silent_for > self.limit(beat[1], stopped=True) and self._is_stopped(rank)
             overdue |= silent_for > self.limit(beat[1], stopped)
+        if ended == self.processes:
+            self.ended = now if self.ended is None else self.ended + away
+            late = now - self.ended > self.limit("finish")
+            return "torchrun has not ended although all its ranks have" if late else None
         if not overdue:
             return None
         if silent := [rank for rank in range(self.processes) if rank not in self.seen]:
-            return f"rank {', '.join(map(str, silent))} has not given a sign of life while the others wait"
+            return f"rank {', '.join(map(str, silent))} has not given a sign of life since the attempt started"
         behind = self._behind(beats)
         step, phase, _ = beats[behind]
         stopped = " (the process is stopped)" if self._is_stopped(behind) else ""

@@ -67,6 +67,8 @@ class WeightsAndBiases:
         self.file = run_dir / "wandb.json"
         known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
         self.id, self.told = known.get("id") or uuid.uuid4().hex[:8], known.get("step", -1)
+        # Before W&B creates its run: an attempt that ends inside init resumes that run instead of creating another.
+        write_atomic(self.file, json.dumps({"id": self.id, "step": self.told}))
         try:
             self.run = wandb.init(
                 project="infini-llama",

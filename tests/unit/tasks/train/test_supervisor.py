@@ -208,3 +208,41 @@ def test_only_what_is_still_a_worker_of_this_machine_is_asked_for_its_stacks(tmp
         for process in processes:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("phase", ["start", "compile"])
+def test_a_short_visit_to_a_start_up_phase_does_not_limit_the_next(tmp_path, clock, phase):
+    """Imports and reporters come after the first "start" of a rank, and have nothing to do with how long that took."""
+    watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
+    write_status(tmp_path, 0, "running", 70)
+    for moment, entered in enumerate([phase, "data", phase]):
+        place(tmp_path, 0, 0, entered, float(moment))
+        assert watch.hung() is None
+    clock.passes(100.0, watch)
+    assert watch.hung() is None
+    clock.passes(60.0, watch)
+    assert watch.hung() is not None
+
+
+def test_a_single_rank_that_never_starts_is_found(tmp_path, clock):
+    watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
+    clock.passes(140.0, watch)
+    assert watch.hung() is None
+    clock.passes(15.0, watch)
+    assert watch.hung().startswith("rank 0 ")
+
+
+def test_ranks_of_several_nodes_are_not_waited_for_before_the_nodes_have_met(tmp_path, clock):
+    watch = Watch(tmp_path, 2, patience=5.0, clock=clock, nodes_meet=True)
+    clock.passes(1000.0, watch)
+    assert watch.hung() is None
+
+
+def test_a_launcher_that_outlasts_its_ranks_is_found(tmp_path, clock):
+    """A stopped torchrun never ends, and no rank is there to be silent."""
+    watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
+    write_status(tmp_path, 0, "done", 0)
+    clock.passes(140.0, watch)
+    assert watch.hung() is None
+    clock.passes(15.0, watch)
+    assert "torchrun" in watch.hung()

@@ -1,0 +1,28 @@
+"""What the reporters leave in the run's folder."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from infini_llama.tasks.train.worker.callbacks.reporters import WeightsAndBiases
+
+
+def test_the_id_of_a_wandb_run_is_on_the_disk_before_wandb_creates_the_run(tmp_path, monkeypatch):
+    """An attempt that is ended inside init leaves a run on the server, which the next attempt must resume."""
+    ids = []
+
+    class Ended(BaseException):
+        pass
+
+    def init(id: str, **settings: object) -> None:
+        ids.append((id, json.loads((tmp_path / "wandb.json").read_text())["id"]))
+        raise Ended
+
+    module = SimpleNamespace(init=init, Settings=lambda **settings: None, Error=OSError)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for _ in range(2):
+        with pytest.raises(Ended):
+            WeightsAndBiases(tmp_path, {})
+    assert len(ids) == 2 and len({name for pair in ids for name in pair}) == 1
