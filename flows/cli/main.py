@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 from infini_llama.configs.errors import PipelineError, Preempted, no_space
 from infini_llama.flows.cli.parser import build_parser
-from infini_llama.tasks.runs.signals import raises_once
+from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
 
 UNEXPECTED = 70
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Stopped(BaseException):
-    """SIGTERM: asks whatever runs to save and end, as Ctrl-C does."""
+    """SIGTERM or SIGHUP: asks whatever runs to save and end, as Ctrl-C does."""
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -53,7 +53,9 @@ def _hints(unknown: list[str], parsed: argparse.Namespace) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parsed = parse(arguments)
-    before = signal.signal(signal.SIGTERM, raises_once(Stopped))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGTERM, raises_once(Stopped))
+    hangup_as_termination()
     try:
         with _console(parsed):
             from infini_llama.flows.cli import commands
@@ -75,7 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
         if parsed.json:
             print(json.dumps({"error": sentence, "exit_code": code}), flush=True)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code
 
 

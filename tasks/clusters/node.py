@@ -30,7 +30,7 @@ from infini_llama.tasks.clusters.leader import Leader
 from infini_llama.tasks.clusters.relay import Relay
 from infini_llama.tasks.runs.outcome import classify
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
-from infini_llama.tasks.runs.signals import raises_once
+from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.locks import Lock
@@ -292,6 +292,7 @@ def serve(where: Path, wishes: Wishes) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, raises_once(Stopped))
+    hangup_as_termination()
     try:
         return serve(*parse(arguments))
     except PipelineError as fault:

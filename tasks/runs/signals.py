@@ -1,6 +1,8 @@
 """Requests to stop, which reach a process as signals."""
 
 import math
+import os
+import signal
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -21,3 +23,21 @@ def raises_once(kind: type[BaseException]) -> Callable[[int, FrameType | None], 
             raise kind
 
     return handler
+
+
+def hangup_as_termination() -> None:
+    """Makes SIGHUP (a closed terminal, a lost connection) whatever SIGTERM is, now or later; `nohup` is left alone.
+
+    Output that went to the closed terminal goes nowhere from then on: writing there is an error, which would hide the exit code.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        for descriptor in terminals:
+            if not os.isatty(descriptor):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGHUP, handler)

@@ -27,6 +27,7 @@ def start(order_path: Path, plan: dict, grace_period: float, lock_fds: list[int]
 def torchrun(order_path: Path, plan: dict, meeting: list[str]) -> list[str]:
     """The command that starts this machine's workers for the attempt of an order."""
     command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--max-restarts=0"]
+    command.append(f"--log-dir={os.devnull}")  # else it leaves a folder in TMPDIR; each rank has a log of its own
     return [
         *command,
         f"--nproc-per-node={plan['nproc_per_node']}",

@@ -20,6 +20,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.runs.signals import hangup_as_termination
 from infini_llama.tasks.train.worker import checkpoint, loss_scale
 from infini_llama.tasks.train.worker.build import build_model
 from infini_llama.tasks.train.worker.callbacks.divergence import Skips, next_sample
@@ -50,12 +51,13 @@ log = logging.getLogger("infini_llama.worker")
 
 
 class StopRequest:
-    """SIGTERM and SIGUSR1 only set a flag; the ranks agree on it and save at the next step boundary."""
+    """SIGTERM, SIGHUP and SIGUSR1 only set a flag; the ranks agree on it and save at the next step boundary."""
 
     def __init__(self) -> None:
         self.asked = False
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._note)
+        hangup_as_termination()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which then sends SIGTERM
 
     def _note(self, number: int, frame: object) -> None:

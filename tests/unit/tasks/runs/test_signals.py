@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS, raises_once
+from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS, hangup_as_termination, raises_once
 
 
 class Asked(BaseException):
@@ -23,3 +23,28 @@ def test_what_follows_within_a_second_is_the_same_request_and_a_later_one_is_not
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def default_signals():
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_a_hangup_is_whatever_sigterm_is(default_signals):
+    """Also where somebody else, as Prefect does, sets the handler of SIGTERM later."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hangup_as_termination()
+    signal.signal(signal.SIGTERM, raises_once(Asked))
+    with pytest.raises(Asked):
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_nohup_keeps_its_word(default_signals):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hangup_as_termination()
+    signal.signal(signal.SIGTERM, raises_once(Asked))
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

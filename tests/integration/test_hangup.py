@@ -1,0 +1,56 @@
+"""A terminal that is closed, or a connection that is lost, while a run trains in it."""
+
+import json
+import os
+import pty
+import threading
+from contextlib import suppress
+
+import pytest
+
+from support.laboratory import COMMAND, exact_metrics, own_environment, processes_of
+
+SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
+
+
+@pytest.fixture
+def in_terminal(lab):
+    """Starts the command as the first process of a terminal's session; returns its pid and the terminal."""
+
+    def start(name: str, *overrides: str) -> tuple[int, int, str]:
+        marker = f"INFINI_TEST_RUN={name}-{os.getpid()}"
+        variable, value = marker.split("=")
+        words = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--direct"]
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(COMMAND, [*words, *overrides], own_environment(lab.home) | {variable: value})
+        return pid, terminal, marker
+
+    return start
+
+
+def drain(terminal: int, closed: threading.Event) -> None:
+    while not closed.is_set():
+        with suppress(OSError):
+            os.read(terminal, 4096)
+
+
+def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted, in_terminal):
+    expected, expected_metrics = uninterrupted("softmax", 2)
+    pid, terminal, marker = in_terminal("hung-up", *SOFTMAX_2)
+    closed = threading.Event()
+    reader = threading.Thread(target=drain, args=(terminal, closed))
+    reader.start()
+    while lab.step("hung-up") < 13:
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it ended before step 13"
+    closed.set()
+    reader.join()
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    assert not processes_of(marker)
+    records = (lab.run_dir("hung-up") / "attempts.jsonl").read_text().splitlines()
+    assert json.loads(records[-1])["code"] == 75
+    summary = lab.finish("hung-up", *SOFTMAX_2)
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert exact_metrics(lab.run_dir("hung-up")) == expected_metrics

@@ -1,0 +1,20 @@
+"""What torchrun leaves behind."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from infini_llama.tasks.train import launch as local
+
+PLAN = {"nproc_per_node": 1, "nnodes": 1, "port": "auto"}
+
+
+def test_torchrun_leaves_nothing_in_the_folder_of_temporary_files(tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = local.torchrun(tmp_path / "no-order.json", PLAN, local.meeting("auto"))
+    ended = subprocess.run(
+        command, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert "no-order.json" in ended.stderr, "the worker was started"
+    assert [path.name for path in Path(temporary).iterdir()] == []
