@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from infini_llama.configs.errors import no_space
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 
@@ -25,7 +26,17 @@ def write_status(
     record |= {"node": int(os.environ.get(NODE, "0")), "host": socket.gethostname(), "machine": this_machine()}
     if error is not None:
         record["error"] = error
-    write_atomic(status_path(attempt_dir, rank), json.dumps(record, indent=1))
+    path = status_path(attempt_dir, rank)
+    try:
+        write_atomic(path, json.dumps(record, indent=1))
+    except OSError as full:
+        if error is None or not no_space(full):
+            raise
+        # The status "running" has a block of the disk already; a short text fits into it.
+        short = {"traceback": "", "sample_rows": None}
+        with path.open("r+", encoding="utf-8") as file:
+            file.write(json.dumps(record | {"error": error | short}))
+            file.truncate()
 
 
 def read_status(attempt_dir: Path, rank: int) -> dict | None:

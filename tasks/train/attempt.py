@@ -3,13 +3,14 @@
 import json
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, Preempted
+from infini_llama.configs.errors import ConfigError, Preempted, no_space
 from infini_llama.configs.secrets import masked, without_secrets
 from infini_llama.tasks.clusters.rendezvous import end_nodes, refusal, told_of
 from infini_llama.tasks.runs import checkpoints
@@ -39,6 +40,8 @@ from infini_llama.tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
+# Kept free in the attempt's folder for the record of its end, which a full disk would refuse.
+RESERVE, RESERVE_BYTES = "reserve", 2**16
 
 
 def new_invocation() -> str:
@@ -112,7 +115,15 @@ def put_on_record(run: RunFolder, attempt_dir: Path, invocation: str, outcome: O
     ending = {"kind": outcome.kind, "code": outcome.code, "message": outcome.message, "step": outcome.step}
     known = ("type", "phase", "sample_rows", "memory")
     error = {"error": {name: outcome.details[name] for name in known}} if "phase" in outcome.details else {}
-    append_attempt(run, record | ending | error)
+    reserve = attempt_dir / RESERVE
+    try:
+        append_attempt(run, record | ending | error)
+    except OSError as full:
+        if not no_space(full):
+            raise
+        reserve.unlink(missing_ok=True)
+        append_attempt(run, record | ending | error)
+    reserve.unlink(missing_ok=True)
     return step
 
 
@@ -146,7 +157,12 @@ def prepare(
     began = {"wall": time.time(), "monotonic": time.monotonic(), "machine": this_machine()}
     spent = goodput(run, first_step, began["wall"])
     timing = {"began": began, "spent": spent, "from_step": first_step, "grace_period": grace}
-    write_order(attempt_dir, run, config, model, reference, plan, chosen, timing)
+    try:
+        write_order(attempt_dir, run, config, model, reference, plan, chosen, timing)
+        (attempt_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # not zeros, which some filesystems do not store
+    except OSError:
+        shutil.rmtree(attempt_dir, ignore_errors=True)  # nothing was started, so there is no attempt to record
+        raise
     source, processes = f"from {chosen.name}" if chosen else "from step 0", plan["nproc_per_node"] * plan["nnodes"]
     log.info("attempt %d starts %s with %d worker(s)", number, source, processes)
     return attempt_dir

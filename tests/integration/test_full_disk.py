@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def grow(disk: Path, mebibytes: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={mebibytes}m", disk], check=True)
 
 
+def fill(disk: Path) -> Path:
+    """Takes all that is left, to the last block."""
+    filling = disk / "filling"
+    file = os.open(filling, os.O_CREAT | os.O_WRONLY)
+    with suppress(OSError):
+        while True:
+            os.write(file, bytes(4096))
+    os.close(file)
+    return filling
+
+
 def used(disk: Path) -> int:
     return shutil.disk_usage(disk).used // MEBIBYTE
 
@@ -62,6 +74,7 @@ def test_each_stage_says_so_loses_nothing_and_carries_on_when_there_is_space(lab
     while not list(run.glob("checkpoints/step-*/manifest.json")):
         assert started.process.poll() is None, started.log.read_text()
     grow(disk, used(disk) + 1)  # training goes on, and the next checkpoints do not fit
+    filling = fill(disk)
     assert started.wait() == 70, started.log.read_text()
     assert "no space" in started.log.read_text() and "Traceback" not in started.log.read_text()
     assert not started.processes()
@@ -69,6 +82,9 @@ def test_each_stage_says_so_loses_nothing_and_carries_on_when_there_is_space(lab
     said = refused()
     assert "checkpoint" in said and "free space" in said.lower(), said
 
+    records = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
+    assert "no space" in records[0]["message"]
+    filling.unlink()
     grow(disk, 200)
     assert here.start("full-disk", *settings).wait() == 0
     summary = json.loads((run / "summary.json").read_text())

@@ -1,5 +1,6 @@
 """An attempt's outcome on record, with real processes in the workers' place."""
 
+import errno
 import os
 import signal
 import sys
@@ -10,10 +11,11 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
-from infini_llama.tasks.runs.status import read_status, status_path
+from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import account_for_killed, attempt
+from infini_llama.tasks.train.attempt import RESERVE, account_for_killed, attempt, put_on_record
 from infini_llama.tasks.train.retries import Retries
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
@@ -116,6 +118,41 @@ def test_a_request_that_comes_twice_is_one(run, train):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (attempts(run)[-1]["kind"], attempts(run)[-1]["code"]) == ("preempted", 75), "its workers have saved"
+
+
+def full(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
+    attempt_dir = run.path / "logs" / "attempt-01"
+    attempt_dir.mkdir(parents=True)
+    (attempt_dir / "order.json").write_text('{"from_step": 0, "began": {"wall": 0}}')
+    (attempt_dir / RESERVE).write_bytes(bytes(10))
+    append = {True: full, False: append_attempt}
+    monkeypatch.setattr(
+        "infini_llama.tasks.train.attempt.append_attempt",
+        lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
+    )
+    put_on_record(run, attempt_dir, "mine", Outcome("failed", 70, "no space"))
+    assert [record["message"] for record in attempts(run)] == ["no space"]
+
+
+def test_an_attempt_that_a_full_disk_refused_is_none(run, train, monkeypatch):
+    monkeypatch.setattr("infini_llama.tasks.train.attempt.write_order", full)
+    with pytest.raises(OSError, match="No space"):
+        train()
+    assert account_for_killed(run) == 0 and attempts(run) == []
+
+
+def test_a_rank_says_on_a_full_disk_why_it_ended(tmp_path, monkeypatch):
+    write_status(tmp_path, 0, "running", 70)
+    monkeypatch.setattr("infini_llama.tasks.runs.status.write_atomic", full)
+    error = {"type": "PipelineError", "message": "no space", "traceback": "line\n" * 2000, "sample_rows": [1] * 2000}
+    write_status(tmp_path, 0, "failed", 70, 3, error)
+    status = read_status(tmp_path, 0)
+    assert (status["state"], status["step"], status["error"]["message"]) == ("failed", 3, "no space")
+    assert status_path(tmp_path, 0).stat().st_size < 4096
 
 
 def test_prefects_requests_to_stop_are_no_exceptions():
