@@ -5,7 +5,9 @@ from datetime import datetime
 from pathlib import Path
 
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.flows.home import usable_home
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.report.run import write_report
@@ -24,6 +26,7 @@ def run(config: PipelineConfig) -> dict:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
     settings = resolved(config)
+    check_requirements(settings)
     restore_dataset(settings)
     reference = preprocess(settings["data"], settings["runtime"]["home"])
     return verify_and_train(settings, reference)
@@ -36,7 +39,7 @@ def resolved(config: PipelineConfig, due: datetime | None = None) -> dict:
         due: when the run was to start, which a name with {date} or {time} tells in this machine's time zone; None: now.
     """
     settings = config.model_dump(mode="json", exclude={"deployment"})
-    settings["runtime"]["home"] = str(config.runtime.home.resolve())
+    settings["runtime"]["home"] = str(usable_home(config.runtime.home, "runtime.home"))
     settings["runtime"]["name"] = run_name(config.runtime.name, due)
     return settings
 

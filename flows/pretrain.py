@@ -11,6 +11,7 @@ from infini_llama.configs.secrets import restored
 from infini_llama.flows.api_logs import api_logs
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.flows.pipeline import resolved, run_name, with_pages
+from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess import task as preprocess_task
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
@@ -42,6 +43,7 @@ def pretrain(config: PipelineConfig) -> dict:
     stored = Path(home) / "prefect-results"
 
     with api_logs():
+        check_requirements(settings)
         restore_dataset(settings)
         # Prefect would serve a cached reference whose dataset is gone, so the disk is asked first.
         known = lookup(data, home)

@@ -22,6 +22,7 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.tasks.storage.artifacts import Lock
 
 HEALTHY_WITHIN = 180.0
+ANSWER_SECONDS = 15.0  # for a server of the user's
 EXEC_WRAPPER = Path(__file__).parents[1] / "tasks" / "train" / "exec_wrapper.py"
 log = logging.getLogger("infini_llama.prefect")
 
@@ -61,13 +62,15 @@ def prefect_api(home: Path) -> Iterator[None]:
         home: the project's home; Prefect's own files go to home/prefect where the user has no Prefect home.
 
     Raises:
-        PipelineError: the embedded server did not come up.
+        ConfigError: PREFECT_API_URL is not an address.
+        PipelineError: the embedded server did not come up, or the user's does not answer.
     """
     for name, value in CLIENT.items():
         os.environ.setdefault(name, value)
     folder = _prefect_home(home)
     if _has_api_url(folder):
-        yield
+        with _answering():
+            yield
         return
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a server on this machine that is gone does not come back
     os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # seconds; one that hangs holds up the run's end as long
@@ -110,7 +113,8 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
         os.environ.setdefault(name, value)
     folder = _prefect_home(home)
     if _has_api_url(folder):
-        yield False
+        with _answering():
+            yield False
         return
     if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
         os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
@@ -152,7 +156,23 @@ def given_api(home: Path) -> Iterator[None]:
         raise ConfigError(
             "PREFECT_API_URL is not set; 'infini-llama serve' or 'prefect server start' starts a server and says its address."
         )
+    with _answering():
+        yield
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Turns the errors of a server that does not answer into one sentence.
+
+    One that takes connections and is silent is tried first: Prefect's own client would wait for minutes, several times.
+    """
+    import httpx
+    from prefect.settings import get_current_settings
+
     try:
+        with contextlib.suppress(httpx.ConnectError, httpx.ProtocolError):  # perhaps Prefect has settings for it (TLS)
+            url = os.environ.get("PREFECT_API_URL") or get_current_settings().api.url
+            httpx.get(f"{url}/health", timeout=ANSWER_SECONDS)
         yield
     except Exception as error:
         if not unreachable(error):
@@ -194,7 +214,9 @@ def _prefect_home(home: Path) -> Path:
 
 def _has_api_url(prefect_home: Path) -> bool:
     """Whether environment, profile or a project file names an API; Prefect, slow to import, is asked only if one could."""
-    if os.environ.get("PREFECT_API_URL"):
+    if url := os.environ.get("PREFECT_API_URL"):
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"PREFECT_API_URL={url} is not an address such as http://127.0.0.1:4200/api.")
         return True
     profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", prefect_home / "profiles.toml"))
     speaks_of_prefect = {

@@ -6,12 +6,13 @@ from argparse import Namespace
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.home import usable_home
 
 Answer = tuple[dict, str]  # a record for --json, and what people read
 
 
 def home_folder() -> Path:
-    return Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")).resolve()
+    return usable_home(Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")), "INFINI_LLAMA_HOME")
 
 
 def find(name: str, *kinds: str) -> Path:

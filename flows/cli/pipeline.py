@@ -9,6 +9,7 @@ from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.secrets import refuse_secrets, withheld
 from infini_llama.flows.cli.paths import Answer, find, home_folder, prefect_speaks_into
 from infini_llama.flows.cli.results import write_page
+from infini_llama.flows.home import usable_home
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -31,7 +32,7 @@ def run(arguments: Namespace) -> Answer:
 
         if config.environment.launcher == "kubernetes":
             refuse_secrets(config)
-        home = config.runtime.home.resolve()
+        home = usable_home(config.runtime.home, "runtime.home")
         prefect_speaks_into(home, arguments)
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
@@ -119,12 +120,14 @@ def train(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.console import summary_text
     from infini_llama.flows.datasets import reference_for
     from infini_llama.flows.pipeline import resolved, verify_and_train
+    from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.stage import lookup
 
     config = load_config(arguments.config, arguments.overrides)
     if joined := _joins(config):
         return joined
     settings = resolved(config)
+    check_requirements(settings)
     if arguments.dataset is not None:
         reference = reference_for(
             settings["data"], find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"])

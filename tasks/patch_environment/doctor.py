@@ -12,6 +12,7 @@ from infini_llama.tasks.patch_environment.patches.registry import PATCHES, neede
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.requirements import unmet
 from infini_llama.tasks.patch_environment.stage import read_record
 
 WARNED = 1
@@ -46,6 +47,7 @@ def doctor(
         except ConfigError as refused:
             lines = str(refused).splitlines()[1:]
             findings += [finding("configuration", "refused", "error", line.strip()) for line in lines]
+        findings += [finding("configuration", "refused", "error", sentence) for sentence in unmet(config)]
     since = None if against is None else _compared(against, plan, facts)
     findings.sort(key=lambda found: SEVERITIES.index(found["severity"]))
     severities = {found["severity"] for found in findings}

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infini_llama.configs.errors import ConfigError
-from infini_llama.flows.server import lasting_api, prefect_api
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.flows.server import given_api, lasting_api, prefect_api
 
 HOLD = """
 import sys, time
@@ -132,3 +133,33 @@ def test_origins_are_the_uis_unless_the_user_names_others(no_prefect, monkeypatc
         started_with(monkeypatch, "127.0.0.1", tmp_path)["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
         == "https://ours.example"
     )
+
+
+@pytest.fixture
+def silent():
+    """The address of a server that takes connections and answers none."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+
+
+def test_a_server_that_is_silent_or_gone_is_a_sentence(no_prefect, monkeypatch, tmp_path, silent):
+    monkeypatch.setattr("infini_llama.flows.server.ANSWER_SECONDS", 0.05)
+    monkeypatch.setenv("PREFECT_API_URL", silent)
+    for api in (prefect_api(tmp_path), lasting_api(tmp_path, "127.0.0.1", 0), given_api(tmp_path)):
+        with pytest.raises(PipelineError, match="PREFECT_API_URL") as found, api:
+            raise AssertionError("it was taken for one that answers")
+        assert found.value.exit_code == 70
+
+
+def test_a_server_that_goes_away_meanwhile_is_a_sentence(no_prefect, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # refused at once
+    with pytest.raises(PipelineError, match="PREFECT_API_URL"), prefect_api(tmp_path):
+        raise RuntimeError("Failed to reach API at http://127.0.0.1:9/api/")
+
+
+def test_an_address_that_is_none_is_a_wrong_setting(no_prefect, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_API_URL", "nonsense")
+    with pytest.raises(ConfigError, match="PREFECT_API_URL=nonsense"), prefect_api(tmp_path):
+        pass

@@ -21,7 +21,7 @@ def load_hook(name: str | None) -> Hook | None:
     module, _, function = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module's own, too
         raise ConfigError(
             f"train.metrics_hook={name} cannot be imported ({error}); install its module, or name its folder in "
             "environment.env.PYTHONPATH."
