@@ -36,7 +36,6 @@ def test_compose_schema():
 def test_shell_scripts():
     scripts = [
         *sorted(DEPLOY.rglob("*.sh")),
-        *sorted(DEPLOY.rglob("*.sbatch")),
         *sorted((ROOT / "scripts").glob("*.sh")),
     ]
     passes(BIN / "shellcheck", *scripts)
