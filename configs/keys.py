@@ -31,7 +31,7 @@ PATTERNS = {
     SOURCE_NAME: "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit",
     SLUG: "a name of small letters, digits and '-'",
     FIVE_FIELDS: "the five fields of cron: minute, hour, day of the month, month, day of the week",
-    r"^(auto|cpu|all|cuda(:\d+)?)$": "auto, cpu, all, cuda or cuda:K",
+    r"^(auto|cpu|cuda(:\d+)?)$": "auto, cpu, cuda or cuda:K",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name (letters, digits and '_', no digit first)",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "a function, written module:function",
     DURATION: "a number of steps, or text such as '10M tokens' or '15 minutes'",

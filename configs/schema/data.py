@@ -217,11 +217,11 @@ class DataConfig(TextConfig):
         "started on this machine for the build.",
         min_length=1,
     )
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|all|cuda(:\d+)?)$")] = Field(
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto",
         title="Chunking device",
-        description="Where the row table is computed: auto (a GPU where there is one), cpu, cuda, cuda:K, or all (every GPU, each "
-        "its share of the rows; the CPU where there is none); the bytes are the same.",
+        description="Where the row table is computed: auto (a GPU where there is one and the table is large), cpu, cuda or cuda:K; "
+        "the bytes are the same.",
     )
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError, disk_full_as
 from infini_llama.tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
 from infini_llama.tasks.preprocess.repair import salvage
-from infini_llama.tasks.preprocess.rows.chunking import resolve_devices
+from infini_llama.tasks.preprocess.rows.chunking import resolve_device
 from infini_llama.tasks.preprocess.rows.materialize import materialize
 from infini_llama.tasks.preprocess.rows.tables import table_facts, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe
@@ -117,7 +117,7 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
     ):
         sections = {chunks_key(section, planned["key"]): section for section in with_curriculum(data)}
         if not all(is_complete(folder / "chunks" / key[:12], "chunks", key) for key in sections):
-            resolve_devices(data["device"])  # a device that is not there is refused before the work, not after it
+            resolve_device(data["device"])  # a device that is not there is refused before the work, not after it
         journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
         if repair or (folder.exists() and not is_complete(folder, "dataset", planned["key"])):
             salvage(folder, planned["key"], journal)

@@ -1,8 +1,6 @@
 """What the CPU tests prove, on CUDA: the same numbers, the same bytes, the same resume."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ import yaml
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.generate import generate
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.preprocess.rows.chunking import compute_starts, resolve_devices, row_starts
 from support.laboratory import CONFIG, Laboratory, exact_metrics, kill
 
 pytestmark = pytest.mark.gpu
@@ -49,21 +46,6 @@ def test_loss_and_gradients_equal_the_cpus(attention):
 def test_greedy_text_equals_the_cpus(attention):
     model, prompt = model_of(attention), list(range(70))
     assert list(generate(model, prompt, 40)) == list(generate(model.to("cuda"), prompt, 40))
-
-
-def test_the_row_table_has_the_same_bytes():
-    command = [
-        sys.executable,
-        "-m",
-        "infini_llama.tasks.preprocess.rows.chunking_torch",
-        "cuda:0",
-        "7",
-        "1000003",
-        "257",
-    ]
-    made = subprocess.run(command, check=True, capture_output=True)
-    assert made.stdout == row_starts(1_000_003, 257)[7:].tobytes()
-    assert compute_starts(999_999, 31, resolve_devices("all"), True)[0].tobytes() == row_starts(999_999, 31).tobytes()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

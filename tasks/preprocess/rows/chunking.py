@@ -1,12 +1,9 @@
-"""The chunk level: a table that says where each row of a split begins, computed with numpy or, on GPUs, with torch."""
+"""The chunk level: a table that says where each row of a split begins, computed with numpy or, on a GPU, with torch."""
 
 import logging
+import multiprocessing
 import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import takewhile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ from infini_llama.configs.errors import ConfigError
 
 log = logging.getLogger("infini_llama.preprocess")
 DEVICES = Path("/dev")
+GPU_ROWS = 1 << 26  # from so many rows on data.device=auto uses a GPU: starting CUDA takes seconds, numpy half a second
 
 
 def row_count(tokens: int, sequence_length: int, stride: int | None = None) -> int:
@@ -31,75 +29,52 @@ def row_starts(count: int, step: int) -> np.ndarray:
     return np.arange(count, dtype=np.int64) * step
 
 
-def resolve_devices(wanted: str) -> list[str]:
-    """auto is the first GPU where the driver shows one, else the CPU; all is every GPU, else the CPU. torch is not imported to find out.
+def resolve_device(wanted: str) -> str:
+    """auto is the first GPU where the driver shows one, else the CPU. torch is not imported to find out.
 
     Raises:
-        ConfigError: a GPU is asked for by name, and there is none.
+        ConfigError: a GPU is requested by name, and there is none.
     """
-    gpus = _gpus()
-    if wanted.startswith("cuda"):
-        if not gpus:
-            raise ConfigError(
-                f"data.device={wanted}, but no NVIDIA driver answers on this machine; use data.device=auto or cpu."
-            )
-        return [wanted]
-    if wanted == "cpu" or not gpus:
-        return ["cpu"]
-    return [f"cuda:{number}" for number in range(gpus if wanted == "all" else 1)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    has_gpu = (DEVICES / "nvidiactl").exists() and visible != "" and not visible.startswith(("-1", ","))
+    if wanted.startswith("cuda") and not has_gpu:
+        raise ConfigError(
+            f"data.device={wanted}, but no NVIDIA driver answers on this machine; use data.device=auto or cpu."
+        )
+    if wanted == "auto":
+        return "cuda:0" if has_gpu else "cpu"
+    return wanted
 
 
-def _gpus() -> int:
-    """How many GPUs a process of this environment sees."""
-    if not (DEVICES / "nvidiactl").exists():
-        return 0
-    there = len([path for path in DEVICES.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return there
-    names = takewhile(lambda name: name not in ("", "-1"), map(str.strip, visible.split(",")))  # CUDA reads no further
-    return min(there, len([*names]))
-
-
-def compute_starts(count: int, step: int, devices: list[str], required: bool) -> tuple[np.ndarray, list[str]]:
-    """`row_starts`, each device an equal share of consecutive rows at the same time; the same bytes on any.
-
-    GPU work runs in child processes, so that no CUDA context stands beside training later.
+def compute_starts(count: int, step: int, device: str, required: bool) -> tuple[np.ndarray, str]:
+    """`row_starts`, with the same bytes on any device, and the device that computed them.
 
     Args:
-        required: whether the devices were asked for by name; if they were not and one fails, numpy does the work, and a line says so.
+        required: whether the device was requested by name. If not, a GPU computes large tables only, and numpy takes over where it
+            fails.
 
     Returns:
         the starts, and the devices that computed them.
 
     Raises:
-        ConfigError: a device that was asked for by name does not work.
+        ConfigError: a device that was requested by name does not work.
     """
-    if devices == ["cpu"]:
-        return row_starts(count, step), devices
-    shares = [(device, count * k // len(devices), count * (k + 1) // len(devices)) for k, device in enumerate(devices)]
-    with ThreadPoolExecutor(len(shares)) as pool:
-        children = [*pool.map(partial(_child, step), shares)]
-    for device, child in zip(devices, children, strict=True):
-        if child.returncode == 0:
-            continue
-        reason = (child.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+    if device == "cpu" or (count < GPU_ROWS and not required):
+        return row_starts(count, step), "cpu"
+    try:  # in a process of its own, so that no CUDA context stays beside training
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(row_starts_by_torch, count, step, device).result(), device
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if required:
-            raise ConfigError(f"data.device: {device} does not work ({reason}); use data.device=auto or cpu.")
+            raise ConfigError(
+                f"data.device: {device} does not work ({reason}); use data.device=auto or cpu."
+            ) from error
         log.warning("chunking on %s failed (%s); the CPU does it, with the same bytes", device, reason)
-        return row_starts(count, step), ["cpu"]
-    return np.concatenate([np.frombuffer(child.stdout, dtype=np.int64) for child in children]), devices
+        return row_starts(count, step), "cpu"
 
 
-def _child(step: int, share: tuple[str, int, int]) -> subprocess.CompletedProcess[bytes]:
-    device, first, last = share
-    command = [
-        sys.executable,
-        "-m",
-        "infini_llama.tasks.preprocess.rows.chunking_torch",
-        device,
-        str(first),
-        str(last),
-        str(step),
-    ]
-    return subprocess.run(command, capture_output=True, check=False)
+def row_starts_by_torch(count: int, step: int, device: str) -> np.ndarray:
+    import torch
+
+    return torch.arange(count, dtype=torch.int64, device=device).mul_(step).cpu().numpy()

@@ -12,7 +12,7 @@ import numpy as np
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.keys import CHUNKS_VERSION
-from infini_llama.tasks.preprocess.rows.chunking import compute_starts, resolve_devices, row_count, row_starts
+from infini_llama.tasks.preprocess.rows.chunking import compute_starts, resolve_device, row_count, row_starts
 from infini_llama.tasks.preprocess.rows.packing import PACKED, costs_of_starts, costs_packed, pack
 from infini_llama.tasks.preprocess.tokens.arrays import save_array
 from infini_llama.tasks.preprocess.tokens.reader import document_lengths
@@ -121,15 +121,14 @@ def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
     """
     content = read_manifest(dataset, "dataset")["content"]
     length, strategy = data["sequence_length"], data["strategy"]
-    devices, required = resolve_devices(data["device"]), data["device"] != "auto"
-    used: list[str] = []
+    device, used = resolve_device(data["device"]), set()
+    built = {}
 
     def starts_of(count: int, step: int) -> np.ndarray:
-        starts, computed_by = compute_starts(count, step, devices, required)
-        used.extend(computed_by)
+        starts, by = compute_starts(count, step, device, required=data["device"] != "auto")
+        used.add(by)
         return starts
 
-    built = {}
     for split in ("train", "validation"):
         lengths = lengths_by_source(dataset, content[split])
         for name, own in lengths.items():
@@ -159,8 +158,12 @@ def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
         facts |= {"stride": data["stride"]} if strategy == "window" else {}
         facts |= {"sources": {split: table.sources for split, table in built.items()}} if data["sources"] else {}
         packing = {split: table.costs for split, table in built.items()}
-        device = ", ".join(dict.fromkeys(used)) or "cpu"  # packing computes no starts
-        meta = {"key": key, "device": device, "packing": packing, "infini_llama": version("infini-llama")}
+        meta = {
+            "key": key,
+            "device": ", ".join(sorted(used)) or "cpu",
+            "packing": packing,
+            "infini_llama": version("infini-llama"),
+        }
         commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes

@@ -35,7 +35,7 @@ def message(mapping: dict) -> str:
         ("environment", "env", {"A": "a\0"}, "environment.env.A: the value holds a NUL character"),
         ("data", "files", "a.txt", "data.files: 'a.txt' is not a list such as [a, b]"),
         ("data", "shard_size", "lots", "data.shard_size: 'lots' is not a size such as 256MiB of at least 1024 bytes"),
-        ("data", "device", "gpu", "data.device: 'gpu' is not auto, cpu, all, cuda or cuda:K"),
+        ("data", "device", "gpu", "data.device: 'gpu' is not auto, cpu, cuda or cuda:K"),
         ("model", "tie_word_embeddings", "maybe", "model.tie_word_embeddings: 'maybe' is not true or false"),
         ("runtime", "home", 3, "runtime.home: 3 is not a path"),
         ("verify", "level", {"a": 1}, "verify.level: {'a': 1} is not one of quick, deep"),
