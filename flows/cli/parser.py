@@ -46,9 +46,6 @@ def build_parser() -> Parser:
     preprocess.add_argument(
         "--repair", action="store_true", help="check every byte and build again only what is damaged"
     )
-    preprocess.add_argument(
-        "--materialize", action="store_true", help="also write the rows out, for datasets.load_from_disk"
-    )
     verify = command("verify", "check a dataset")
     verify.add_argument("dataset", metavar="DATASET", help="path of a dataset, or its name")
     verify.add_argument("--deep", action="store_true", help="every checksum, token and row, and decoded samples")

@@ -57,7 +57,7 @@ def preprocess(arguments: Namespace) -> Answer:
 
     settings = resolved(load_config(arguments.config, arguments.overrides))
     home = settings["runtime"]["home"]
-    reference = stage.preprocess(settings["data"], home, repair=arguments.repair, write_rows=arguments.materialize)
+    reference = stage.preprocess(settings["data"], home, repair=arguments.repair)
     return reference, as_text({"dataset": str(Path(home, reference["path"]))} | reference)
 
 

@@ -15,7 +15,6 @@ from infini_llama.configs.errors import DataError, disk_full_as
 from infini_llama.tasks.preprocess.keys import TOKENS_VERSION, chunks_key, tokens_key
 from infini_llama.tasks.preprocess.repair import salvage
 from infini_llama.tasks.preprocess.rows.chunking import resolve_device
-from infini_llama.tasks.preprocess.rows.materialize import materialize
 from infini_llama.tasks.preprocess.rows.tables import table_facts, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe
 from infini_llama.tasks.preprocess.sources.survey import Corpus, survey, tell
@@ -87,7 +86,7 @@ def lookup(data: dict, home: str) -> dict[str, Any] | None:
     return None
 
 
-def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = False) -> dict[str, Any]:
+def preprocess(data: dict, home: str, repair: bool = False) -> dict[str, Any]:
     """Builds the token level and the chunk level where they are missing; the same input gives the same bytes.
 
     Two builders of one key: one builds, the other waits for it. A build that was killed leaves a working folder and a
@@ -95,11 +94,9 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
 
     Args:
         repair: look at every checksum, and build again only the shards and tables that are damaged.
-        write_rows: also write the rows themselves, for other readers, below `materialized/`.
 
     Returns:
-        the reference that the other stages take: path below home, digests, and the facts of both splits; with `write_rows` also
-        "materialized", their folder below home.
+        the reference that the other stages take: path below home, digests, and the facts of both splits.
 
     Raises:
         DataError: no text, unreadable text, or too little for one row.
@@ -132,13 +129,8 @@ def preprocess(data: dict, home: str, repair: bool = False, write_rows: bool = F
                 _clear(table)
                 write_table(section, folder, table, key)
                 built += ["chunks"] * ("chunks" not in built)
-        rows = Path(home) / "materialized" / f"{folder.name}-{chunks.name}"
-        if write_rows and materialize(folder, chunks.name, rows, data["shard_size"]):
-            built.append("rows")
         set_pointer(folder.parent, "latest", folder.name)
     reference = _reference(Path(home), folder, planned, built)
-    if write_rows:
-        reference["materialized"] = rows.relative_to(home).as_posix()
     log.info("dataset %s: %s", folder.name, "built " + " and ".join(built) if built else "complete, nothing to do")
     return reference
 

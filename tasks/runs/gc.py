@@ -67,10 +67,10 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
 def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
     datasets = home / "datasets"
     tables = [path for path in datasets.glob("*/chunks") if not path.parent.is_symlink()]  # `latest` is one
-    places = [datasets, home / "materialized", *tables]
+    places = [datasets, *tables]
     for path in (path for place in places if place.is_dir() for path in sorted(place.iterdir())):
         owner = path if path.parent == datasets else path.parent.parent
-        lock = home / "locks" / f"dataset-{_key(owner.name if path.parent.name == 'chunks' else path.name)}.lock"
+        lock = home / "locks" / f"dataset-{_key(owner.name)}.lock"
         if TEMPORARY.fullmatch(path.name):
             yield Leftover(path, "temporary", lock)
         elif DAMAGED.fullmatch(path.name):

@@ -97,10 +97,8 @@ class TokenReader:
             target[sizes.cumsum() - sizes] = False
         return mask[:, 1:]
 
-    def documents(self, rows: np.ndarray, labels: bool = False) -> np.ndarray:
+    def documents(self, rows: np.ndarray) -> np.ndarray:
         """int32 [len(rows), sequence_length]: the number within its row of each input's document, from 0; padding is -1.
-
-        With `labels` one place longer: the last label's document, too.
 
         The pieces of a packed row are its documents: what went before a cut document's second piece is in another row.
         """
@@ -114,7 +112,7 @@ class TokenReader:
                 filled = int(sizes.sum())
                 target[:filled] = np.repeat(np.arange(len(sizes)), sizes)
                 target[filled:] = -1
-        return numbers if labels else numbers[:, :-1]
+        return numbers[:, :-1]
 
     def document_offsets(self) -> np.ndarray:
         """First token of each document in the stream of the split, int64 [documents + 1], and the end of the last.

@@ -45,7 +45,6 @@ def test_what_kills_and_rollbacks_leave_is_listed_and_then_removed(home, built):
         staging(run / "checkpoints" / "step-00000120"),
         staging(dataset),
         staging(dataset / "chunks" / built[1]["chunks"]),
-        staging(home / "materialized" / f"{dataset.name}-{built[1]['chunks']}"),
         dataset.with_name(f".{dataset.name}.work"),
     ]
     left[-1].mkdir()

@@ -31,9 +31,9 @@ def test_shares_are_those_of_the_places_of_inputs_in_their_documents(data, tmp_p
     reference = preprocess(data(strategy=strategy), str(tmp_path))
     folder = tmp_path / reference["path"]
     reader = TokenReader(folder, reference["chunks"], "train")
-    documents = reader.documents(np.arange(len(reader)), labels=True)
-    inputs = documents[:, :-1] == documents[:, 1:] if reader.pieces is not None else np.ones((len(reader), 16), bool)
-    inputs &= documents[:, :-1] >= 0
+    rows = np.arange(len(reader))
+    documents, targets = reader.documents(rows), reader.targets(rows)
+    inputs = np.ones((len(reader), 16), bool) if targets is None else targets
     shards = read_manifest(folder, "dataset")["content"]["train"]["shards"]
     for n, share in history(folder, reference["chunks"], "train", shards).items():
         behind = np.array([[(row[:at] == row[at]).sum() >= n for at in range(16)] for row in documents])
