@@ -199,7 +199,6 @@ def litdata(corpus: Path, tokenizer: Path, output: Path) -> Work:
 PROGRAMS: dict[str, tuple[str | None, Callable[..., Work], tuple[Any, ...]]] = {
     "ours, gigatoken": ("gigatoken", ours, ("gigatoken",)),
     "megatron-fast": ("gigatoken", megatron_fast, ()),
-    "ours, fastokens": ("fastokens", ours, ("fastokens",)),
     "encode": ("gigatoken", encode, ()),
     "ours, unchanged": ("gigatoken", again, ()),
     "ours, tokenizers": (None, ours, ("tokenizers",)),
@@ -332,7 +331,7 @@ def main() -> None:
                 print(f"{name:18}" + " ".join(f"{key}={value:.4g}" for key, value in measures.items()), flush=True)
         size = corpus.stat().st_size
     versions = {}
-    for package in ("gigatoken", "fastokens", "tokenizers", "datasets", "datatrove", "litdata", "orjson"):
+    for package in ("gigatoken", "tokenizers", "datasets", "datatrove", "litdata", "orjson"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -187,7 +187,7 @@ class DataConfig(TextConfig):
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
     )
-    tokenizer_engine: Literal["auto", "tokenizers", "gigatoken", "fastokens"] = Field(
+    tokenizer_engine: Literal["auto", "tokenizers", "gigatoken"] = Field(
         default="auto",
         title="Tokenizing engine",
         description="What encodes the text: auto takes the fastest that is installed (the extra 'fast') and gives the same tokens as "

@@ -1,4 +1,4 @@
-"""Engines that encode faster than `tokenizers`, each believed only where it gives the same ids."""
+"""An engine that encodes faster than `tokenizers`, used only where it gives the same ids."""
 
 import ctypes
 import importlib
@@ -26,7 +26,7 @@ from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"
-FAST = ("gigatoken", "fastokens")  # in the order in which they are tried
+FAST = "gigatoken"
 SAMPLED = 1000  # one document of so many is encoded by the reference too
 # Characters; of a longer one its beginning: the reference takes a hundred bytes of memory a token.
 LONGEST_SAMPLED = 2**18
@@ -87,29 +87,19 @@ def _gigatoken(description: str) -> Encode:
     return encode
 
 
-def _fastokens(description: str) -> Encode:
-    engine = _imported("fastokens").Tokenizer.from_json_str(description)
-
-    def encode(texts: list[str]) -> Ids:
-        ids, offsets = engine.encode_batch_flat(texts)
-        return np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<i8")
-
-    return encode
-
-
-ENGINES = {"gigatoken": _gigatoken, "fastokens": _fastokens}
 # gigatoken would import awkward later, and swallow a request to stop that comes meanwhile.
-MODULES = {"gigatoken": ("awkward", "gigatoken"), "fastokens": ("fastokens",)}
+MODULES = ("awkward", "gigatoken")
+ENGINES = {FAST: _gigatoken}
 
 
-def _imported(name: str) -> Any:
-    return [importlib.import_module(module) for module in MODULES[name]][-1]
+def _imported() -> Any:
+    return [importlib.import_module(module) for module in MODULES][-1]
 
 
-def _import_fault(name: str) -> str | None:
-    """Why an engine that is installed cannot be imported; asked every time, since an installation may be mended."""
+def _import_fault() -> str | None:
+    """Why the engine cannot be imported though it is installed; tried every time, since an installation may be mended."""
     try:
-        _imported(name)
+        _imported()
     except Exception as error:  # an installation can be broken in any way
         return f"it cannot be imported ({' '.join(str(error).split())[:200]})"
     return None
@@ -181,7 +171,7 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
 
 
 def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> dict[str, Any]:
-    """Which engine encodes, and why the faster ones do not.
+    """Which engine encodes, and why the faster one does not.
 
     Args:
         wanted: data.tokenizer_engine.
@@ -195,21 +185,24 @@ def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[st
         ConfigError: an engine that is asked for by name is not installed.
     """
     refused: dict[str, str] = {}
-    for name in [] if wanted == REFERENCE else FAST if wanted == "auto" else [wanted]:
-        try:
-            number = version(name)
-        except PackageNotFoundError:
-            if wanted == name:
-                raise ConfigError(
-                    f"data.tokenizer_engine={name}: it is not installed; install infini-llama[fast], or use auto."
-                ) from None
-            continue
-        fault = _in_a_thread(partial(_import_fault, name)) or _checked(name, number, tokenizer, texts, cache)
+    if wanted != REFERENCE and (number := _installed(wanted)):
+        fault = _in_a_thread(_import_fault) or _checked(FAST, number, tokenizer, texts, cache)
         if fault is None:
-            return {"name": name, "version": number, "refused": refused}
-        refused[name] = fault
-        log.warning("%s %s is not used for this tokenizer: %s", name, number, fault)
+            return {"name": FAST, "version": number, "refused": refused}
+        refused[FAST] = fault
+        log.warning("%s %s is not used for this tokenizer: %s", FAST, number, fault)
     return {"name": REFERENCE, "version": version(REFERENCE), "refused": refused}
+
+
+def _installed(wanted: str) -> str | None:
+    try:
+        return version(FAST)
+    except PackageNotFoundError:
+        if wanted == FAST:
+            raise ConfigError(
+                f"data.tokenizer_engine={FAST}: it is not installed; install infini-llama[fast], or use auto."
+            ) from None
+        return None
 
 
 def refuse(name: str, tokenizer: Tokenizer, cache: Path, fault: str) -> None:

@@ -48,18 +48,17 @@ def wrong(monkeypatch):
     def broken(description):
         return longer(right(description), lambda text: "x:" in text)
 
-    monkeypatch.setattr(engines, "FAST", ("gigatoken",))
     monkeypatch.setitem(engines.ENGINES, "gigatoken", broken)
 
 
-@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
+@pytest.mark.parametrize("engine", ["gigatoken"])
 def test_every_engine_gives_the_reference_ids_on_the_golden_set(engine):
     pytest.importorskip(engine)
     tokenizer = train_bpe(TEXTS * 3, 300, 2)
     assert compare(engine, tokenizer, golden(tokenizer) + TEXTS) is None
 
 
-@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
+@pytest.mark.parametrize("engine", ["gigatoken"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, engine, workers):
     pytest.importorskip(engine)
@@ -184,7 +183,7 @@ def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch)
         encode(["a", "x:"])
 
 
-@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
+@pytest.mark.parametrize("engine", ["gigatoken"])
 def test_a_character_that_not_every_unicode_knows_is_left_to_the_reference(engine):
     pytest.importorskip(engine)
     texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
@@ -233,7 +232,7 @@ def test_an_engine_by_name_that_is_not_installed_is_a_sentence(tmp_path, monkeyp
 
     monkeypatch.setattr(engines, "version", missing)
     with pytest.raises(ConfigError, match=r"infini-llama\[fast\]"):
-        choose_engine("fastokens", train_bpe(TEXTS * 3, 300, 2), list, tmp_path)
+        choose_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2), list, tmp_path)
 
 
 STOPPED_WHILE_CHECKING = """
