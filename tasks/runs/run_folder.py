@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.keys import REMOVED
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
@@ -265,8 +266,9 @@ def _in_full(model: dict) -> dict:
 
 
 def _all_settings(train: dict) -> dict:
-    """With the defaults of settings that an older version did not have; what `auto` stood for is not known."""
+    """With the defaults of settings that another version does not have; what `auto` stood for is not known."""
     defaults = TrainingConfig().model_dump(mode="json")
+    defaults |= {key.removeprefix("train."): value for key, (value, _) in REMOVED.items() if key.startswith("train.")}
     return {name: value for name, value in defaults.items() if value != "auto"} | train
 
 

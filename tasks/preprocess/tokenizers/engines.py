@@ -78,7 +78,7 @@ def _joined(several: list[np.ndarray]) -> Ids:
 
 
 def _gigatoken(description: str) -> Encode:
-    engine = _imported("gigatoken").Tokenizer.from_json(description)
+    engine = _imported().Tokenizer.from_json(description)
 
     def encode(texts: list[str]) -> Ids:
         layout = engine.encode_batch(texts).layout
