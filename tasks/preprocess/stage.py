@@ -106,7 +106,6 @@ def preprocess(data: dict, home: str, repair: bool = False) -> dict[str, Any]:
     planned, units = _plan(data, corpus)
     tell(corpus.report)
     folder = Path(home) / "datasets" / planned["name"]
-    chunks = folder / "chunks" / planned["chunks_key"][:12]
     built = []
     with (
         disk_full_as(f"the dataset in {folder.parent}"),

@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, groupby, islice
 from pathlib import Path
