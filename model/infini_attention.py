@@ -12,11 +12,21 @@ from infini_llama.model.memory import Memory, memories, mix, retrieve
 from infini_llama.model.rope import Rotary
 
 
-class InfiniState(KeyValues):
+class SegmentState(KeyValues):
+    """The current segment's keys and values, rotated; row b has completed segments[b] before it."""
+
+    def __init__(
+        self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(batch, heads, capacity, size, dtype, device)
+        self.segments = [0] * batch
+
+
+class InfiniState(SegmentState):
     """What one layer remembers during generation; its size does not depend on how much was read.
 
     Beside the current segment's keys and values, rotated: its keys as they are, which are written to memory when it is full, and
-    M, z of the segments[b] completed ones, which stay as they are during a segment, as every query of it reads them.
+    M, z of the completed ones, which stay as they are during a segment, as every query of it reads them.
     """
 
     def __init__(
@@ -29,7 +39,6 @@ class InfiniState(KeyValues):
             torch.zeros(batch, heads, size, size, dtype=wide, device=device),
             torch.zeros(batch, heads, size, dtype=wide, device=device),
         )
-        self.segments = [0] * batch
 
     def size_in_bytes(self) -> int:
         return super().size_in_bytes() + self.plain_k.nbytes + self.memory.M.nbytes + self.memory.z.nbytes
@@ -138,7 +147,7 @@ class InfiniAttention(Attention):
         Raises:
             ValueError: several tokens for rows that do not stand together.
         """
-        assert isinstance(state, InfiniState)
+        assert isinstance(state, SegmentState)
         q, k, v = self.project(x)
         if x.shape[1] > 1 and not (state.together() and len(set(state.segments)) == 1):
             raise ValueError("rows that stand at different places read one token at a time; read each by itself")
@@ -152,36 +161,40 @@ class InfiniAttention(Attention):
         return self.merge(torch.cat(heads, dim=2))
 
     def _inside(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary, state: InfiniState
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary, state: SegmentState
     ) -> torch.Tensor:
         """Tokens that stay inside their rows' current segments; those that are then full are written to memory."""
         places = state.positions(q.shape[2])
         turn = rotary.at(places).turn
-        if places.ndim == 1:
-            state.plain_k[:, :, places] = k
-        else:
-            state.plain_k[torch.arange(len(places), device=k.device)[:, None], :, places] = k.transpose(1, 2)
+        if isinstance(state, InfiniState):
+            if places.ndim == 1:
+                state.plain_k[:, :, places] = k
+            else:
+                state.plain_k[torch.arange(len(places), device=k.device)[:, None], :, places] = k.transpose(1, 2)
         heads = state.attend(turn(q), turn(k), v, None)
         with torch.autocast(q.device.type, enabled=False):
-            if self.uses_memory and any(state.segments):
-                reads = None
-                if not all(state.segments):
-                    reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
-                heads = mix(heads, retrieve(q, *state.memory), self.gate, reads, self.literal)
-            elif self.uses_memory:
-                heads = self._without_memory(heads)
+            if isinstance(state, InfiniState):
+                heads = self._with_state(q, heads, state)
             self._close_full(state)
         return heads
 
-    def _close_full(self, state: InfiniState) -> None:
-        """Writes full segments to memory and begins the next ones."""
+    def _with_state(self, q: torch.Tensor, local: torch.Tensor, state: InfiniState) -> torch.Tensor:
+        """`local` [B, H, t, d] mixed with what its queries find in the state's memory."""
+        if not any(state.segments):
+            return self._without_memory(local)
+        reads = None
+        if not all(state.segments):
+            reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
+        return mix(local, retrieve(q, *state.memory), self.gate, reads, self.literal)
+
+    def _close_full(self, state: SegmentState) -> None:
+        """Writes full segments to memory, where there is one, and begins the next ones."""
         full = [row for row, filled in enumerate(state.filled) if filled == self.segment_length]
-        if not full:
-            return
-        keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
-        before = Memory(state.memory.M[full], state.memory.z[full])
-        after = memories(state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps)
-        state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
+        if full and isinstance(state, InfiniState):
+            keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
+            before = Memory(state.memory.M[full], state.memory.z[full])
+            after = memories(state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps)
+            state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
         for row in full:
             state.filled[row] = 0
             state.segments[row] += 1
@@ -192,23 +205,29 @@ class InfiniAttention(Attention):
         k: torch.Tensor,
         v: torch.Tensor,
         rotary: Rotary,
-        state: InfiniState,
+        state: SegmentState,
         lengths: list[int],
     ) -> torch.Tensor:
         """Tokens that begin with a segment: the parallel form, from and to the state's memory. Of row b lengths[b] count."""
         size = self.segment_length
-        heads, after = self.attend(q, k, v, Segments(rotary), state)
+        heads, after = self.attend(q, k, v, Segments(rotary), state if isinstance(state, InfiniState) else None)
         for row, length in enumerate(lengths):
             completed, rest = divmod(length, size)
             tail = slice(completed * size, length)
-            state.plain_k[row, :, :rest], state.v[row, :, :rest] = k[row, :, tail], v[row, :, tail]
             state.k[row, :, :rest] = rotary.first(rest).turn(k[row, :, tail])
-            if completed and after is not None:
-                state.memory.M[row], state.memory.z[row] = after.M[row, completed - 1], after.z[row, completed - 1]
+            state.v[row, :, :rest] = v[row, :, tail]
+            if isinstance(state, InfiniState):
+                state.plain_k[row, :, :rest] = k[row, :, tail]
+                if completed and after is not None:
+                    state.memory.M[row], state.memory.z[row] = after.M[row, completed - 1], after.z[row, completed - 1]
             state.filled[row], state.segments[row] = rest, state.segments[row] + completed
         return heads
 
-    def new_state(self, batch: int, capacity: int) -> InfiniState:
-        """Of a row that nothing was read of yet; it has room for any number of tokens, whatever `capacity` says."""
+    def new_state(self, batch: int, capacity: int) -> SegmentState:
+        """Of a row that nothing was read of yet; it has room for any number of tokens, whatever `capacity` says.
+
+        Without a memory, or where that is left out, the state has none.
+        """
         plain = super().new_state(batch, 0)
-        return InfiniState(batch, self.kv_heads, self.segment_length, self.head_dim, plain.k.dtype, plain.k.device)
+        kind = InfiniState if self.uses_memory else SegmentState
+        return kind(batch, self.kv_heads, self.segment_length, self.head_dim, plain.k.dtype, plain.k.device)

@@ -4,15 +4,14 @@ Symbols are the paper's: sigma(x) = ELU(x) + 1; M, z what past segments have wri
 positions. Everything is computed in fp32 at least, whatever the inputs' type; callers switch autocast off around it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from infini_llama.model.config import MemoryUpdate
 from infini_llama.model.scan import scan
 
-# sigma(q) z sums positive terms, so only a memory that hardly anything was written to comes below this.
+# sigma(q) z sums positive terms: only a memory that hardly anything was written to, or a query far below 0, comes below this.
 SMALLEST_DENOMINATOR = 1e-6
 
 
@@ -24,8 +23,27 @@ class Memory(NamedTuple):
 
 
 def sigma(x: torch.Tensor) -> torch.Tensor:
-    """The feature map ELU(x) + 1, never negative."""
-    return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
+    """The feature map ELU(x) + 1, never negative, in fp32 at least."""
+    features: Any = _Sigma.apply(x.to(torch.promote_types(x.dtype, torch.float32)))
+    return features
+
+
+class _Sigma(torch.autograd.Function):
+    """ELU(x) + 1 as x + 1 above 0 and exp(x) below: adding 1 to exp(x) - 1 leaves no digit of exp(-17) in fp32.
+
+    The derivative is min(sigma(x), 1), so that the result is all the backward pass needs, and no exp(x) of a large x is multiplied by 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        features = torch.where(x > 0, x + 1, x.exp())
+        ctx.save_for_backward(features)
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        (features,) = ctx.saved_tensors
+        return grad_outputs[0] * features.clamp(max=1)
 
 
 def memories(

@@ -1,5 +1,6 @@
 """Which token comes next, by the logits of one row."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,26 +31,31 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature} is negative; 0 is greedy")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature} is not a finite number of at least 0; 0 is greedy")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} keeps no token; give 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} is outside (0, 1]")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p={self.min_p} is outside [0, 1]")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} is not above 0; 1 is none")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} is not a finite number above 0; 1 is none")
 
 
 def choose(logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """One token by logits [V]; `seen` [V] is True for tokens that the text has."""
     if sampling.repetition_penalty != 1.0:
         penalty = sampling.repetition_penalty
-        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        wide = logits.double()
+        penalised = torch.where(wide > 0, wide / penalty, wide * penalty).to(logits.dtype)
+        limits = torch.finfo(logits.dtype)  # of two infinite logits, the difference is not a number
+        logits = torch.where(seen, penalised.clamp(limits.min, limits.max), logits)
     if sampling.temperature == 0:
         return int(logits.argmax())
-    likely = keep_likely(logits / sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    # In fp64, and with 0 for the likeliest: a small temperature overflows to minus infinity alone.
+    scaled = ((logits - logits.max()).double() / sampling.temperature).to(logits.dtype)
+    likely = keep_likely(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
     return int(torch.multinomial(likely.softmax(dim=0), 1, generator=generator))
 
 
@@ -60,7 +66,7 @@ def keep_likely(
     ordered, order = logits.sort(descending=True, stable=True)
     if top_k is not None:
         ordered[top_k:] = -torch.inf
-    if top_p is not None:
+    if top_p is not None and top_p < 1:  # rounded sums reach 1 before the last token
         probabilities = ordered.softmax(dim=0)
         mass_before = probabilities.cumsum(dim=0) - probabilities
         ordered[mass_before >= top_p] = -torch.inf

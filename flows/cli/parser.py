@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import NoReturn
 
@@ -196,14 +197,14 @@ def _at_least_two(text: str) -> int:
 
 
 def _not_negative(text: str) -> float:
-    if not (number := float(text)) >= 0:
-        raise argparse.ArgumentTypeError(f"{text} must not be negative")
+    if not 0 <= (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number of at least 0")
     return number
 
 
 def _above_zero(text: str) -> float:
-    if not (number := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number above 0")
     return number
 
 

@@ -112,6 +112,17 @@ def test_the_state_of_infini_does_not_grow(config):
     assert storages == sizes  # no view that keeps a larger tensor alive
 
 
+@pytest.mark.parametrize("turned_off", [False, True])
+@torch.inference_mode()
+def test_a_state_without_memory_holds_keys_and_values_alone(config, turned_off):
+    model = model_of(config, "infini" if turned_off else "local")
+    model.use_memory(False)
+    _, states = model.prefill(torch.randint(0, 97, (3, 2 * N + 1)), capacity=10_000)
+    heads, size, layers = 2, 8, 2
+    assert states.size_in_bytes() == layers * 3 * 4 * heads * 2 * N * size
+    assert states.size_in_bytes() == sum(_storage(value) for state in states.layers for value in vars(state).values())
+
+
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 @pytest.mark.parametrize("length", [1, N - 1, N, N + 1, 2 * N, 3 * N + 7])
 @torch.inference_mode()
@@ -119,7 +130,7 @@ def test_the_state_holds_the_tokens_of_the_prompt_and_no_padding(config, length,
     layer = model_of(config, "infini", memory_update=update).double().get_submodule("model.layers.0.self_attn")
     assert isinstance(layer, InfiniAttention)
     x = torch.randn(2, length, 32, dtype=torch.float64)
-    state = layer.new_state(2, 0)
+    assert isinstance(state := layer.new_state(2, 0), InfiniState)
     layer.read(x, rotary(torch.arange(N), config(), torch.float64), state)
     _, k, v = layer.project(x)
     completed, rest = divmod(length, N)

@@ -6,7 +6,7 @@ import torch
 from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.layout import segments
 from infini_llama.model.llama import Llama
-from infini_llama.model.memory import memories, retrieve
+from infini_llama.model.memory import memories, retrieve, sigma
 from support.differences import largest, relative
 from support.literal_infini import literal_infini
 
@@ -280,6 +280,18 @@ def test_a_memory_of_half_precision_tokens_is_single_precision(dtype):
     assert relative(M, torch.full((2, 2), 400_000.0)) < 1e-5 and relative(z, torch.full((2,), 200_000.0)) < 1e-5
     found = retrieve(k[:, :, :3], M, z)
     assert found.dtype == torch.float32 and relative(found, torch.full((3, 2), 2.0)) < 1e-5
+
+
+def test_the_feature_map_is_exact_in_value_and_gradient():
+    """ELU(x) + 1 in fp32 has no digit left below -17; large x must not overflow in the branch that is not taken."""
+    x = torch.tensor([-80.0, -60.0, -30.0, -17.5, -13.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 100.0, 3e38], requires_grad=True)
+    y = sigma(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    wide = x.detach().double()
+    expected = torch.where(wide > 0, wide + 1, wide.exp())
+    assert ((y.double() - expected) / expected).abs().max() < 3e-7
+    assert ((gradient.double() - wide.clamp(max=0).exp()) / wide.clamp(max=0).exp()).abs().max() < 3e-7
+    assert torch.autograd.gradcheck(sigma, torch.linspace(-5, 5, 20, dtype=torch.float64, requires_grad=True))
 
 
 def test_without_its_memory_it_is_local_attention(config):

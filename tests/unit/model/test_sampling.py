@@ -1,5 +1,7 @@
 """The choice of a token: by hand, and against transformers' processors of logits."""
 
+import math
+
 import pytest
 import torch
 from transformers import (
@@ -88,6 +90,30 @@ def test_choices_follow_the_probabilities():
     assert {choose(logits, seen, Sampling(temperature=0.05), generator) for _ in range(50)} == {0}
 
 
+@pytest.mark.parametrize("temperature", [1e-38, 1e-45, 5e-324, 1e300])
+def test_temperatures_at_the_limits_of_floats(temperature):
+    logits, seen = torch.tensor([-20.0, 30.0, 10.0]), torch.zeros(3, dtype=torch.bool)
+    drawn = {
+        choose(logits, seen, Sampling(temperature=temperature), torch.Generator().manual_seed(seed))
+        for seed in range(50)
+    }
+    assert drawn == ({1} if temperature < 1 else {0, 1, 2})
+
+
+@pytest.mark.parametrize("penalty", [1e-320, 1e-38, 1e300])
+def test_penalties_at_the_limits_of_floats(penalty):
+    """The smallest makes a token that was seen infinitely likely, the largest impossible."""
+    logits, seen = torch.tensor([2.0, 3.0, -1.0]), torch.tensor([True, False, True])
+    sampling = Sampling(temperature=1e-3, repetition_penalty=penalty)
+    assert choose(logits, seen, sampling, torch.Generator()) == (0 if penalty < 1 else 1)
+
+
+def test_a_top_p_of_one_keeps_every_token():
+    """Rounded sums of many probabilities reach 1 before the last of them."""
+    logits = torch.linspace(0, -30, 50_000)
+    assert keep_likely(logits, top_p=1.0).isfinite().all()
+
+
 def test_a_penalty_holds_for_the_likeliest_as_well():
     logits, seen = torch.tensor([2.0, 1.9, -1.0]), torch.tensor([True, False, False])
     generator = torch.Generator()
@@ -100,11 +126,17 @@ def test_a_penalty_holds_for_the_likeliest_as_well():
     ("arguments", "word"),
     [
         ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
         ({"top_k": 0}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
+        ({"top_p": math.nan}, "top_p"),
         ({"min_p": -0.1}, "min_p"),
+        ({"min_p": math.nan}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty"),
     ],
 )
 def test_wrong_settings_are_refused(arguments, word):
