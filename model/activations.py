@@ -21,13 +21,18 @@ DEAR = {
 }
 
 
-def recomputed(function: Callable[..., torch.Tensor], kind: Checkpointing, *arguments: Any) -> torch.Tensor:
+def recomputed(
+    function: Callable[..., torch.Tensor], kind: Checkpointing | Callable[..., Any], *arguments: Any
+) -> torch.Tensor:
     """function(*arguments), of whose intermediate results "none" keeps all, "selective" the dear ones, "full" none.
 
-    The generators' states are restored, so that dropout repeats itself.
+    The generators' states are restored, so that dropout repeats itself. Another library's function, called as torch's `checkpoint`,
+    can take the place of `kind`.
     """
     if kind == "none" or not torch.is_grad_enabled():
         return function(*arguments)
+    if callable(kind):
+        return kind(function, *arguments)
     if kind == "full":
         return checkpoint(function, *arguments, use_reentrant=False)
     contexts = partial(create_selective_checkpoint_contexts, _keep_the_dear)

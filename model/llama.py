@@ -4,6 +4,7 @@ Parameter names are those of Hugging Face's LlamaForCausalLM, so that a softmax 
 Infini-attention adds model.layers.<i>.self_attn.gate.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.checkpointing: Checkpointing = "none"
+        self.checkpointing: Checkpointing | Callable[..., Any] = "none"
 
     def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
         return recomputed(self._forward, self.checkpointing if self.training else "none", x, rows)
@@ -145,18 +146,29 @@ class Llama(nn.Module):
         Raises:
             ValueError: a context for a model whose attention is over whole rows.
         """
-        x = self.model.embed_tokens(input_ids)
+        return self.hidden_from_embeddings(self.model.embed_tokens(input_ids), documents, context)
+
+    def hidden_from_embeddings(
+        self,
+        x: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        context: Context | None = None,
+        layer_outputs: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """As `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
         by_boundaries = self.attention_backend in BY_BOUNDARIES
         if self.config.attention != "softmax":
-            layout = segments(self.config, input_ids.shape, documents, x, by_boundaries, context)
+            layout = segments(self.config, x.shape[:2], documents, x, by_boundaries, context)
         elif context is None:
-            layout = rows(self.config, input_ids.shape, documents, x, by_boundaries)
+            layout = rows(self.config, x.shape[:2], documents, x, by_boundaries)
         else:
             raise ValueError(
                 "softmax attention over whole rows cannot be shared by ranks; use infini or local attention"
             )
         for layer in self._layers():
             x = layer(x, layout)
+            if layer_outputs is not None:
+                layer_outputs.append(x)
         return self.model.norm(x)
 
     def forward(
@@ -203,9 +215,20 @@ class Llama(nn.Module):
         Raises:
             ValueError: more tokens than a softmax model's states have room for, or rows that do not stand together.
         """
-        x = self.model.embed_tokens(input_ids)
+        return self.read_embeddings(self.model.embed_tokens(input_ids), states, lengths)
+
+    def read_embeddings(
+        self,
+        x: torch.Tensor,
+        states: States,
+        lengths: list[int] | None = None,
+        layer_outputs: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """As `read`, for embeddings x [B, t, hidden_size]; each layer's output is appended to `layer_outputs`."""
         for layer, state in zip(self._layers(), states.layers, strict=True):
             x = layer.read(x, states.rotary, state, lengths)
+            if layer_outputs is not None:
+                layer_outputs.append(x)
         return self.model.norm(x)
 
     def prefill(

@@ -198,13 +198,13 @@ def _at_least_two(text: str) -> int:
 
 def _not_negative(text: str) -> float:
     if not 0 <= (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be a finite number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text} must not be negative, infinite or nan")
     return number
 
 
 def _above_zero(text: str) -> float:
     if not 0 < (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be a finite number above 0")
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and finite")
     return number
 
 

@@ -6,7 +6,7 @@ from infini_llama.model.config import LlamaConfig
 
 USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER"{arguments})
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{arguments})
 inputs = tokenizer("{prompt}", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
@@ -14,7 +14,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 
 def model_card(facts: dict[str, Any], config: LlamaConfig, dtype: str, beyond: list[str]) -> str:
     """Markdown with the front matter that Hugging Face's hub reads. It states facts of the run, no date and no path."""
-    kind = "Infini-Llama" if config.attention == "infini" else "Llama"
+    kind = "An Infini-Llama" if config.attention == "infini" else "A Llama"
     tags = ["llama", *(["infini-attention"] if config.attention == "infini" else []), "infini-llama"]
     prompt = facts["train"]["sample_prompt"].strip().splitlines()[0].replace('"', "'")
     use = USE.format(arguments=", trust_remote_code=True" if beyond else "", prompt=prompt)
@@ -47,7 +47,7 @@ tags:
 
 # {facts["run"]}
 
-A {kind} of {facts["parameters"]:,} parameters, trained and exported by infini-llama {facts["infini_llama"]}.
+{kind} of {facts["parameters"]:,} parameters, trained and exported by infini-llama {facts["infini_llama"]}.
 
 ```python
 {use}

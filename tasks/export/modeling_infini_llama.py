@@ -12,7 +12,11 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from infini_llama.model.config import LlamaConfig
+from infini_llama.model.layout import PADDING
 from infini_llama.model.llama import Llama, States
+
+# What other attention functions are given for packed rows.
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
 class InfiniLlamaConfig(PreTrainedConfig):
@@ -62,6 +66,9 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["self_attn.gate"]  # noqa: RUF012
     _is_stateful = True  # what was read cannot be taken back, as assisted generation would
+    accepts_loss_kwargs = True  # num_items_in_batch: the loss of one micro-batch of several
+    supports_gradient_checkpointing = True
+    gradient_checkpointing = False
     _llama: Llama
 
     def __init__(self, config: InfiniLlamaConfig) -> None:
@@ -74,42 +81,97 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Llama has initialised itself."""
 
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Any = "full", every_n_layers: int = 1
+    ) -> None:
+        """What `gradient_checkpointing_enable` and `_disable` call."""
+        self.gradient_checkpointing = enable
+        layers: Any = self.model.layers
+        for number, layer in enumerate(layers):
+            layer.checkpointing = gradient_checkpointing_func if enable and number % every_n_layers == 0 else "none"
+
     def forward(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
         past_key_values: Remembered | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        logits_to_keep: int = 0,
-        **unused: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits for input_ids [B, T], and with `labels` [B, T] (not shifted) the mean cross-entropy.
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits for input_ids [B, T] or inputs_embeds [B, T, D], and with `labels` [B, T] (not shifted) the cross-entropy.
 
-        Rows may be padded on either side, where `attention_mask` is 0. With the `past_key_values` that `generate` passes, input_ids
-        are the next tokens; only the first of them may be padded.
+        Rows may be padded on either side, where `attention_mask` [B, T] is 0, or packed: `position_ids` [B, T] that do not go up by
+        one begin another document, which sees nothing of those before it. With `past_key_values`, as `generate` and use_cache=True
+        pass them, the tokens are the next ones; only the first of them may be padded. `kwargs` go to the loss function.
+
+        Raises:
+            ValueError: both or none of input_ids and inputs_embeds, or an input that cannot be honoured.
         """
-        if past_key_values is not None and past_key_values.states is not None:
-            hidden = self._llama.read(input_ids, past_key_values.states)
-        elif attention_mask is None or bool(attention_mask.all()):
-            hidden = self._begin(input_ids, past_key_values, None)
-        else:  # the rows' own tokens first: no token looks at those behind it
-            order = attention_mask.argsort(dim=1, descending=True, stable=True)
-            hidden = self._begin(input_ids.gather(1, order), past_key_values, attention_mask.sum(dim=1).tolist())
-            hidden = hidden.gather(1, order.argsort(dim=1)[..., None].expand_as(hidden))
-        if past_key_values is not None:
-            past_key_values.length += input_ids.shape[1]
-        logits = self.lm_head(hidden[:, -logits_to_keep:])
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x: torch.Tensor = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, length = x.shape[:2]
+        _refuse_unsupported(attention_mask, position_ids, kwargs)
+        past = past_key_values
+        if use_cache and past is None:
+            past = Remembered(max(length, self._llama.config.max_position_embeddings))
+        documents = None if position_ids is None else _documents(position_ids.expand(batch, length))
+        layer_outputs: list[torch.Tensor] = []
+        order = lengths = None
+        if past is not None and past.states is not None:
+            if documents is not None:
+                raise ValueError("position_ids begin another document, which past_key_values cannot hold")
+            hidden = self._llama.read_embeddings(x, past.states, None, layer_outputs)
+        else:
+            if attention_mask is not None and not attention_mask.all():
+                # The rows' own tokens first: no token looks at those behind it.
+                order = attention_mask.argsort(dim=1, descending=True, stable=True)
+                lengths = attention_mask.sum(dim=1).tolist()
+                x = _in_order(x, order)
+                if position_ids is not None:
+                    documents = _documents(position_ids.expand(batch, length).gather(1, order), lengths)
+            hidden = self._begin(x, documents, past, lengths, layer_outputs)
+        if past is not None:
+            past.length += length
+        hidden_states = [x, *layer_outputs[:-1], hidden]
+        if order is not None:
+            back = order.argsort(dim=1)
+            hidden_states = [_in_order(value, back) for value in hidden_states]
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_states[-1][:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)  # type: ignore
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output = CausalLMOutputWithPast(
+            loss=loss,  # type: ignore
+            logits=logits,  # type: ignore
+            past_key_values=past,  # type: ignore
+            hidden_states=tuple(hidden_states) if wanted else None,  # type: ignore
+        )
+        return output.to_tuple() if return_dict is False else output
 
-    def _begin(self, input_ids: torch.Tensor, past: Remembered | None, lengths: list[int] | None) -> torch.Tensor:
+    def _begin(
+        self,
+        x: torch.Tensor,
+        documents: torch.Tensor | None,
+        past: Remembered | None,
+        lengths: list[int] | None,
+        layer_outputs: list[torch.Tensor],
+    ) -> torch.Tensor:
         """What the head reads of rows from their first tokens on; of row b the first lengths[b] count."""
         if past is None:
-            return self._llama.hidden(input_ids)
-        past.states = self._llama.new_states(len(input_ids), past.capacity)
-        return self._llama.read(input_ids, past.states, lengths)
+            return self._llama.hidden_from_embeddings(x, documents, layer_outputs=layer_outputs)
+        if documents is not None:
+            raise ValueError("position_ids begin several documents in a row, which use_cache=True cannot continue")
+        past.states = self._llama.new_states(len(x), past.capacity)
+        return self._llama.read_embeddings(x, past.states, lengths, layer_outputs)
 
     def _prepare_cache_for_generation(
         self,
@@ -122,3 +184,35 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         """Instead of transformers' growing cache, which has no place for a compressive memory."""
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = Remembered(max_cache_length + 1)
+
+
+def _refuse_unsupported(
+    attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, kwargs: dict[str, Any]
+) -> None:
+    """What would otherwise be left out without a word.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}; give one of [batch, length]")
+    if kwargs.get("output_attentions"):
+        raise ValueError("output_attentions=True: attention weights are never computed as such")
+    packed = sorted(name for name in PACKED if kwargs.get(name) is not None)
+    if packed and position_ids is None:
+        raise ValueError(f"{packed[0]} without position_ids: give position_ids that start anew in each document")
+
+
+def _documents(position_ids: torch.Tensor, lengths: list[int] | None = None) -> torch.Tensor | None:
+    """The number of each token's document [B, T], of row b for the first lengths[b] tokens; None where no row has several."""
+    documents = (position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1).cumsum(dim=1)
+    if lengths is not None:
+        places = torch.arange(documents.shape[1], device=documents.device)
+        ends = torch.tensor(lengths, device=documents.device)
+        documents = documents.masked_fill(places >= ends[:, None], PADDING)
+    return documents if bool((documents > 0).any()) else None
+
+
+def _in_order(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The tokens of x [B, T, D] in the order [B, T]."""
+    return x.gather(1, order[..., None].expand_as(x))
