@@ -6,6 +6,8 @@ from typing import Any, Literal, get_args
 Attention = Literal["softmax", "local", "infini"]
 MemoryUpdate = Literal["linear", "delta", "delta_bounded"]
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+         "max_position_embeddings")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,14 @@ class LlamaConfig:
     memory_gradient_segments: int | None = None
 
     def __post_init__(self) -> None:
+        for field in SIZES:
+            if not isinstance(value := getattr(self, field), int) or value < 1:
+                raise ValueError(f"{field}={value!r} is not a whole number of at least 1")
+        for field in ("rope_theta", "rms_norm_eps", "initializer_range"):
+            if not isinstance(value := getattr(self, field), int | float):
+                raise ValueError(f"{field}={value!r} is not a number")
+        if not isinstance(self.tie_word_embeddings, bool):
+            raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false")
         if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
             raise ValueError(
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is no whole, even head size"

@@ -90,11 +90,12 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         ValueError: it is another architecture, or has a setting that this model cannot express; the message names key and value.
     """
     if values.get("model_type") == OWN:
-        return LlamaConfig.from_dict(values[OWN])
+        return LlamaConfig.from_dict(values.get(OWN) or {})
     if values.get("model_type") != "llama":
         raise ValueError(f"model_type={values.get('model_type')!r} is neither 'llama' nor '{OWN}'")
     found = {name: values.get(name, default) for name, default in SAME.items()}
-    found["num_key_value_heads"] = found["num_key_value_heads"] or found["num_attention_heads"]
+    if found["num_key_value_heads"] is None:
+        found["num_key_value_heads"] = found["num_attention_heads"]
     if missing := [name for name, value in found.items() if value is None]:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)

@@ -60,10 +60,8 @@ def open_folder(path: Path) -> Folder:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path / 'config.json'}: {error}.") from None
     found = {name: file for file in weight_files(path) for name in names_in(file)}
-    if (path / INDEX).is_file():
-        stated = _json(path / INDEX).get("weight_map", {})
-        if missing := sorted(stated.keys() - found.keys()):
-            raise DataError(f"{path / INDEX} names {missing[0]} and no file has it; fetch the folder again.")
+    if (path / INDEX).is_file() and (missing := sorted(_weight_map(path).keys() - found.keys())):
+        raise DataError(f"{path / INDEX} names {missing[0]} and no file has it; fetch the folder again.")
     return Folder(path, config, found)
 
 
@@ -74,9 +72,9 @@ def weight_files(path: Path) -> list[Path]:
         ConfigError: it has none. Pickles are never opened: they can run any code.
     """
     if (path / INDEX).is_file():
-        names = sorted(set(_json(path / INDEX).get("weight_map", {}).values()))
+        names = sorted(set(_weight_map(path).values()))
         for name in names:
-            if not isinstance(name, str) or Path(name).name != name:
+            if Path(name).name != name:
                 raise DataError(f"{path / INDEX} names '{name}', which lies outside its folder.")
             if not (path / name).is_file():
                 raise DataError(f"{path / name} is missing, and {INDEX} names it; fetch the folder again.")
@@ -90,6 +88,14 @@ def weight_files(path: Path) -> list[Path]:
             "write it as safetensors where you trust it: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)."
         )
     raise ConfigError(f"{path} has neither {ONE} nor {INDEX}; name a folder with safetensors.")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """The file of each tensor, as the folder's index says."""
+    stated = _json(path / INDEX).get("weight_map")
+    if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated.values()):
+        raise DataError(f"{path / INDEX}: weight_map must name one file for each tensor; fetch the folder again.")
+    return stated
 
 
 def names_in(file: Path) -> list[str]:
@@ -114,7 +120,7 @@ def opened(file: Path, framework: str) -> Iterator[Any]:
 def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{file} is not JSON.") from None
     if not isinstance(value, dict):
         raise DataError(f"{file} is not a JSON object.")

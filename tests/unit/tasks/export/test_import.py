@@ -129,6 +129,47 @@ def damaged(path, how):
         (path / "config.json").unlink()
 
 
+@pytest.mark.parametrize("weight_map", [[], ["model.safetensors"], None, "x", {"model.norm.weight": ["x"]}, {"a": 1}])
+def test_an_index_of_another_shape_is_named(theirs, weight_map):
+    path, _ = theirs()
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(DataError, match=r"model\.safetensors\.index\.json.*weight_map"):
+        open_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_parameters", [1]),
+        ("rope_parameters", {"rope_type": []}),
+        ("rope_parameters", {"rope_theta": []}),
+        ("hidden_size", "32"),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", 0),
+        ("vocab_size", None),
+        ("max_position_embeddings", []),
+        ("rms_norm_eps", {}),
+        ("hidden_act", []),
+        ("tie_word_embeddings", "no"),
+        ("model_type", []),
+        ("model_type", "infini_llama"),
+    ],
+)
+def test_a_config_with_wrong_types_is_named(theirs, field, value):
+    path, _ = theirs()
+    config = json.loads((path / "config.json").read_text()) | {field: value}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        open_folder(path)
+
+
+def test_json_nested_beyond_what_python_parses_is_damaged(theirs):
+    path, _ = theirs()
+    (path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"config\.json"):
+        open_folder(path)
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
