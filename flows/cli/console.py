@@ -11,7 +11,7 @@ BLOCKS, SPARKS = "▁▂▃▄▅▆▇█", 16
 
 
 class PlainHandler(logging.Handler):
-    """One line a record on stderr; of a stage's progress one in `LINES_APART` seconds, and the last."""
+    """One line per record on stderr; of a stage's progress one per `LINES_APART` seconds, those that are due, and the last."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -20,7 +20,7 @@ class PlainHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         now, progress = time.monotonic(), getattr(record, "progress", None)
         due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work needs no line
-        if progress is not None and progress["done"] < (progress["total"] or float("inf")):
+        if progress is not None and not progress.get("due") and progress["done"] < (progress["total"] or float("inf")):
             if now < due:
                 return
             self.next_at[record.name] = now + LINES_APART

@@ -27,10 +27,10 @@ class Progress:
                 speed = f"{record['tokens_per_second']:,.0f} tokens/s"
                 if (mfu := record.get("mfu")) is not None:
                     speed += f"  MFU {mfu:.1%}"
-                text = f"step {record['step']}/{self.max_steps}  loss {loss}  {speed}"
+                text = f"step {record['step']}/{self.max_steps}  loss {loss}  lr {record['learning_rate']:.3g}  {speed}"
+                due = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
                 progress = {"done": record["step"], "total": self.max_steps, "unit": "steps", "loss": record["loss"]}
-                whole = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
-                log.log(logging.INFO if whole else logging.DEBUG, text, extra={"progress": progress})
+                log.log(logging.INFO if due else logging.DEBUG, text, extra={"progress": progress | {"due": due}})
                 self._how_long(record)
             elif record["loss"] is None:
                 log.warning("step %d  validation loss is not finite", record["step"])

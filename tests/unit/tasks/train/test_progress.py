@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from infini_llama.flows.cli import console
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.progress import Progress
 
@@ -17,7 +18,8 @@ def told(tmp_path, caplog):
     def write(*steps, seconds):
         with run.metrics.open("a") as file:
             for step in steps:
-                line = {"kind": "train", "step": step, "loss": 2.0, "tokens_per_second": 10.0, "step_time": seconds}
+                line = {"kind": "train", "step": step, "loss": 2.0, "learning_rate": 3e-5, "tokens_per_second": 10.0}
+                line |= {"step_time": seconds}
                 file.write(json.dumps(line) + "\n")
 
     return run, write, lambda: [record.getMessage() for record in caplog.records]
@@ -58,3 +60,17 @@ def test_a_checkpoint_that_was_moved_aside_is_not_announced(told):
     (run.checkpoints / "latest").symlink_to("step-00000016")
     Progress(run, 16, 1).poll()
     assert words() == []
+
+
+def test_each_step_that_is_logged_has_a_line_with_loss_learning_rate_and_throughput_however_fast_it_is(told, capsys):
+    run, write, _ = told
+    handler = console.attach(quiet=False, verbose=False)
+    try:
+        progress = Progress(run, max_steps=22, log_every=5)
+        write(*range(1, 23), seconds=0.001)
+        progress.poll()
+    finally:
+        console.detach(handler)
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert [line[2] for line in lines] == ["5/22", "10/22", "15/22", "20/22", "22/22"]
+    assert all(line[3:8] == ["loss", "2.0000", "lr", "3e-05", "10"] for line in lines)
