@@ -18,7 +18,8 @@ class ReportingConfig(Section):
     log_every: Annotated[int, Field(ge=1)] = Field(
         default=10,
         title="Log every",
-        description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard; metrics.jsonl has every step.",
+        description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard; metrics.jsonl has "
+        "every step.",
     )
     report_to: list[Literal["tensorboard", "wandb"]] = Field(
         default=["tensorboard"],

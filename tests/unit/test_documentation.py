@@ -37,6 +37,24 @@ def test_tests_that_the_audit_names_exist():
     assert not [f"{file}::{name}" for file, name in named if name not in known.get(file, ())]
 
 
+def marks_of(file: str, name: str) -> set[str]:
+    """Those by which `make test` leaves the whole test out."""
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    function = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+    marks = [ast.unparse(one) for one in function.decorator_list if "parametrize" not in ast.unparse(one)]
+    marks += [ast.unparse(one) for one in tree.body if isinstance(one, ast.Assign) and "pytestmark" in ast.unparse(one)]
+    return {mark for mark in ("slow", "gpu") if f"pytest.mark.{mark}" in " ".join(marks)}
+
+
+def test_the_audit_marks_the_tests_that_make_test_leaves_out():
+    text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
+    said = re.findall(TEST.pattern + r"(?: \*\((slow|gpu)\)\*)?", text)
+    assert not [f"{file}::{name}" for file, name, mark in said if marks_of(file, name) != ({mark} if mark else set())]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in readme.splitlines() if line.startswith("    make test ")]
+    assert "make slow" in line and "make gpu" in line and "everything" not in line
+
+
 def test_each_row_of_the_audit_has_a_test_or_says_that_it_has_none():
     """A row without a test says why none can be named."""
     text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
@@ -147,3 +165,13 @@ def test_papers_of_the_model_are_cited():
     }
     page = (ROOT / "docs/model.md").read_text(encoding="utf-8")
     assert len(named) > 4 and not [paper for paper in sorted(named) if f"arxiv.org/abs/{paper}" not in page]
+
+
+def test_troubleshooting_starts_from_symptoms_and_each_answer_names_a_key_or_a_command():
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    section = page.partition("\n## By symptom\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]
+    symptoms = " ".join(row[0] for row in rows).lower()
+    for symptom in ("loss does not fall", "gpu is not used", "out of memory", "slow", "not finite"):
+        assert symptom in symptoms
+    assert not [row[0] for row in rows if not KEY.search(row[2]) and "infini-llama " not in row[2]]

@@ -19,6 +19,8 @@ from infini_llama.model.llama import Llama
         ("medium", 353_551_360),
         ("large", 813_442_560),
         ("xl", 1_545_996_288),
+        ("3b", 3_127_815_168),
+        ("6b", 6_083_055_616),
     ],
 )
 def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
@@ -33,3 +35,9 @@ def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
 
     first_line = Path(configs.__path__[0], f"{name}.yaml").read_text().splitlines()[0]
     assert f"{parameters:,} parameters" in first_line
+
+
+@pytest.mark.parametrize("name", ["3b", "6b"])
+def test_a_preset_beyond_one_gpu_is_split_and_computes_activations_again(name):
+    train = load_config(Path(configs.__path__[0], f"{name}.yaml")).train
+    assert (train.parallel, train.activation_checkpointing) == ("fsdp", "full")
