@@ -4,16 +4,24 @@ from typing import Literal
 
 from infini_llama.tasks.records.record import Record
 
-Severity = Literal["ok", "note", "warning", "error"]
+Severity = Literal["error", "warning", "note", "ok"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok")
+Device = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class Finding(Record):
     """Something that was found out about a machine or a plan; `sentence`: what it means and how to fix it."""
 
     name: str
-    value: str
-    severity: str
-    sentence: str
+    value: str | int
+    severity: Severity = "ok"
+    sentence: str = ""
+
+
+def finding(name: str, value: str | int, severity: Severity = "ok", sentence: str = "") -> Finding:
+    """A `Finding` by position."""
+    return Finding(name=name, value=value, severity=severity, sentence=sentence)
 
 
 class EnvironmentPlan(Record):
@@ -24,29 +32,30 @@ class EnvironmentPlan(Record):
         micro_batch_size: sequences per forward pass of one process, as planned (an attempt may run with less).
         env: environment variables of the workers.
         reasons: why a setting has its value, by its name.
+        findings: warnings and notes about this plan.
         patches: names of the patches that workers apply in their own process.
     """
 
-    device: Literal["cpu", "cuda"]
+    device: Device
     gpus: tuple[int, ...]
     nproc_per_node: int
-    nnodes: int
-    rendezvous: Literal["c10d", "static"]
-    master_addr: str
-    precision: Literal["fp32", "bf16", "fp16"]
+    nnodes: int = 1
+    rendezvous: Literal["c10d", "static"] = "c10d"
+    master_addr: str = "auto"
+    precision: Precision
     attention_backend: str
-    allocator: str
-    compile: str
-    loss_chunk: int
+    allocator: str = "system"
+    compile: str = "off"
+    loss_chunk: int = 0
     threads: int
     distributed_backend: str
-    port: int | Literal["auto"]
+    port: int | Literal["auto"] = "auto"
     micro_batch_size: int
     accumulation_steps: int
-    env: dict[str, str]
-    reasons: dict[str, str]
-    findings: tuple[Finding, ...]
-    patches: tuple[str, ...]
+    env: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    findings: tuple[Finding, ...] = ()
+    patches: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
