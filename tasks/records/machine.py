@@ -1,5 +1,7 @@
 """What patch-environment finds on a machine."""
 
+from pydantic import Field
+
 from infini_llama.tasks.records.record import Record
 
 
@@ -140,9 +142,9 @@ class MachineFacts(Record):
     port: bool = True
     requested_port: PortCheck | None = None
     loopback: str | None = None
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default_factory=dict)
     compilers: Compilers = Compilers()
-    allocators: dict[str, str] = {}
+    allocators: dict[str, str] = Field(default_factory=dict)
     others: tuple[RunningWorker, ...] = ()
     hub: bool | None = None
     torch_cuda: str | None = None
@@ -150,5 +152,5 @@ class MachineFacts(Record):
     gpus: tuple[Gpu, ...]
     gpu_fault: str = ""
     nccl: bool = False
-    attention: dict[str, str] = {}
+    attention: dict[str, str] = Field(default_factory=dict)
     driver: Driver | None = None

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from infini_llama.tasks.records.record import Record
 
 Severity = Literal["error", "warning", "note", "ok"]
@@ -52,8 +54,8 @@ class EnvironmentPlan(Record):
     port: int | Literal["auto"] = "auto"
     micro_batch_size: int
     accumulation_steps: int
-    env: dict[str, str] = {}
-    reasons: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
+    reasons: dict[str, str] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     patches: tuple[str, ...] = ()
 
