@@ -51,8 +51,8 @@ def test_the_audit_marks_the_tests_that_make_test_leaves_out():
     said = re.findall(TEST.pattern + r"(?: \*\((slow|gpu)\)\*)?", text)
     assert not [f"{file}::{name}" for file, name, mark in said if marks_of(file, name) != ({mark} if mark else set())]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (line,) = [line for line in readme.splitlines() if line.startswith("    make test ")]
-    assert "make slow" in line and "make gpu" in line and "everything" not in line
+    (line,) = [line for line in readme.splitlines() if "`make test`" in line]
+    assert "`make slow`" in line and "`make gpu`" in line and "everything" not in line
 
 
 def test_each_row_of_the_audit_has_a_test_or_says_that_it_has_none():
