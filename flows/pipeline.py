@@ -7,6 +7,7 @@ from pathlib import Path
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows.home import usable_home
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.stage import preprocess
@@ -61,7 +62,9 @@ def verify_and_train(settings: dict, reference: dict) -> dict:
     with mirrored(settings, reference):
         while True:
             try:
-                summary = train(settings, reference, environment, invocation)
+                summary = train(
+                    settings, reference, environment, invocation, ConfiguredLauncher(settings["environment"])
+                )
                 break
             except Exception as error:
                 delay = retries.delay_after(error)

@@ -11,6 +11,7 @@ from infini_llama.configs.secrets import restored
 from infini_llama.flows.api_logs import api_logs
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.flows.pipeline import resolved, run_name, with_pages
+from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess import task as preprocess_task
@@ -67,7 +68,9 @@ def pretrain(config: PipelineConfig) -> dict:
         environment = patch_environment(settings, home, run, reference["vocab_size"])
         with mirrored(settings, reference):
             with closing_card(Path(home) / "runs" / run) as tell:
-                summary = with_retries(retries_for(settings))(settings, reference, environment, new_invocation())
+                launcher = ConfiguredLauncher(settings["environment"])
+                train = with_retries(retries_for(settings))
+                summary = train(settings, reference, environment, new_invocation(), launcher)
                 done = "had finished already" if summary.get("already_finished") else "finished"
                 tell(f"Training {done}: {summary['steps']:,} steps.")
             if settings["evaluate"]["after_training"]:

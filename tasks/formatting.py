@@ -1,7 +1,12 @@
-"""Values, sizes and times as people write them."""
+"""Human-readable formatting of values, sizes and durations, and the pieces of Markdown cards on a run's page."""
 
-from collections.abc import Iterable
+import contextlib
+import logging
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+log = logging.getLogger("infini_llama.cards")
 
 
 def shown(value: Any) -> str:
@@ -49,3 +54,40 @@ def packed(costs: dict[str, Any]) -> dict[str, str]:
 def share(value: float) -> str:
     """A part of a whole, for example 81.3%."""
     return f"{value:.1%}"
+
+
+@contextlib.contextmanager
+def best_effort(what: str) -> Iterator[None]:
+    """Log an error in the block with what could not be shown; the work goes on."""
+    try:
+        yield
+    except Exception as fault:
+        log.warning("%s cannot be shown on the run's page (%r); the work itself goes on.", what, fault)
+
+
+def artifact_key(*words: str) -> str:
+    """Key of a Prefect artifact: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-")
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    """Lines of a Markdown table."""
+    heads = list(heads)
+    lines = [_line(heads), _line("---" for _ in heads)]
+    return [*lines, *(_line(map(cell, row)) for row in rows), ""]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def cell(value: object) -> str:
+    """A value within a table: on one line, and no bar that would end its column."""
+    return " ".join(str(value).replace("|", "\\|").split())
+
+
+def text_block(text: str, longest: int = 1200) -> list[str]:
+    """Text as it is, in a fence that nothing in it can close; a long one is cut."""
+    cut = text if len(text) <= longest else text[:longest] + " …"
+    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", cut)), default=0))
+    return [fence + "text", cut, fence, ""]

@@ -38,7 +38,7 @@ def supervise(attempt_dir: Path) -> int:
     plan, runtime = order["plan"], order["config"]["runtime"]
     processes = plan["nproc_per_node"]
     # The job's environment has the plan's variables, those too that the order masks.
-    command = local.torchrun(attempt_dir / "order.json", plan, local.meeting(plan["port"]))
+    command = local.torchrun(attempt_dir / "order.json", plan, local.rendezvous(plan["port"]))
     process = local.spawn(command, attempt_dir / "torchrun.log", {}, order["grace_period"], [], new_session=True)
     torchrun = local.Torchrun(process, attempt_dir, processes)
     ranks = Watch(attempt_dir, processes, runtime["hang_after"])
@@ -54,7 +54,7 @@ def supervise(attempt_dir: Path) -> int:
     except Asked:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         log.warning("asked to stop; waiting up to %.0f s for a checkpoint", order["grace_period"])
-        torchrun.ask_to_stop(order["grace_period"])
+        torchrun.stop(order["grace_period"])
     finally:
         torchrun.end()
     return classify(torchrun.process.returncode, read_statuses(attempt_dir, processes), str(attempt_dir)).code

@@ -16,7 +16,8 @@ from urllib3.exceptions import HTTPError
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.tasks.clusters.manifests import ATTEMPT, ENDING, manifest, name_of
-from infini_llama.tasks.train.launcher import read_job, write_job
+from infini_llama.tasks.clusters.node_records import read_job, write_job
+from infini_llama.tasks.clusters.rendezvous import Nodes
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_SECONDS = 30.0  # that one answer may take
@@ -50,7 +51,7 @@ def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "
             ) from refused
     write_job(attempt_dir, uid=found["metadata"]["uid"])
     log.info("%s is created", place)
-    return KubernetesJob(place, found)
+    return KubernetesJob(attempt_dir, place, found)
 
 
 def attach(attempt_dir: Path, wishes: dict) -> "KubernetesJob | None":
@@ -71,11 +72,11 @@ def attach(attempt_dir: Path, wishes: dict) -> "KubernetesJob | None":
             raise _sentence(error, place) from error
         if known["uid"] is None:
             return None
-        gone = KubernetesJob(place, None)
+        gone = KubernetesJob(attempt_dir, place, None)
         gone.end()
         return gone
     write_job(attempt_dir, uid=found["metadata"]["uid"])
-    return KubernetesJob(place, found)
+    return KubernetesJob(attempt_dir, place, found)
 
 
 @dataclass(frozen=True)
@@ -140,17 +141,17 @@ def connect(context: str | None, namespace: str | None, name: str) -> Place:
     return Place(client.CustomObjectsApi(client.ApiClient(settings)), str(namespace), name)
 
 
-class KubernetesJob:
+class KubernetesJob(Nodes):
     """The job of an attempt, followed by a thread that reads the API's events.
 
     Args:
         found: the object as it was last seen; None: it is gone.
     """
 
-    outlives = True
+    detached = True
 
-    def __init__(self, place: Place, found: dict | None) -> None:
-        self.place = place
+    def __init__(self, attempt_dir: Path, place: Place, found: dict | None) -> None:
+        self.attempt_dir, self.place = attempt_dir, place
         self.code: int | None = None
         self.deleted, self.said, self.told = False, "", ""
         self.by_us = found is None
@@ -169,7 +170,7 @@ class KubernetesJob:
             log.warning("%s", self.told)
         return self.code
 
-    def ask_to_stop(self, grace_period: float) -> None:
+    def stop(self, grace_period: float) -> None:
         """The pods get SIGTERM and their own grace period, which is longer."""
         self._delete()
         self.over.wait(grace_period + ENDING)

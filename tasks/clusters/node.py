@@ -27,7 +27,7 @@ from infini_llama.tasks.clusters import node_records as records
 from infini_llama.tasks.clusters import rendezvous as meeting
 from infini_llama.tasks.clusters.address import interface_towards
 from infini_llama.tasks.clusters.leader import Leader
-from infini_llama.tasks.clusters.relay import Relay
+from infini_llama.tasks.clusters.relay import Relay, relayed
 from infini_llama.tasks.runs.outcome import classify
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
@@ -203,7 +203,11 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
     alone = (
         order["config"]["environment"]["launcher"] != "local"
     )  # the leader is not beside the ranks, and does not watch them
-    watch = Watch(attempt_dir, ranks.processes, order["config"]["runtime"]["hang_after"]) if alone else None
+    watch = (
+        Watch(attempt_dir, ranks.processes, order["config"]["runtime"]["hang_after"], partial(relayed, attempt_dir))
+        if alone
+        else None
+    )
     try:
         while (code := process.poll()) is None:
             poll()
@@ -223,7 +227,7 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
         code = process.wait()
     except BaseException as asked:
         log.warning("asked to stop; waiting up to %.0f s for a checkpoint", grace)
-        ranks.ask_to_stop(grace)
+        ranks.stop(grace)
         raise Preempted(
             f"node {place.node} was asked to stop and its workers have ended; the same command joins again."
         ) from asked

@@ -15,6 +15,7 @@ from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 
 WORD = "word.json"
+JOB = "job.json"  # which job of a cluster the attempt is; written before the job is submitted
 
 
 def node_path(attempt_dir: Path, node: int) -> Path:
@@ -84,3 +85,14 @@ def claim(attempt_dir: Path, wished: int | None, nnodes: int) -> int:
         f"node {wished} of {attempt_dir} is process {holder.get('pid')} on {holder.get('host')} already; give each machine a "
         "number of its own (--node-rank, NODE_RANK or environment.node_rank), or leave it to be chosen."
     )
+
+
+def write_job(attempt_dir: Path, **fields: str | int | None) -> None:
+    """Add to the record of the attempt's job."""
+    write_atomic(attempt_dir / JOB, json.dumps(read_job(attempt_dir) | fields, indent=1))
+
+
+def read_job(attempt_dir: Path) -> dict[str, Any]:
+    """The record of the attempt's job; {} if it has none."""
+    path = attempt_dir / JOB
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from infini_llama.tasks.runs.heartbeat import Beat, heartbeat_path, read_heartbeat
 from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.train.launch import is_stopped
 
 SECONDS = 1.0
 
@@ -48,11 +49,3 @@ def relayed(attempt_dir: Path, node: int) -> dict[int, tuple[Beat, bool]]:
     except (OSError, ValueError):  # not yet, or the filesystem does not answer just now
         return {}
     return {int(rank): ((step, phase, moment), stopped) for rank, (step, phase, moment, stopped) in found.items()}
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not one in a debugger, which is "t"); False where unknown."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
-    except (OSError, IndexError):
-        return False

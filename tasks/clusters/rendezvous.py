@@ -11,6 +11,9 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.clusters import node_records as records
 from infini_llama.tasks.clusters.address import Listener, fault_of_reaching, own_address, own_address_towards
 from infini_llama.tasks.clusters.consistency import differences, facts
+from infini_llama.tasks.clusters.relay import relayed
+from infini_llama.tasks.runs.heartbeat import Beat
+from infini_llama.tasks.train.launch import Torchrun
 
 log = logging.getLogger("infini_llama.nodes")
 POLL_SECONDS = 0.2
@@ -175,12 +178,6 @@ def _refusal(word: dict) -> PipelineError:
     return kinds.get(word["code"], PipelineError)(word["sentence"])
 
 
-def refusal(attempt_dir: Path) -> PipelineError | None:
-    """Why the nodes of an attempt did not start, where they did not."""
-    word = records.word(attempt_dir)
-    return _refusal(word) if word.get("state") == "refused" else None
-
-
 def _unreachable(attempt_dir: Path, node: int, address: str, port: int, fault: str | None) -> str:
     first, here = records.read(records.node_path(attempt_dir, 0)).get("host"), socket.gethostname()
     return (
@@ -189,9 +186,33 @@ def _unreachable(attempt_dir: Path, node: int, address: str, port: int, fault: s
     )
 
 
-def told_of(attempt_dir: Path) -> list[str]:
-    """What the nodes are waiting for, in sentences."""
-    return records.word(attempt_dir).get("told", [])
+class Nodes:
+    """What the command that trains reads of the nodes of an attempt."""
+
+    attempt_dir: Path
+
+    def refusal(self) -> PipelineError | None:
+        """Why the nodes did not start, if they did not."""
+        word = records.word(self.attempt_dir)
+        return _refusal(word) if word.get("state") == "refused" else None
+
+    def notices(self) -> list[str]:
+        """What the nodes are waiting for, in sentences."""
+        return records.word(self.attempt_dir).get("told", [])
+
+    def heartbeats(self, node: int) -> dict[int, tuple[Beat, bool]]:
+        """The newest heartbeats of another node's ranks, by rank, and whether the process is stopped."""
+        return relayed(self.attempt_dir, node)
+
+
+@dataclass(frozen=True)
+class FirstNode(Nodes, Torchrun):
+    """The agent of the first of several nodes, which this process has started on its own machine."""
+
+    def end(self) -> None:
+        """Kill what still runs here; the other nodes end what they started."""
+        self.kill()
+        end_nodes(self.attempt_dir)
 
 
 def end_nodes(attempt_dir: Path) -> None:

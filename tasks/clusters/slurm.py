@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
-from infini_llama.tasks.train.launcher import read_job, write_job
+from infini_llama.tasks.clusters.node_records import read_job, write_job
+from infini_llama.tasks.clusters.rendezvous import Nodes
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
 ENDED = "job-ended"  # written by the script as its last act: the exit code
@@ -144,10 +145,10 @@ def find(name: str) -> int | None:
     return max(map(_number, found), default=None)
 
 
-class SlurmJob:
+class SlurmJob(Nodes):
     """The job `number` of an attempt."""
 
-    outlives = True
+    detached = True
 
     def __init__(self, attempt_dir: Path, number: int) -> None:
         self.attempt_dir, self.number = attempt_dir, number
@@ -166,7 +167,7 @@ class SlurmJob:
         except (OSError, ValueError):
             return self.code
 
-    def ask_to_stop(self, grace_period: float) -> None:
+    def stop(self, grace_period: float) -> None:
         self._ask()
         if self.state == "RUNNING":  # the script passes it on; scancel without a signal would kill after KillWait
             self._command(["scancel", "--batch", "--signal=TERM", str(self.number)])

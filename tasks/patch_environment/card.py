@@ -1,8 +1,7 @@
 """What patch-environment found, chose and mended, as Markdown for Prefect's page of the run."""
 
-from infini_llama.tasks.formatting import in_bytes
+from infini_llama.tasks.formatting import cell, in_bytes, table
 from infini_llama.tasks.patch_environment.finding import SEVERITIES
-from infini_llama.tasks.report.cards import cell, table
 
 
 def card(record: dict, findings: list[dict]) -> str:

@@ -4,21 +4,21 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.card import card
 from infini_llama.tasks.patch_environment.findings import judge
-from infini_llama.tasks.report.cards import key_of, never_in_the_way
 
 
 @task(name="patch-environment", cache_policy=NO_CACHE, persist_result=False)
 def patch_environment(config: dict, home: str, run: str, vocab_size: int) -> dict:
     """The plan of `stage.patch_environment`; it may hold the user's environment variables, so Prefect keeps no copy."""
     plan = stage.patch_environment(config, home, run, vocab_size)
-    with never_in_the_way("the environment's card"):
+    with best_effort("the environment's card"):
         record = plan["record"]  # secrets are masked
         create_markdown_artifact(
             card(record, [*judge(record["facts"]), *plan["findings"]]),
-            key=key_of("environment", run),
+            key=artifact_key("environment", run),
             description=f"What run {run} is computed on",
         )
     return plan

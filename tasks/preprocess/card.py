@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from infini_llama.tasks.formatting import in_bytes
-from infini_llama.tasks.report.cards import cell, table, text_block
+from infini_llama.tasks.formatting import cell, in_bytes, table, text_block
 
 LENGTHS = ("shortest", "p5", "median", "p95", "longest")
 

@@ -4,8 +4,7 @@ import base64
 import io
 from pathlib import Path
 
-from infini_llama.tasks.formatting import in_bytes, in_time, shown
-from infini_llama.tasks.report.cards import cell, table, text_block
+from infini_llama.tasks.formatting import cell, in_bytes, in_time, shown, table, text_block
 from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.run import headline, loss_chart
 from infini_llama.tasks.runs.record import RunRecord

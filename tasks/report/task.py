@@ -7,8 +7,8 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact
 
 from infini_llama.configs.errors import Preempted
+from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.report.card import card
-from infini_llama.tasks.report.cards import key_of, never_in_the_way
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def closing_card(run: Path) -> Iterator[Callable[[str], None]]:
             ended.append(f"Training failed: {error}")
         raise
     finally:
-        with never_in_the_way("the training's card"):
+        with best_effort("the training's card"):
             create_markdown_artifact(
-                card(run, ended[-1]), key=key_of("training", run.name), description=f"How run {run.name} went"
+                card(run, ended[-1]), key=artifact_key("training", run.name), description=f"How run {run.name} went"
             )

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, Preempted, no_space
 from infini_llama.configs.secrets import masked, without_secrets
-from infini_llama.tasks.clusters.rendezvous import end_nodes, refusal, told_of
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.outcome import Outcome, classify
@@ -26,7 +25,6 @@ from infini_llama.tasks.runs.run_folder import (
     lacking_steps,
     number_of,
     remove_staging,
-    weights_of,
 )
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
@@ -34,7 +32,8 @@ from infini_llama.tasks.storage.artifacts import Busy, Lock, write_atomic
 from infini_llama.tasks.storage.json_lines import unreadable
 from infini_llama.tasks.storage.lease import this_machine
 from infini_llama.tasks.train.grace import grace_period, tell_orchestrator
-from infini_llama.tasks.train.launcher import HUNG, Launched, attach, launch
+from infini_llama.tasks.train.launcher import HUNG, Launched, Launcher
+from infini_llama.tasks.train.lineage import weights_of
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.supervisor import Hung, Watch
 
@@ -51,6 +50,7 @@ def new_invocation() -> str:
 
 def attempt(
     run: RunFolder,
+    launcher: Launcher,
     locks: list[Lock],
     config: dict,
     model: dict,
@@ -70,29 +70,29 @@ def attempt(
         Preempted: this process was asked to stop, and the workers with it.
         Exception: what watching the workers met; they have ended, and it is on record as a failure.
     """
-    living = living_job(run, config)
-    if living:
-        attempt_dir, launched = living
+    running = running_job(run, launcher)
+    if running:
+        attempt_dir, launched = running
         log.info("the workers of %s outlived the command that started them; watching them", attempt_dir.name)
     else:
         grace = grace_period(run, config["runtime"])
         attempt_dir = prepare(run, config, model, reference, plan, invocation, grace)
         try:
-            launched = launch(attempt_dir, config, plan, grace, [lock.fd for lock in locks])
+            launched = launcher.start(attempt_dir, plan, grace, [lock.fd for lock in locks])
         except ConfigError as refused:  # by the cluster; after other faults a job may be there all the same
-            put_on_record(run, attempt_dir, invocation, Outcome("failed", refused.exit_code, str(refused)))
+            record_attempt(run, attempt_dir, invocation, Outcome("failed", refused.exit_code, str(refused)))
             raise
     order = run.read(attempt_dir / "order.json")
     processes = order["plan"]["nproc_per_node"] * order["plan"]["nnodes"]
     code, interrupted, hang = supervise(launched, run, attempt_dir, config, processes, each_poll)
     statuses = read_statuses(attempt_dir, processes)
     outcome = Outcome("failed", 76, hang) if hang else classify(code, statuses, str(attempt_dir))
-    if refused := refusal(attempt_dir):
+    if refused := launched.refusal():
         outcome = Outcome("failed", refused.exit_code, str(refused))
     fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
     if fault is not None:
         outcome = Outcome("failed", 70, f"watching the workers failed: {fault!r}", outcome.step)
-    step = put_on_record(run, attempt_dir, invocation, outcome)
+    step = record_attempt(run, attempt_dir, invocation, outcome)
     if fault is not None:
         raise fault
     if interrupted is not None and outcome.kind != "done":
@@ -106,7 +106,7 @@ def attempt(
     return outcome
 
 
-def put_on_record(run: RunFolder, attempt_dir: Path, invocation: str, outcome: Outcome) -> int:
+def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: Outcome) -> int:
     """Adds the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
     order = run.read(attempt_dir / "order.json")  # as it is now: a job that started again has renewed it
     step = checkpoints.latest_step(run.checkpoints)
@@ -127,12 +127,12 @@ def put_on_record(run: RunFolder, attempt_dir: Path, invocation: str, outcome: O
     return step
 
 
-def living_job(run: RunFolder, config: dict) -> tuple[Path, Launched] | None:
+def running_job(run: RunFolder, launcher: Launcher) -> tuple[Path, Launched] | None:
     """The newest attempt and its workers, where an earlier command left it to a job of a cluster and nobody saw its end."""
     folders = attempt_folders(run)
     if not folders or number_of(folders[-1]) in {record["attempt"] for record in attempts(run)}:
         return None
-    launched = attach(folders[-1], config)
+    launched = launcher.attach(folders[-1])
     return (folders[-1], launched) if launched else None
 
 
@@ -183,7 +183,7 @@ def supervise(
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
     except Busy:  # somebody else has the run: watches its job, or writes what workers of this machine would still write
-        let_go = launched.outlives
+        let_go = launched.detached
         raise
     except BaseException as raised:
         if isinstance(raised, Exception):
@@ -193,8 +193,6 @@ def supervise(
     finally:
         if not let_go:
             launched.end()
-        if not launched.outlives:
-            end_nodes(attempt_dir)
     if (path := attempt_dir / HUNG).exists():
         hang = f"{path.read_text(encoding='utf-8')}; the stacks of all ranks are in {attempt_dir}"
     code = launched.poll()
@@ -208,19 +206,19 @@ def watch(
     """Waits for the end, telling progress and calling `each_poll` a few times a second; raises Hung where a rank does not move."""
     progress = Progress(run, config["train"]["max_steps"], config["train"]["log_every"])
     nodes_meet = config["environment"]["nnodes"] > 1
-    ranks = Watch(attempt_dir, processes, config["runtime"]["hang_after"], nodes_meet=nodes_meet)
-    told: list[str] = []
+    ranks = Watch(attempt_dir, processes, config["runtime"]["hang_after"], launched.heartbeats, nodes_meet=nodes_meet)
+    notices: list[str] = []
     ended = False
     while not ended:
         ended = launched.poll() is not None
         with suppress(OSError):  # the filesystem does not answer just now
             progress.poll()
-        if (telling := told_of(attempt_dir)) != told:
-            told = telling
-            for line in told:
+        if (newest := launched.notices()) != notices:
+            notices = newest
+            for line in notices:
                 log.warning(line)
         try:
-            if not launched.outlives:  # else its own supervisor does that, beside the ranks
+            if not launched.detached:  # else its own supervisor does that, beside the ranks
                 ranks.poll()
         except Hung:
             ranks.dump_stacks()
@@ -258,7 +256,7 @@ def ask(launched: Launched, run: RunFolder, runtime: dict) -> None:
         grace = runtime["grace_period"]
     log.warning("asked to stop; waiting up to %.0f s for a checkpoint (asked again: not waiting)", grace)
     tell_orchestrator(grace)
-    launched.ask_to_stop(grace)
+    launched.stop(grace)
 
 
 def choose_checkpoint(run: RunFolder, resume: str, invocation: str, model: dict, plan: dict) -> tuple[Path | None, int]:

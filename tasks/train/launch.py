@@ -1,4 +1,4 @@
-"""torchrun on this machine: started, asked to stop, and ended with every rank it started."""
+"""torchrun on this machine: started, stopped, and ended with every rank it started."""
 
 import contextlib
 import os
@@ -9,24 +9,28 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.runs.heartbeat import Beat
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
 
 
-def start(order_path: Path, plan: dict, grace_period: float, lock_fds: list[int]) -> "Torchrun":
-    """torchrun, or the agent of the first of several nodes, which meets the others and then starts it."""
-    if plan["nnodes"] > 1:
-        command = [sys.executable, "-m", "infini_llama.tasks.clusters.node", str(order_path.parent), "--node-rank=0"]
-    else:
-        command = torchrun(order_path, plan, meeting(plan["port"]))
-    log = order_path.with_name("torchrun.log")
-    process = spawn(command, log, plan["env"], grace_period, lock_fds, new_session=True)
-    return Torchrun(process, order_path.parent, plan["nproc_per_node"] * plan["nnodes"])
+class LocalLauncher:
+    """Starts torchrun on this machine alone."""
+
+    def start(self, attempt_dir: Path, plan: dict, grace_period: float, lock_fds: list[int]) -> "Torchrun":
+        """Start the workers of `attempt_dir/order.json`."""
+        command = torchrun(attempt_dir / "order.json", plan, rendezvous(plan["port"]))
+        process = spawn(command, attempt_dir / "torchrun.log", plan["env"], grace_period, lock_fds, new_session=True)
+        return Torchrun(process, attempt_dir, plan["nproc_per_node"])
+
+    def attach(self, attempt_dir: Path) -> None:
+        """The kernel ends these workers with the command that started them."""
 
 
-def torchrun(order_path: Path, plan: dict, meeting: list[str]) -> list[str]:
+def torchrun(order_path: Path, plan: dict, where: list[str]) -> list[str]:
     """The command that starts this machine's workers for the attempt of an order."""
-    command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--max-restarts=0"]
+    command = [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts=0"]
     command.append(f"--log-dir={os.devnull}")  # else it leaves a folder in TMPDIR; each rank has a log of its own
     return [
         *command,
@@ -68,7 +72,7 @@ def spawn(
         )
 
 
-def meeting(port: int | str) -> list[str]:
+def rendezvous(port: int | str) -> list[str]:
     """Where the workers find each other: at a port of this machine, or at a free one of torchrun's choice (auto)."""
     return ["--standalone"] if port == "auto" else ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
 
@@ -88,12 +92,13 @@ class Torchrun:
     attempt_dir: Path
     processes: int
     node: int = 0
-    outlives: bool = False
+    detached: bool = False
 
     def poll(self) -> int | None:
         return self.process.poll()
 
-    def ask_to_stop(self, grace_period: float) -> None:
+    def stop(self, grace_period: float) -> None:
+        """Send SIGTERM to the ranks and wait for the end; after `grace_period` seconds kill them."""
         pids = self.running()
         for pid in pids:
             send(pid, signal.SIGTERM)
@@ -102,10 +107,14 @@ class Torchrun:
         try:
             self.process.wait(grace_period)
         except subprocess.TimeoutExpired:
-            self.end()
+            self.kill()
 
     def end(self) -> None:
-        """The kernel kills the ranks with torchrun; slow ones are helped along."""
+        """Kill what still runs; return once no rank is left."""
+        self.kill()
+
+    def kill(self) -> None:
+        """The kernel kills the ranks with torchrun; ranks that remain are killed here."""
         if self.process.poll() is None and os.getpgid(self.process.pid) == self.process.pid:
             os.killpg(self.process.pid, signal.SIGKILL)
         send(self.process.pid, signal.SIGKILL)
@@ -128,6 +137,17 @@ class Torchrun:
     def cancelled(self) -> None:
         """A signal from elsewhere to workers of this machine is no decision about the run."""
 
+    def refusal(self) -> PipelineError | None:
+        """One node needs no rendezvous."""
+
+    def notices(self) -> list[str]:
+        """One node waits for no other."""
+        return []
+
+    def heartbeats(self, node: int) -> dict[int, tuple[Beat, bool]]:
+        """All ranks are on this machine."""
+        return {}
+
 
 def is_rank(pid: int, attempt_dir: Path) -> bool:
     """Whether `pid` is still that worker, not another process that was given its number."""
@@ -136,6 +156,14 @@ def is_rank(pid: int, attempt_dir: Path) -> bool:
     except OSError:
         return False
     return str(attempt_dir).encode() in command
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not one in a debugger, which is "t"); False where unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ from infini_llama.tasks.patch_environment import pin
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.outcome import Outcome
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts, claim, read_metrics
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
 from infini_llama.tasks.storage.artifacts import Lock, write_atomic
 from infini_llama.tasks.storage.lease import Lease
 from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
@@ -25,9 +25,13 @@ from infini_llama.tasks.train.curriculum import in_samples, refuse_stages
 from infini_llama.tasks.train.gpu_locks import gpus_of, held
 from infini_llama.tasks.train.grace import grace_period
 from infini_llama.tasks.train.initial import initial_of
+from infini_llama.tasks.train.launch import LocalLauncher
+from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.length import in_steps
+from infini_llama.tasks.train.lineage import claim
 
 log = logging.getLogger("infini_llama.train")
+LOCAL = LocalLauncher()
 # Training settings that may be left to the environment's plan.
 PLANNED = ("micro_batch_size", "compile")
 
@@ -50,7 +54,12 @@ class _Summary(BaseModel):
 
 
 def train(
-    config: dict, reference: dict, plan: dict, invocation: str, each_poll: Callable[[], None] = lambda: None
+    config: dict,
+    reference: dict,
+    plan: dict,
+    invocation: str,
+    launcher: Launcher = LOCAL,
+    each_poll: Callable[[], None] = lambda: None,
 ) -> dict:
     """Trains the run `config["runtime"]["name"]` on the dataset `reference` under the environment plan `plan`, which is pinned here.
 
@@ -60,6 +69,7 @@ def train(
     Args:
         invocation: of `attempt.new_invocation`, the same for all calls of one command: what `runtime.resume` says is followed
             once for each.
+        launcher: what starts the workers; by default torchrun on this machine alone.
         each_poll: called a few times a second; what it raises is a request to stop, as a signal is, and a failure where it is an
             Exception.
 
@@ -101,10 +111,10 @@ def train(
         here = config["environment"]["launcher"] == "local"
         with held(gpus_of(run, plan) if here else [], poll) as gpus:
             while True:
-                outcome = attempt(run, [lock, *gpus], told, model, reference, plan, invocation, poll)
+                outcome = attempt(run, launcher, [lock, *gpus], told, model, reference, plan, invocation, poll)
                 if outcome.kind == "done":
                     return summarize(run, config, reference)
-                if not goes_on(run, config, plan, invocation, outcome):
+                if not should_retry(run, config, plan, invocation, outcome):
                     raise failure(outcome)
 
 
@@ -119,7 +129,7 @@ def deepspeed(train: dict, plan: dict) -> dict[str, Any]:
     return {"deepspeed_config": {name: value for name, value in settings.items() if name in TAKEN}}
 
 
-def goes_on(run: RunFolder, config: dict, plan: dict, invocation: str, outcome: Outcome) -> bool:
+def should_retry(run: RunFolder, config: dict, plan: dict, invocation: str, outcome: Outcome) -> bool:
     """Whether this stage itself makes another attempt, having prepared it."""
     if outcome.code == 75:
         log.warning("the workers were asked to stop and %s; carrying on at once", outcome.message)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infini_llama.tasks.clusters.relay import is_stopped, relayed
 from infini_llama.tasks.runs.heartbeat import PHASES, Beat, heartbeat_path, read_heartbeat
 from infini_llama.tasks.runs.status import is_here, read_status
-from infini_llama.tasks.train.launch import is_rank, send
+from infini_llama.tasks.train.launch import is_rank, is_stopped, send
 
 FAR_SECONDS = 1.0
 # Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.
@@ -37,11 +36,13 @@ class Watch:
         processes: how many there are.
         patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that, and so
             have the phases of start-up. A rank whose process is stopped (SIGSTOP) has half of it.
+        heartbeats: of the ranks on another node, as `Launched.heartbeats`.
     """
 
     attempt_dir: Path
     processes: int
     patience: float
+    heartbeats: Callable[[int], dict[int, tuple[Beat, bool]]] = lambda node: {}
     longest: dict[str, float] = field(default_factory=dict)
     seen: dict[int, Beat] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)  # when that was, by the clock of this process
@@ -91,7 +92,7 @@ class Watch:
                 beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
             else:
                 self.far, node = True, status["node"]
-                relays[node] = relays[node] if node in relays else relayed(self.attempt_dir, node)
+                relays[node] = relays[node] if node in relays else self.heartbeats(node)
                 beat, stopped = relays[node].get(rank, (None, False))
                 (self.stopped.add if stopped else self.stopped.discard)(rank)
             if beat is None:

@@ -17,9 +17,10 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 
 from infini_llama.configs.errors import ConfigError, Preempted
+from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.progress import Live
-from infini_llama.tasks.report.cards import key_of, never_in_the_way
 from infini_llama.tasks.train import stage
+from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.retries import Retries
 
 RENEWED_BUDGETS = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
@@ -28,7 +29,7 @@ LEASE = 60.0  # seconds after which the slots of a process that was killed are f
 
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)
-def train(config: dict, reference: dict, plan: dict, invocation: str) -> dict:
+def train(config: dict, reference: dict, plan: dict, invocation: str, launcher: Launcher) -> dict:
     """`stage.train`, with its progress on the run's page.
 
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
@@ -36,7 +37,7 @@ def train(config: dict, reference: dict, plan: dict, invocation: str) -> dict:
     try:
         here = config["environment"]["launcher"] == "local"
         with _gpu_slots(plan) if here else contextlib.nullcontext(), _progress(config["runtime"]["name"]):
-            return stage.train(config, reference, plan, invocation, _raise_if_suspended)
+            return stage.train(config, reference, plan, invocation, launcher, _raise_if_suspended)
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped
@@ -73,8 +74,8 @@ def _progress(run: str) -> Iterator[None]:
     def show(percent: float, words: str) -> None:
         update_progress_artifact(artifact[0], progress=percent, description=words)
 
-    with never_in_the_way("the progress of training"):
-        made = create_progress_artifact(0.0, key=key_of("progress", run), description=f"Run {run} is starting")
+    with best_effort("the progress of training"):
+        made = create_progress_artifact(0.0, key=artifact_key("progress", run), description=f"Run {run} is starting")
         assert isinstance(made, UUID)  # not the coroutine that a coroutine would get
         artifact.append(made)
     with Live("infini_llama.train", show) if artifact else contextlib.nullcontext():

@@ -9,9 +9,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
+from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.preprocess.card import card
 from infini_llama.tasks.preprocess.summary import describe
-from infini_llama.tasks.report.cards import key_of, never_in_the_way
 from infini_llama.tasks.storage.results import PLAIN
 from infini_llama.tasks.verify_data.checks import VERIFIER_VERSION, verify
 
@@ -29,12 +29,10 @@ def result_name(digest: str) -> str:
 def verify_data(reference: dict, home: str, full_below: int, run: str) -> dict:
     """Manifests, sizes and tokenizer; every checksum too where the dataset is at most `full_below` bytes."""
     report = verify(reference, home, "quick", full_below)
-    with never_in_the_way(
-        "the dataset's card"
-    ):  # here, since preprocess itself does not run where its result is cached
+    with best_effort("the dataset's card"):  # here, since preprocess itself does not run where its result is cached
         create_markdown_artifact(
             card(describe(Path(home) / reference["path"]), reference, report),
-            key=key_of("dataset", run),
+            key=artifact_key("dataset", run),
             description=f"The dataset that run {run} trains on",
         )
     return report

@@ -12,7 +12,7 @@ PLAN = {"nproc_per_node": 1, "nnodes": 1, "port": "auto"}
 def test_torchrun_leaves_nothing_in_the_folder_of_temporary_files(tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    command = local.torchrun(tmp_path / "no-order.json", PLAN, local.meeting("auto"))
+    command = local.torchrun(tmp_path / "no-order.json", PLAN, local.rendezvous("auto"))
     ended = subprocess.run(
         command, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True, timeout=200, check=False
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, point_and_prune
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, claim
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging, write_atomic
+from infini_llama.tasks.train.lineage import claim
 
 LINEAGE = {
     "dataset": {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 16},

@@ -11,7 +11,8 @@ from infini_llama.configs.architecture import architecture
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.runs.run_folder import RunFolder, claim
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.train.lineage import claim
 from infini_llama.tasks.train.worker import checkpoint
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 

@@ -18,8 +18,9 @@ from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import RunFolder, claim, cut_metrics, remove_staging
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
 from infini_llama.tasks.train.attempt import write_order
+from infini_llama.tasks.train.lineage import claim
 from support.laboratory import exact_metrics
 
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16

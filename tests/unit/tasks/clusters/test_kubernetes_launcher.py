@@ -9,8 +9,9 @@ import pytest
 from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.configs.schema import KubernetesConfig
 from infini_llama.tasks.clusters import kubernetes
+from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.clusters.manifests import name_of
-from infini_llama.tasks.train.launcher import attach, read_job
+from infini_llama.tasks.clusters.node_records import read_job
 from support.kubernetes_server import Cluster
 
 PLAN = {
@@ -112,13 +113,13 @@ def test_a_job_of_that_name_that_is_somebody_elses_is_refused(cluster, attempt_d
 
 
 def test_the_next_command_attaches_to_a_living_job_and_to_one_that_has_ended(cluster, attempt_dir):
-    config = {"environment": {"kubernetes": wishes(attempt_dir)}}
+    launcher = ConfiguredLauncher({"kubernetes": wishes(attempt_dir)})
     start(attempt_dir)
-    living = attach(attempt_dir, config)
+    living = launcher.attach(attempt_dir)
     assert living is not None and living.poll() is None
     cluster.set_condition("jobsets", "team", name_of(attempt_dir), "Completed")
     wait_for(lambda: living.poll() == 0)
-    ended = attach(attempt_dir, config)
+    ended = launcher.attach(attempt_dir)
     assert ended is not None and ended.poll() == 0
 
 
@@ -127,14 +128,14 @@ def test_a_job_that_was_written_down_but_never_created_is_no_job(cluster, attemp
     with pytest.raises(ConfigError):
         start(attempt_dir)
     assert read_job(attempt_dir)["name"] == name_of(attempt_dir)
-    assert attach(attempt_dir, {"environment": {"kubernetes": wishes(attempt_dir)}}) is None
+    assert ConfiguredLauncher({"kubernetes": wishes(attempt_dir)}).attach(attempt_dir) is None
 
 
 def test_a_job_that_was_deleted_while_nobody_watched_has_ended(cluster, attempt_dir):
     start(attempt_dir)
     cluster.delete("jobsets", "team", name_of(attempt_dir))
     wait_for(lambda: not cluster.objects)
-    found = attach(attempt_dir, {"environment": {"kubernetes": wishes(attempt_dir)}})
+    found = ConfiguredLauncher({"kubernetes": wishes(attempt_dir)}).attach(attempt_dir)
     assert found is not None and found.poll() == 1
 
 
@@ -148,7 +149,7 @@ def test_deleted_by_somebody_else_is_a_cancellation(cluster, attempt_dir):
 
 def test_asked_to_stop_it_deletes_in_the_foreground_and_waits_until_the_job_is_gone(cluster, attempt_dir):
     job = start(attempt_dir)
-    job.ask_to_stop(5.0)
+    job.stop(5.0)
     assert job.poll() == 1 and not cluster.objects and job.cancelled() is None
     assert [body for method, _, body in cluster.requests if method == "DELETE"] == [{"propagationPolicy": "Foreground"}]
 

@@ -144,7 +144,7 @@ def test_where_ranks_were_killed_no_other_process_is_sent_a_signal(tmp_path):
         ranks = node.local.Torchrun(ended, tmp_path, 2)
         assert ranks.running() == []
         node._end_with_the_others(ranks)
-        ranks.ask_to_stop(1.0)
+        ranks.stop(1.0)
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(0.3)
     finally:

@@ -13,6 +13,13 @@ from infini_llama.tasks.clusters import rendezvous as meeting
 from infini_llama.tasks.clusters.consistency import code_digest, differences
 from infini_llama.tasks.preprocess.stage import preprocess
 
+
+def refusal(attempt_dir: Path) -> PipelineError | None:
+    nodes = meeting.Nodes()
+    nodes.attempt_dir = attempt_dir
+    return nodes.refusal()
+
+
 WISHES = {"nnodes": 2, "master_addr": "127.0.0.1", "port": "auto"}
 
 
@@ -67,7 +74,7 @@ def test_nodes_that_are_the_same_start_at_one_place(attempt_dir, built):
     first, other = both(attempt_dir, order, order)
     assert (first.node, other.node, first.nnodes) == (0, 1, 2)
     assert (first.address, first.port) == (other.address, other.port) and first.port > 0
-    assert records.word(attempt_dir)["state"] == "go" and meeting.refusal(attempt_dir) is None
+    assert records.word(attempt_dir)["state"] == "go" and refusal(attempt_dir) is None
     assert f"--rdzv-endpoint=127.0.0.1:{first.port}" in other.torchrun()
     assert "--rdzv-conf=is_host=1" in first.torchrun() and "--rdzv-conf=is_host=0" in other.torchrun()
 
@@ -76,7 +83,7 @@ def test_another_dataset_is_refused_with_the_node_and_both_values(attempt_dir, b
     order = order_for(*built)
     unlike = order_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), str(tmp_path / "other")))
     first, other = both(attempt_dir, order, unlike)
-    assert isinstance(first, ConfigError) and str(first) == str(other) == str(meeting.refusal(attempt_dir))
+    assert isinstance(first, ConfigError) and str(first) == str(other) == str(refusal(attempt_dir))
     here, there = (records.read(records.node_path(attempt_dir, node))["facts"]["dataset"] for node in (0, 1))
     assert here != there and f"has dataset {there}, but node 0" in str(first) and "node 1 (" in str(first)
     assert "has order and tokens of the first rows" in str(first)
@@ -105,7 +112,7 @@ def test_a_node_that_does_not_come_is_named_with_the_command_to_start(attempt_di
         PipelineError, match=r"Node 1 of 2 is not there; start `infini-llama join .*/mine` on each other"
     ):
         meeting.gather(attempt_dir, order_for(*built, join_timeout=0.5), WISHES, lambda: None)
-    assert meeting.refusal(attempt_dir).exit_code == PipelineError.exit_code
+    assert refusal(attempt_dir).exit_code == PipelineError.exit_code
 
 
 def test_versions_and_code_are_compared(tmp_path):

@@ -17,9 +17,10 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.starting import write_configuration
 from infini_llama.tasks.export.writing import export
-from infini_llama.tasks.runs.run_folder import RunFolder, claim
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.initial import initial_of, refuse_unlike
+from infini_llama.tasks.train.lineage import claim
 from infini_llama.tasks.train.worker.pretrained import load_pretrained
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, claim, cut_metrics, read_metrics
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, cut_metrics, read_metrics
 from infini_llama.tasks.train.curriculum import in_samples
+from infini_llama.tasks.train.lineage import claim
 
 MODEL = {
     "vocab_size": 61,

@@ -11,11 +11,12 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import RESERVE, account_for_killed, attempt, put_on_record
+from infini_llama.tasks.train.attempt import RESERVE, account_for_killed, attempt, record_attempt
 from infini_llama.tasks.train.retries import Retries
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
@@ -57,7 +58,9 @@ def train(run, monkeypatch):
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections).model_dump(mode="json")
-        return attempt(run, [], config, {}, REFERENCE, PLAN, "mine", each_poll)
+        return attempt(
+            run, ConfiguredLauncher(config["environment"]), [], config, {}, REFERENCE, PLAN, "mine", each_poll
+        )
 
     return make
 
@@ -134,7 +137,7 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
         "infini_llama.tasks.train.attempt.append_attempt",
         lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
     )
-    put_on_record(run, attempt_dir, "mine", Outcome("failed", 70, "no space"))
+    record_attempt(run, attempt_dir, "mine", Outcome("failed", 70, "no space"))
     assert [record["message"] for record in attempts(run)] == ["no space"]
 
 

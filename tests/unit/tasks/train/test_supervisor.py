@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-from infini_llama.tasks.clusters.relay import relay_path
+from infini_llama.tasks.clusters.relay import relay_path, relayed
 from infini_llama.tasks.runs.heartbeat import LINE, Heartbeat, heartbeat_path, read_heartbeat
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.train.supervisor import Hung, Watch
@@ -45,7 +46,7 @@ def watch(tmp_path, clock):
     for rank in range(3):
         write_status(tmp_path, rank, "running", 70)
         place(tmp_path, rank, 7, "compute")
-    watch = Watch(tmp_path, 3, patience=5.0, clock=clock)
+    watch = Watch(tmp_path, 3, patience=5.0, heartbeats=partial(relayed, tmp_path), clock=clock)
     watch.longest = {"compute": 1.0, "data": 0.1}
     assert watch.hung() is None
     return watch

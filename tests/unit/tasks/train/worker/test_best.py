@@ -9,8 +9,9 @@ from infini_llama.configs.architecture import architecture
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.runs.run_folder import RunFolder, claim
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.attempt import write_order
+from infini_llama.tasks.train.lineage import claim
 from infini_llama.tasks.train.worker import loop
 from infini_llama.tasks.train.worker.callbacks.evaluate import Validation
 from infini_llama.tasks.train.worker.loop import StopRequest

@@ -2,14 +2,14 @@
 
 import pytest
 
-from infini_llama.tasks.report.cards import cell, key_of, never_in_the_way, table, text_block
+from infini_llama.tasks.formatting import artifact_key, best_effort, cell, table, text_block
 
 
 def test_a_card_that_fails_is_logged_and_the_work_goes_on(caplog):
-    with never_in_the_way("the dataset's card"):
+    with best_effort("the dataset's card"):
         raise OSError("gone")
     assert "the dataset's card" in caplog.text and "gone" in caplog.text
-    with pytest.raises(KeyboardInterrupt), never_in_the_way("the dataset's card"):
+    with pytest.raises(KeyboardInterrupt), best_effort("the dataset's card"):
         raise KeyboardInterrupt
 
 
@@ -22,4 +22,4 @@ def test_what_a_cell_or_a_fence_holds_stays_in_it():
 
 
 def test_a_key_has_small_letters_digits_and_dashes_only():
-    assert key_of("training", "My_run.v2-{x}") == "training-my-run-v2-x"
+    assert artifact_key("training", "My_run.v2-{x}") == "training-my-run-v2-x"
