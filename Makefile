@@ -23,7 +23,7 @@ slow: setup
 	.venv/bin/python -m pytest -m slow
 
 # N random faults against real runs, the same command again, and a comparison to the bit
-N ?= 17
+N ?= 40
 SEED ?= 1
 faults: setup
 	.venv/bin/python tests/integration/faults/harness.py --n $(N) --seed $(SEED)

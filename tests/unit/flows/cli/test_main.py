@@ -245,7 +245,7 @@ def test_unexpected_errors_have_a_traceback_only_when_asked_for(texts):
     (texts / "home" / "locks").write_text("a file where a folder should be")
     quiet, verbose = (command("preprocess", "run.yaml", *more, cwd=texts) for more in ([], ["--verbose"]))
     assert quiet.returncode == verbose.returncode == 70
-    assert "unexpected NotADirectoryError" in said(quiet)
+    assert "unexpected FileExistsError" in said(quiet)
     assert "Traceback" in verbose.stderr
 
 
