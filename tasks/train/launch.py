@@ -31,7 +31,9 @@ class LocalLauncher:
 def torchrun(order_path: Path, plan: dict, where: list[str]) -> list[str]:
     """The command that starts this machine's workers for the attempt of an order."""
     command = [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts=0"]
-    command.append(f"--log-dir={os.devnull}")  # else it leaves a folder in TMPDIR; each rank has a log of its own
+    # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with threads, which a second signal
+    # keeps from ending, and torchrun with them.
+    command.append(f"--log-dir={order_path.with_name('torchrun')}")
     return [
         *command,
         f"--nproc-per-node={plan['nproc_per_node']}",
