@@ -56,7 +56,8 @@ def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:
     if train["parallel"] == "ddp":
         devices = [ranks.local_rank] if ranks.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
-    mesh = init_device_mesh(ranks.device.type, mesh_shape(train, ranks))
+    shape = mesh_shape(train, ranks)
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
     reshard = train["reshard_after_forward"]
     for layer in module.model.model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
