@@ -131,9 +131,9 @@ def test_a_file_whose_name_cannot_name_a_run_needs_a_name(tmp_path):
     ("text", "words"),
     [
         ("", ["is empty"]),
-        ("- a\n- b\n", ["holds a list"]),
+        ("- a\n- b\n", ["contains a list"]),
         ("data: {source: python-stdlib\n", ["line"]),
-        ("train:\n  seed: 1\n  seed: 2\n", ["line 3", "'seed' stands twice"]),
+        ("train:\n  seed: 1\n  seed: 2\n", ["line 3", "'seed' is there twice"]),
         ("data: !!python/object/apply:os.system [ls]\n", ["line 1"]),
         ("data:\n\tfiles: []\n", ["line 2", "a tab"]),
         ("data: a: b\n", ["line 1", "':'"]),
@@ -189,7 +189,7 @@ def test_json_is_read_too(tmp_path):
     assert load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name == "mine"
     with pytest.raises(ConfigError, match="line 1"):
         load_config(write(tmp_path, "{", "broken.json"))
-    with pytest.raises(ConfigError, match="'data' stands twice"):
+    with pytest.raises(ConfigError, match="'data' is there twice"):
         load_config(write(tmp_path, '{"data": {}, "data": {}}', "twice.json"))
 
 

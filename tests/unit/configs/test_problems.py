@@ -32,7 +32,7 @@ def message(mapping: dict) -> str:
         ("environment", "nproc_per_node", True, "environment.nproc_per_node: true is not a whole number"),
         ("environment", "precision", "fp8", "environment.precision: 'fp8' is not one of auto, fp32, bf16"),
         ("environment", "env", {"OMP": 1}, "environment.env.OMP: the value is not text; put it in quotes"),
-        ("environment", "env", {"A": "a\0"}, "environment.env.A: the value holds a NUL character"),
+        ("environment", "env", {"A": "a\0"}, "environment.env.A: the value contains a NUL character"),
         ("data", "files", "a.txt", "data.files: 'a.txt' is not a list such as [a, b]"),
         ("data", "shard_size", "lots", "data.shard_size: 'lots' is not a size such as 256MiB of at least 1024 bytes"),
         ("data", "device", "gpu", "data.device: 'gpu' is not auto, cpu, cuda or cuda:K"),
