@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +19,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate import run
 from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
 from infini_llama.tasks.train.worker.build import save_memory
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 
@@ -111,6 +113,7 @@ def test_estimate_of_a_configuration(tmp_path):
         == sum(flops[part] for part in ("matrices", "attention", "memory"))
     )
     assert flops["memory"] > 0 and flops["attention"] > 0
+    assert memory["batches"] == 1 * 8 * 257 * 8, "8 rows of 257 tokens; a pass of one worker is all of a step"
     assert record["run"] == {"tokens_a_step": 4096, "tokens": 1_024_000, "flops": flops["total"] * 1_024_000}
     assert memory["total"] == sum(value for part, value in memory.items() if part != "total")
     assert (
