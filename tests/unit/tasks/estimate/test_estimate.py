@@ -3,7 +3,6 @@
 import gc
 import weakref
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +18,6 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate import run
 from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
 from infini_llama.tasks.train.worker.build import save_memory
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 
