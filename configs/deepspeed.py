@@ -65,7 +65,7 @@ def engine_settings(train: dict, precision: str, workers: int) -> dict[str, Any]
         precision: the plan's: fp32, bf16 or fp16.
 
     Raises:
-        ConfigError: all that contradicts the run's keys or is not known here, a line each.
+        ConfigError: what contradicts the run's keys or is unknown, one line per problem.
     """
     given = _without_auto(read_json(train["deepspeed_config"]))
     problems = list(_problems(given, train, precision, workers))

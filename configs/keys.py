@@ -1,4 +1,4 @@
-"""What each key of the configuration may hold, in words, and which known key a wrong name resembles; all read off the schema."""
+"""Describes the values that each key accepts, and finds the known key that a wrong name resembles. All of it is derived from the schema."""
 
 import difflib
 import functools

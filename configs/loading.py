@@ -22,7 +22,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     `tiny`) is that one. The value of an override is YAML, or, where the key holds text, the text itself.
 
     Raises:
-        ConfigError: every problem, a line each.
+        ConfigError: every problem, one line per problem.
     """
     file = _find(Path(path))
     mapping = read_mapping(file)
@@ -42,7 +42,7 @@ def parse_config(mapping: dict[str, Any]) -> PipelineConfig:
     """The same from a plain dict; the run is named `run` unless runtime.name says otherwise.
 
     Raises:
-        ConfigError: every problem, a line each.
+        ConfigError: every problem, one line per problem.
     """
     if not isinstance(mapping, dict):
         raise ConfigError(f"a configuration is a dict of sections such as data, model and train, not {shown(mapping)}.")

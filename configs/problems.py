@@ -1,4 +1,4 @@
-"""Every problem of a configuration at once, a sentence each that names the key, its value and what is allowed."""
+"""Reports every problem of a configuration at once; each message names the key, its value and what is allowed."""
 
 import re
 import reprlib
@@ -35,7 +35,7 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
             config = PipelineConfig.model_validate(rest)
         except ValidationError as errors:
             named: set[str] = set()
-            told: set[tuple[Any, ...]] = set()  # a union fails once a branch
+            reported: set[tuple[Any, ...]] = set()  # a union fails once per branch
             for error in errors.errors(include_url=False):
                 if error["type"] == "value_error":
                     for keys, rule in _rules(error):
@@ -43,9 +43,9 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
                         named |= keys
                     continue
                 steps, fields, _ = place(error["loc"])
-                if steps not in told and not _any_within({".".join(fields)}, wrong):
+                if steps not in reported and not _any_within({".".join(fields)}, wrong):
                     lines.append(_sentence(error))
-                told.add(steps)
+                reported.add(steps)
                 named.add(".".join(fields))
             if named <= wrong:
                 return None, lines
@@ -135,7 +135,7 @@ def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[
             yield steps, fields, f"{_dotted(steps)}: {shown(value)} is not {words(allowed)}", set()
         else:
             for inner in _with_nul(value, steps):
-                yield steps, place(steps)[1], f"{_dotted(inner)}: the value holds a NUL character; remove it", set()
+                yield steps, place(steps)[1], f"{_dotted(inner)}: the value contains a NUL character; remove it", set()
 
 
 def _with_nul(value: Any, steps: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

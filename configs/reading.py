@@ -35,7 +35,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[str, Any]:
         if not isinstance(key_node, yaml.ScalarNode):
             raise _fault("a key must be a plain word", key_node.start_mark)
         if key_node.value in mapping:
-            raise _fault(f"the key '{key_node.value}' stands twice", key_node.start_mark)
+            raise _fault(f"the key '{key_node.value}' is there twice", key_node.start_mark)
         mapping[key_node.value] = loader.construct_object(value_node, deep=True)
     return mapping
 
@@ -69,10 +69,10 @@ for _kind, _pattern in {
     _StrictLoader.add_implicit_resolver(TAG + _kind, re.compile(rf"^(?:{_pattern})$"), None)
 
 
-# What PyYAML says, by its beginning, in plain words.
+# Plain messages for PyYAML's errors, by how those begin.
 PLAIN_WORDS = {
-    "mapping values are not allowed": "a ':' stands where no key can begin; check the indentation, or put the text in quotes",
-    "found character '\\t'": "a tab stands where only spaces may; indent with spaces",
+    "mapping values are not allowed": "a ':' is where no key can begin; check the indentation, or put the text in quotes",
+    "found character '\\t'": "a tab is where only spaces are allowed; indent with spaces",
     "found unconstructable recursive node": "an alias contains itself",
     "but found another document": "a second document begins; a configuration is one",
     "expected <block end>": "this line's indentation fits no line above, or a quote or bracket is open",
@@ -129,7 +129,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
-            raise ValueError(f"the key {key!r} stands twice in one object")
+            raise ValueError(f"the key {key!r} is there twice in one object")
         mapping[key] = value
     return mapping
 
@@ -163,5 +163,5 @@ def read_mapping(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is empty; it needs sections such as data, model and train.")
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else "a single value"
-        raise ConfigError(f"{file} holds {kind}, not sections such as data, model and train.")
+        raise ConfigError(f"{file} contains {kind}, not sections such as data, model and train.")
     return content

@@ -59,7 +59,7 @@ def section(path: str, holder: Any) -> str:
         (f"{path}.{name}", found) for name, field in holder.model_fields.items() if (found := entry(field.annotation))
     ]
     fields = {name: field for name, field in holder.model_fields.items() if section_of(field.annotation) is None}
-    described = f"\n## {path}\n\n{holder.__doc__.strip().splitlines()[0]}\n"
+    described = f"\n## {path}\n\n{plain(holder.__doc__)}\n"
     return described + table(fields) + "".join(section(*one) for one in inner)
 
 

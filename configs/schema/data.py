@@ -14,80 +14,83 @@ SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class PasskeyConfig(Section):
-    """Texts made for data.source=passkey: a number hidden among words that repeat, and asked for at the end."""
+    """Texts generated for `data.source: passkey`: a number hidden in repetitive filler text, and a question for it at the
+    end.
+    """
 
     documents: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
-        default=20_000, title="Documents", description="How many texts are made."
+        default=20_000, title="Documents", description="Number of texts to generate."
     )
     repetitions: Annotated[int, Field(ge=1)] = Field(
         default=3,
         title="Repetitions",
-        description="The most times that the filler stands in a text; each text draws its own number from 1 on.",
+        description="Maximum repetitions of the filler in one text. Each text draws its own number, from 1 up to this one.",
     )
     seed: Annotated[int, Field(ge=0)] = Field(
-        default=0, title="Seed", description="Decides the keys, lengths and places."
+        default=0, title="Seed", description="Seed for the numbers, lengths and positions."
     )
 
 
 class TextConfig(Section):
-    """Where the text of one source is, and where in it."""
+    """Where the text of one source is, and how to read it."""
 
     source: Literal["files", "python-stdlib", "huggingface", "passkey"] = Field(
         default="files",
         title="Source",
-        description="'files' reads the paths of data.files; 'python-stdlib' reads the .py files of the running Python's own "
-        "standard library: real text on every machine without a download; 'huggingface' reads data.dataset through `datasets`; "
-        "'passkey' makes the texts of data.passkey.",
+        description="files: the paths in data.files. python-stdlib: the .py files of the running Python's standard library, "
+        "without a download. huggingface: data.dataset, through the datasets library. passkey: texts generated as "
+        "data.passkey describes.",
     )
     files: list[str] = Field(
         default_factory=list,
         title="Files",
-        description="Paths, folders or globs (** for any depth), relative to the working directory: txt, md, rst and py are a document "
-        "a file; json, jsonl, csv, parquet and arrow a document a record; each also as gz, xz or zst.",
+        description="Paths, folders or globs (** for any depth), relative to the working directory. txt, md, rst and py files are"
+        " one document each; json, jsonl, csv, parquet and arrow files have one document per record. All may be "
+        "compressed with gz, xz or zst.",
     )
     validation_files: list[str] = Field(
         default_factory=list,
         title="Validation files",
-        description="Held-out text of your own, in the same forms as data.files; data.validation_fraction then holds out nothing, "
-        "and training text that is also in these files is left out.",
+        description="Held-out text, in the same formats as data.files. It replaces data.validation_fraction, and training text "
+        "that is also in these files is left out.",
     )
     dataset: str = Field(
         default="",
         title="Dataset",
-        description="A Hugging Face dataset's name, a local folder of one, or a folder written by save_to_disk (source: huggingface).",
+        description="Name of a Hugging Face dataset, a local folder of one, or a folder written by save_to_disk (source: "
+        "huggingface).",
     )
     dataset_config: str | None = Field(
-        default=None, title="Dataset configuration", description="The dataset's configuration, where it has several."
+        default=None, title="Dataset configuration", description="Configuration of the dataset, if it has several."
     )
     dataset_split: str = Field(
-        default="train", title="Dataset split", description="The split of data.dataset that is read.", min_length=1
+        default="train", title="Dataset split", description="Split of data.dataset to train on.", min_length=1
     )
     validation_split: str | None = Field(
         default=None,
         title="Validation split",
-        description="The split of data.dataset that is held out; default: data.validation_fraction of data.dataset_split.",
+        description="Split of data.dataset to hold out. Default: data.validation_fraction of data.dataset_split.",
     )
     streaming: bool = Field(
         default=False,
         title="Streaming",
-        description="Whether data.dataset is read from where it is, without the copy that `datasets` keeps on this machine, with the same "
-        "bytes. Nothing of it is remembered: `run` reads all of it to look for the finished dataset (a resume, too, which so needs the "
-        "hub; `train --dataset` does not); where there is none once more each to plan, to build and to train a tokenizer, and to tokenize "
-        "once for each process and split.",
+        description="Read data.dataset without a local copy. The dataset is the same, but every `run`, also a resume, reads all "
+        "of it again to check for changes; `train --dataset` does not.",
     )
     passkey: PasskeyConfig = Field(
-        default_factory=PasskeyConfig, title="Passkey", description="Which texts are made (source: passkey)."
+        default_factory=PasskeyConfig, title="Passkey", description="Texts to generate (source: passkey)."
     )
     text_column: str = Field(
         default="text",
         title="Text column",
-        description="The column or field that holds the text of a record.",
+        description="Column or field that contains the text of a record.",
         min_length=1,
     )
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = Field(
         default="auto",
         title="Format",
-        description="What the files are, whatever they are called; auto: what each file's name says. The compression is always the name's.",
+        description="Format of the files, whatever their names are. auto: by file name. The compression is always taken from the "
+        "name.",
     )
 
 
@@ -95,36 +98,38 @@ class SourceConfig(TextConfig):
     """One of several sources that are mixed."""
 
     name: Annotated[str, Field(pattern=SOURCE_NAME)] = Field(
-        title="Name", description="What the source is called in the dataset, in reports and beside its weight."
+        title="Name", description="Name of the source in the dataset, in reports and in metrics."
     )
     weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
         default=None,
         title="Weight",
-        description="Its share of the training rows is weight / sum of weights, exactly; default for all: every row once an epoch.",
+        description="Share of the training sequences: weight / sum of weights, exactly. Default, for all sources: every sequence "
+        "once per epoch.",
     )
     licence: str = Field(
         default="not stated",
         title="Licence",
-        description="Under which licence the text is used, for the manifest.",
+        description="Licence of the text, recorded in the manifest.",
         min_length=1,
     )
 
 
 class CurriculumStage(Section):
-    """Rows of another length at the beginning of a run."""
+    """Shorter sequences at the beginning of a run."""
 
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
         title="Sequence length",
-        description="Tokens of one row during this stage; data.sequence_length must be a multiple of it, and each sequence of a batch "
-        "becomes as many rows, so that a step has as many tokens as later.",
+        description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it; every step keeps the "
+        "same number of tokens.",
     )
     until_step: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, title="Until step", description="The last step of this stage."
+        default=None, title="Until step", description="Last step of this stage."
     )
     until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         title="Until fraction",
-        description="The same as a share of the steps that the run begins with; a later train.max_steps does not move it.",
+        description="The same as a fraction of the steps that the run starts with. A later change of train.max_steps does not "
+        "move it.",
     )
 
     @model_validator(mode="after")
@@ -137,108 +142,109 @@ class CurriculumStage(Section):
 
 
 class DataConfig(TextConfig):
-    """Which text is read and how it becomes rows of tokens."""
+    """Which text is read and how it becomes sequences of tokens."""
 
     sources: list[SourceConfig] = Field(
         default_factory=list,
         title="Sources",
-        description="Several sources instead of one, each with a name and with files, dataset, format or text_column of its own; "
-        "rows never hold text of two sources, and weights decide how often each is seen.",
+        description="Several sources instead of one, each with a name and its own files, dataset, format or text_column. No "
+        "sequence contains text of two sources.",
     )
     min_length: Annotated[int, Field(ge=0)] = Field(
-        default=0, title="Shortest document", description="Documents of fewer characters are left out, and counted."
+        default=0, title="Minimum length", description="Documents with fewer characters are left out and counted."
     )
     deduplicate: bool = Field(
         default=False,
-        title="Drop duplicates",
-        description="Of documents with exactly the same text only the first is kept; they are counted in any case.",
+        title="Deduplicate",
+        description="Keep only the first of several documents with exactly the same text. Duplicates are counted in either case.",
     )
     on_bad_input: Literal["fail", "skip"] = Field(
         default="fail",
         title="Bad input",
-        description="fail: a damaged file or record ends the build with its name; skip: it is left out, named and counted.",
+        description="fail: a damaged file or record ends the build with an error that names it. skip: it is left out, named and "
+        "counted.",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.05,
         title="Validation fraction",
-        description="Share of documents held out, chosen by a hash of their content.",
+        description="Fraction of documents to hold out, chosen by a hash of their content.",
     )
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
-        default=256, title="Sequence length", description="Tokens the model sees in one row."
+        default=256, title="Sequence length", description="Tokens per training sequence (context length, block size)."
     )
     strategy: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = Field(
         default="concat",
-        title="Chunking",
-        description="concat: documents joined by the end-of-text token and cut into rows; window: the same with rows that overlap "
-        "(data.stride); greedy, first_fit and best_fit: whole documents packed into rows, only those longer than a row cut, the "
-        "rest of a row padding that is never a target (best_fit leaves the least); padded: a row for each document.",
+        title="Sequence strategy",
+        description="concat: documents joined by the end-of-text token and cut. window: the same, overlapping by data.stride. "
+        "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
+        "least). padded: one document per sequence.",
     )
     stride: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Stride",
-        description="Tokens from one row's beginning to the next one's (strategy: window); at most sequence_length.",
+        description="Tokens from the start of one sequence to the start of the next (strategy: window); at most sequence_length.",
     )
     curriculum: list[CurriculumStage] = Field(
         default_factory=list,
         title="Curriculum",
-        description="Stages of shorter rows, one after the other, before rows of data.sequence_length; each reads the text from the "
-        "beginning of an order of its own.",
+        description="Stages of shorter sequences before data.sequence_length. Each stage reads the text from the beginning, in "
+        "its own order.",
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
     )
     tokenizer_engine: Literal["auto", "tokenizers", "gigatoken"] = Field(
         default="auto",
-        title="Tokenizing engine",
-        description="What encodes the text: auto takes the fastest that is installed (the extra 'fast') and gives the same tokens as "
-        "`tokenizers`, which is checked; an engine that differs is replaced by `tokenizers`. The bytes are the same with each.",
+        title="Tokenizer engine",
+        description="Library that encodes the text. auto: the fast one of the extra `fast`, if it is installed and gives the same"
+        " tokens as `tokenizers`. The dataset is the same with each.",
     )
     shard_size: ByteSize = Field(
         default=ByteSize(256 * 1024**2),
         title="Shard size",
-        description="Upper bound of one token shard, for example 256MiB.",
+        description="Maximum size of one token shard, for example 256MiB.",
         ge=1024,
     )
     num_workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1,
         title="Preprocessing workers",
-        description="Processes that tokenize, each its share of the shards; the bytes are the same with any number of them.",
+        description="Processes that tokenize. The dataset is the same with any number.",
     )
     engine: Literal["local", "dask", "ray"] = Field(
         default="local",
         title="Preprocessing engine",
-        description="Who tokenizes: processes of this machine, or the workers of a Dask or Ray cluster (the extras dask and ray), which "
-        "must see runtime.home and the text; the bytes are the same with each.",
+        description="local: processes of this machine. dask, ray: workers of a cluster (extras of the same names), which must see"
+        " runtime.home and the text. The dataset is the same with each.",
     )
     engine_address: str | None = Field(
         default=None,
-        title="Cluster's address",
-        description="Of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379); default: one of data.num_workers workers is "
-        "started on this machine for the build.",
+        title="Cluster address",
+        description="Address of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379). Default: a cluster of "
+        "data.num_workers workers is started on this machine.",
         min_length=1,
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto",
-        title="Chunking device",
-        description="Where the row table is computed: auto (a GPU where there is one and the table is large), cpu, cuda or cuda:K; "
-        "the bytes are the same.",
+        title="Row table device",
+        description="Device that computes the row table: auto (a GPU if there is one and the table is large), cpu, cuda or "
+        "cuda:K. The dataset is the same with each.",
     )
 
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
-            raise ValueError(f"sources={names} name one source twice; give each its own name")
+            raise ValueError(f"sources={names} has a name twice; give each source its own name")
         if len({source.weight is None for source in self.sources}) > 1:
-            raise ValueError(f"sources={names} have some a weight and some none; give one to each, or to none")
-        alone = [
+            raise ValueError(f"sources={names}: only some have a weight; give one to each, or to none")
+        single = [
             name
             for name in TextConfig.model_fields
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
         ]
-        if names and alone:
+        if names and single:
             raise ValueError(
-                f"{alone[0]}={getattr(self, alone[0])!r} stands beside sources={names}; write it below the source it is of"
+                f"{single[0]}={getattr(self, single[0])!r} is set beside sources={names}; write it below its source"
             )
         return self
 
@@ -247,8 +253,8 @@ class DataConfig(TextConfig):
         for stage in self.curriculum:
             if self.sequence_length % stage.sequence_length:
                 raise ValueError(
-                    f"curriculum has a stage of sequence_length={stage.sequence_length}, of which sequence_length="
-                    f"{self.sequence_length} is no multiple; give a length that divides it"
+                    f"curriculum has a stage of sequence_length={stage.sequence_length}, which does not divide sequence_length="
+                    f"{self.sequence_length}; choose a divisor"
                 )
             if self.stride is not None and self.stride > stage.sequence_length:
                 raise ValueError(
@@ -282,7 +288,7 @@ class VerifyConfig(Section):
     level: Literal["quick", "deep"] = Field(
         default="quick",
         title="Level",
-        description="'quick' checks manifest, sizes and tokenizer; 'deep' also reads every token and decodes samples.",
+        description="quick: manifest, sizes and tokenizer. deep: also every token, and decoded samples.",
     )
     full_below: ByteSize = Field(
         default=ByteSize(20_000_000_000),

@@ -14,22 +14,24 @@ FIVE_FIELDS = r"^\s*\S+(\s+\S+){4}\s*$"
 
 
 class ScheduleConfig(Section):
-    """When runs start by themselves, and what they set differently."""
+    """When runs start automatically, and which keys they override."""
 
     name: Annotated[str, Field(pattern=SLUG)] = Field(
-        title="Name", description="What this schedule is called; deploying again changes the schedule of this name."
+        title="Name", description="Name of the schedule. Deploying again updates the schedule of this name."
     )
     cron: Annotated[str, Field(pattern=FIVE_FIELDS)] = Field(
-        title="Cron", description="Minute, hour, day of the month, month and day of the week, for example '0 2 * * *'."
+        title="Cron", description="Minute, hour, day of month, month and day of week, for example '0 2 * * *'."
     )
     timezone: str = Field(
-        default="UTC", title="Time zone", description="Where those hours are, for example Asia/Tokyo."
+        default="UTC", title="Time zone", description="Time zone of the cron expression, for example Asia/Tokyo."
     )
-    active: bool = Field(default=True, title="Active", description="Whether it is switched on when it is deployed.")
+    active: bool = Field(
+        default=True, title="Active", description="Whether the schedule is active when it is deployed."
+    )
     overrides: list[str] = Field(
         default_factory=list,
         title="Overrides",
-        description="What its runs set, as key=value, for example 'runtime.name=nightly-{date}'.",
+        description="Overrides of its runs, as key=value, for example 'runtime.name=nightly-{date}'.",
     )
 
     @field_validator("timezone")
@@ -41,26 +43,28 @@ class ScheduleConfig(Section):
 
 
 class DeploymentConfig(Section):
-    """How the configuration is offered on a Prefect server."""
+    """How the configuration is deployed on a Prefect server."""
 
     name: Annotated[str, Field(pattern=SLUG)] | None = Field(
-        default=None, title="Deployment", description="Its name on the server; default: the file's name."
+        default=None,
+        title="Deployment",
+        description="Name of the deployment on the server. Default: the name of the file.",
     )
     work_pool: Annotated[str, Field(pattern=SLUG)] = Field(
-        default="infini-llama", title="Work pool", description="Where its runs wait for a worker."
+        default="infini-llama", title="Work pool", description="Work pool in which its runs wait for a worker."
     )
     concurrency_limit: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        title="Runs at a time",
-        description="How many runs of it may be under way at once; null: any number.",
+        title="Concurrency limit",
+        description="Maximum number of its runs at the same time. null: no limit.",
     )
     on_collision: Literal["enqueue", "cancel_new"] = Field(
         default="enqueue",
-        title="One run too many",
-        description="enqueue: it waits for its turn; cancel_new: it is cancelled, and the next schedule has its turn.",
+        title="Above the limit",
+        description="What happens to a run above the limit. enqueue: it waits. cancel_new: it is cancelled.",
     )
     schedules: list[ScheduleConfig] = Field(
-        default_factory=list, title="Schedules", description="When runs start by themselves."
+        default_factory=list, title="Schedules", description="Schedules that start runs automatically."
     )
 
     @model_validator(mode="after")

@@ -15,18 +15,18 @@ class EvaluationConfig(Section):
     after_training: list[Literal["perplexity", "passkey"]] = Field(
         default_factory=list,
         title="After training",
-        description="Measurements that follow training: perplexity on the held-out rows, passkey retrieval; for an Infini-Llama with its "
-        "memory and without. Empty: none.",
+        description="Measurements after training: perplexity on the validation sequences, and passkey retrieval; for an "
+        "Infini-Llama with and without its memory. Empty: none.",
     )
     checkpoint: Literal["latest", "best"] = Field(
-        default="latest", title="Checkpoint", description="Which of the run's checkpoints is measured."
+        default="latest", title="Checkpoint", description="Checkpoint to evaluate."
     )
     sequences: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, title="Rows", description="Perplexity: the first so many held-out rows; null: all."
+        default=None, title="Sequences", description="Perplexity: number of validation sequences. null: all."
     )
     passkey_lengths: list[Annotated[int, Field(ge=1)]] = Field(
-        default_factory=list, title="Lengths of passkey texts", description="In tokens; empty: 1, 2, 4 and 8 rows."
+        default_factory=list,
+        title="Passkey lengths",
+        description="Lengths of the passkey texts in tokens. Empty: 1, 2, 4 and 8 sequence lengths.",
     )
-    passkey_samples: int = Field(
-        default=10, ge=1, title="Passkeys", description="Numbers to find for each length and depth."
-    )
+    passkey_samples: int = Field(default=10, ge=1, title="Passkeys", description="Passkeys per length and depth.")

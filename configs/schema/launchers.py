@@ -41,46 +41,48 @@ OF_THE_LAUNCHER = {
 
 
 class NodeConfig(Section):
-    """What a node of the cluster has, where it is another kind of machine than the one that starts the run. null: as that one."""
+    """Resources of a cluster node, if it differs from the machine that starts the run. null: as on this machine."""
 
     cores: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, title="Cores", description="CPU cores that the workers of a node may use; null: as many as here."
+        default=None,
+        title="Cores",
+        description="CPU cores that the workers of a node may use. null: as many as on this machine.",
     )
     memory: ByteSize | None = Field(
-        default=None, title="Memory", description="Memory of a node, such as 512GiB; null: what is free here."
+        default=None,
+        title="Memory",
+        description="Memory of a node, for example 512GiB. null: the free memory of this machine.",
     )
     gpus: Annotated[int, Field(ge=0, le=1024)] | None = Field(
-        default=None, title="GPUs", description="GPUs of a node, all of one kind; null: those that are found here."
+        default=None, title="GPUs", description="GPUs of a node, all of one kind. null: those of this machine."
     )
-    gpu_memory: ByteSize = Field(
-        default=ByteSize(80 * 1024**3), title="GPU memory", description="Memory of each of environment.node.gpus."
-    )
+    gpu_memory: ByteSize = Field(default=ByteSize(80 * 1024**3), title="GPU memory", description="Memory of each GPU.")
     gpu_capability: Annotated[str, Field(pattern=CAPABILITY)] = Field(
         default="9.0",
         title="GPU capability",
-        description="CUDA's compute capability of environment.node.gpus: 8.0 for A100, 9.0 for H100; bf16 from 8.0 on.",
+        description="CUDA compute capability of the GPUs: 8.0 for A100, 9.0 for H100. bf16 needs 8.0.",
     )
 
 
 class SlurmConfig(Section):
-    """The job of environment.launcher=slurm. What is left out is the cluster's own default."""
+    """Job settings for `environment.launcher: slurm`. Keys that are left out have the cluster's default."""
 
     partition: Annotated[str, Field(pattern=NAME)] | None = Field(
-        default=None, title="Partition", description="Partition of the job; null: the cluster's default."
+        default=None, title="Partition", description="Partition of the job. null: the cluster's default."
     )
     account: Annotated[str, Field(pattern=NAME)] | None = Field(
-        default=None, title="Account", description="Whom the job is charged to; null: the user's default account."
+        default=None, title="Account", description="Account that the job is charged to. null: the user's default."
     )
     time_limit: Annotated[str, Field(pattern=SLURM_TIME)] | None = Field(
         default=None,
         title="Time limit",
-        description="As sbatch takes it (minutes, hours:minutes:seconds, days-hours); before its end a checkpoint is committed and the job "
-        "put back into the queue. null: the partition's.",
+        description="Time limit in sbatch's format (minutes, hours:minutes:seconds, days-hours). Before it ends, a checkpoint is "
+        "committed and the job is requeued. null: the partition's.",
     )
     options: list[Annotated[str, Field(pattern=SBATCH_OPTION)]] = Field(
         default_factory=list,
         title="Other options",
-        description="More options of sbatch, each written --name=value, such as --constraint=h100 or --exclusive.",
+        description="Further sbatch options, each as --name=value, for example --constraint=h100 or --exclusive.",
     )
 
     @field_validator("options")
@@ -95,62 +97,62 @@ class SlurmConfig(Section):
 
 
 class KubernetesConfig(Section):
-    """The job of environment.launcher=kubernetes: a pod a node, which see the home folder on a shared volume."""
+    """Job settings for `environment.launcher: kubernetes`: one pod per node, with the home folder on a shared volume."""
 
     context: str | None = Field(
         default=None,
         min_length=1,
         title="Context",
-        description="Context of the kubeconfig; null: the current one, or inside a pod its own cluster.",
+        description="Context of the kubeconfig. null: the current one, or inside a pod its own cluster.",
     )
     namespace: Annotated[str, Field(pattern=LABEL)] | None = Field(
-        default=None, title="Namespace", description="Where the job is created; null: the context's, or the pod's own."
+        default=None, title="Namespace", description="Namespace of the job. null: that of the context, or of the pod."
     )
     image: Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$")] | None = Field(
         default=None,
         title="Image",
-        description="Image of the workers, with the same infini-llama as here; needed for this launcher.",
+        description="Container image of the workers, with the same version of infini-llama as here. Required for this launcher.",
     )
     service_account: Annotated[str, Field(pattern=LABEL)] | None = Field(
-        default=None, title="Service account", description="Of the pods; null: the namespace's default."
+        default=None, title="Service account", description="Service account of the pods. null: the namespace's default."
     )
     claim: Annotated[str, Field(pattern=LABEL)] | None = Field(
         default=None,
         title="Volume claim",
-        description="PersistentVolumeClaim with the home folder, which many pods may write; needed for this launcher.",
+        description="PersistentVolumeClaim (ReadWriteMany) with the home folder. Required for this launcher.",
     )
     mount_path: Annotated[str, Field(pattern=r"^/[^\n\r:]*$")] = Field(
         default="/state",
         title="Mount path",
-        description="Where the volume is in the pods; runtime.home lies in it, under the same path here and there.",
+        description="Mount path of the volume. runtime.home is inside it, under the same path here and in the pods.",
     )
     cpu: Annotated[str, Field(pattern=QUANTITY)] | None = Field(
         default=None,
         title="CPUs",
-        description="CPUs that each pod asks for, such as 8; null: one a thread of a worker.",
+        description="CPU request of each pod, for example 8. null: one per thread of its workers.",
     )
     memory: Annotated[str, Field(pattern=QUANTITY)] | None = Field(
         default=None,
         title="Memory",
-        description="Memory that each pod asks for and is limited to, such as 64Gi; null: no word about it.",
+        description="Memory request and limit of each pod, for example 64Gi. null: neither.",
     )
     shared_memory: Annotated[str, Field(pattern=QUANTITY)] = Field(
         default="8Gi",
         title="Shared memory",
-        description="Size of /dev/shm, which NCCL exchanges through; counts as memory.",
+        description="Size of /dev/shm, which NCCL uses. It counts as memory of the pod.",
     )
     gpu_resource: Annotated[str, Field(pattern=LABEL_KEY)] = Field(
         default="nvidia.com/gpu",
         title="GPU resource",
-        description="What a GPU is called there; each pod asks for one a worker where the run trains on GPUs.",
+        description="Resource name of a GPU. If the run trains on GPUs, each pod requests one per worker.",
     )
     node_selector: dict[Annotated[str, Field(pattern=LABEL_KEY)], str] = Field(
-        default_factory=dict, title="Node selector", description="Labels that a node must have to get a pod."
+        default_factory=dict, title="Node selector", description="Labels that a cluster node must have."
     )
     labels: dict[Annotated[str, Field(pattern=LABEL_KEY)], str] = Field(
         default_factory=dict,
         title="Labels",
-        description="Labels of the job, such as Kueue's kueue.x-k8s.io/queue-name.",
+        description="Labels of the job, for example Kueue's kueue.x-k8s.io/queue-name.",
     )
     env_from: list[Annotated[str, Field(pattern=LABEL)]] = Field(
         default_factory=list,
@@ -160,5 +162,5 @@ class KubernetesConfig(Section):
     keep: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         default=86400,
         title="Keep",
-        description="Seconds for which a finished JobSet is kept.",
+        description="Seconds that a finished JobSet is kept.",
     )

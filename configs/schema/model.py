@@ -10,38 +10,45 @@ from infini_llama.configs.schema.section import Section
 
 
 class RopeScaling(Section):
-    """How rotary frequencies are stretched for rows longer than those of an earlier training, as Hugging Face's rope_scaling."""
+    """Scaling of rotary positions for sequences longer than those of an earlier training, as in Hugging Face's
+    rope_scaling.
+    """
 
     rope_type: Literal["linear", "llama3", "yarn"] = Field(
         title="Type",
-        description="linear: all positions divided by the factor; llama3: long waves alone; yarn: by index of the frequency.",
+        description="linear: all positions divided by the factor. llama3: only low frequencies scaled. yarn: scaled by index of "
+        "the frequency.",
     )
-    factor: Annotated[float, Field(ge=1)] = Field(title="Factor", description="How many times longer rows may become.")
+    factor: Annotated[float, Field(ge=1)] = Field(
+        title="Factor", description="How many times longer sequences may become."
+    )
     original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, title="Original length", description="Tokens of a row in the earlier training (llama3, yarn)."
+        default=None, title="Original length", description="Sequence length of the earlier training (llama3, yarn)."
     )
     low_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Low frequency factor",
-        description="Waves of fewer turns over the original length are slowed (llama3).",
+        description="Frequencies with fewer turns than this over the original length are scaled (llama3).",
     )
     high_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="High frequency factor",
-        description="Waves of more turns over the original length are kept (llama3).",
+        description="Frequencies with more turns than this over the original length are kept (llama3).",
     )
     beta_fast: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Beta fast",
-        description="Turns over the original length from which waves are kept (yarn); default 32.",
+        description="Frequencies with more turns than this over the original length are kept (yarn). Default: 32.",
     )
     beta_slow: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, title="Beta slow", description="Turns below which waves are slowed in full (yarn); default 1."
+        default=None,
+        title="Beta slow",
+        description="Frequencies with fewer turns than this are scaled fully (yarn). Default: 1.",
     )
     attention_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Attention factor",
-        description="Scale of cosines and sines (yarn); default by the factor's logarithm.",
+        description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm.",
     )
     mscale: Annotated[float, Field(gt=0)] | None = Field(
         default=None, title="mscale", description="Weight of the factor's logarithm in the attention factor (yarn)."
@@ -50,7 +57,9 @@ class RopeScaling(Section):
         default=None, title="mscale of all dimensions", description="The same in its denominator (yarn)."
     )
     truncate: bool | None = Field(
-        default=None, title="Truncate", description="Whether yarn's ramp begins and ends at whole indices; default yes."
+        default=None,
+        title="Truncate",
+        description="Whether yarn's ramp starts and ends at whole indices. Default: true.",
     )
 
     @model_validator(mode="after")
@@ -69,85 +78,91 @@ class RopeScaling(Section):
 
 
 class ModelConfig(Section):
-    """The architecture, in the field names of Hugging Face's LlamaConfig."""
+    """The architecture, with the field names of Hugging Face's LlamaConfig."""
 
     hidden_size: Annotated[int, Field(ge=1)] = Field(
         default=256, title="Hidden size", description="Width of the residual stream."
     )
     intermediate_size: Annotated[int, Field(ge=1)] = Field(
-        default=768, title="Intermediate size", description="Inner width of the SwiGLU feed-forward block."
+        default=768, title="Intermediate size", description="Inner width of the gated feed-forward block."
     )
     num_hidden_layers: Annotated[int, Field(ge=1)] = Field(
-        default=4, title="Layers", description="Number of decoder blocks."
+        default=4, title="Layers", description="Number of decoder layers."
     )
     num_attention_heads: Annotated[int, Field(ge=1)] = Field(
-        default=4, title="Attention heads", description="Query heads; must divide hidden_size."
+        default=4, title="Attention heads", description="Query heads. Must divide hidden_size."
     )
     num_key_value_heads: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Key-value heads",
-        description="Heads of keys and values (GQA); must divide the attention heads. Default: as many.",
+        description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: as many.",
     )
     rope_theta: Annotated[float, Field(gt=0)] = Field(
         default=10_000.0, title="RoPE theta", description="Base of the rotary frequencies."
     )
     rms_norm_eps: Annotated[float, Field(gt=0)] = Field(
-        default=1e-5, title="RMSNorm epsilon", description="Added to the mean square."
+        default=1e-5, title="RMSNorm epsilon", description="Epsilon of RMSNorm."
     )
     initializer_range: Annotated[float, Field(gt=0)] = Field(
         default=0.02, title="Initializer range", description="Standard deviation of the initial weights."
     )
     tie_word_embeddings: bool = Field(
-        default=True, title="Tie embeddings", description="Use the input embedding as the output head's weight."
+        default=True, title="Tie embeddings", description="Use the input embedding as the weight of the output head."
     )
     rope_scaling: RopeScaling | None = Field(
         default=None,
         title="RoPE scaling",
-        description="Stretches rotary positions, as in Hugging Face's configurations.",
+        description="Scaling of rotary positions, as in Hugging Face's configurations.",
     )
     hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = Field(
-        default="silu", title="Activation", description="Of the gated feed-forward block: silu is SwiGLU, gelu GeGLU."
+        default="silu",
+        title="Activation",
+        description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU.",
     )
     pre_norm: bool = Field(
         default=True,
         title="Pre-norm",
-        description="Each block reads normalised input; otherwise its sum with the residual stream is normalised (post-norm).",
+        description="Normalize the input of each block (pre-norm). false: normalize its sum with the residual stream (post-norm).",
     )
     qk_norm: bool = Field(
-        default=False, title="QK-norm", description="An RMSNorm over each head's queries and keys, before positions."
+        default=False,
+        title="QK-norm",
+        description="RMSNorm over the queries and keys of each head, before rotary positions.",
     )
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, title="Attention dropout", description="Share of attention weights dropped in training."
+        default=0.0, title="Attention dropout", description="Dropout of attention weights in training."
     )
     hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, title="Dropout", description="Share of each block's output dropped in training."
+        default=0.0, title="Dropout", description="Dropout of the output of each block in training."
     )
     attention: Literal["softmax", "local", "infini"] = Field(
         default="softmax",
         title="Attention",
-        description="'softmax': causal attention over the row; 'local': inside segments alone; 'infini': inside segments plus a "
-        "compressive memory across them (Munkhdalai et al. 2024, arXiv 2404.07143).",
+        description="softmax: causal attention over the sequence. local: inside segments only. infini: inside segments plus a "
+        "compressive memory of earlier ones (Munkhdalai et al. 2024, arXiv 2404.07143).",
     )
     segment_length: Annotated[int, Field(ge=1)] = Field(
         default=64,
         title="Segment length",
-        description="Tokens of local attention in one segment (attention: infini or local).",
+        description="Tokens per segment (attention: infini or local).",
     )
     memory_update: Literal["linear", "delta", "delta_bounded"] = Field(
         default="linear",
         title="Memory update",
-        description="linear adds what a segment writes (the paper's eq. 8); delta first takes out what the memory holds already "
-        "(eq. 9); delta_bounded is delta with a denominator that keeps the memory bounded after short segments.",
+        description="linear: add each segment's values (equation 8 of the paper). delta: first subtract what the memory already "
+        "has (equation 9). delta_bounded: delta with a denominator that keeps the memory bounded after short "
+        "segments.",
     )
     first_segment: Literal["local", "literal"] = Field(
         default="local",
         title="First segment",
-        description="local: where no memory exists the gate is left out; literal: zeros are mixed in, as the paper's equations read.",
+        description="local: no gate while the memory is empty, so the first segment is plain attention. literal: zeros are mixed "
+        "in, as in the paper's equations.",
     )
     memory_gradient_segments: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Gradient through the memory",
-        description="Segments that the gradient reaches back through the memory at most; default: all of a row.",
+        description="Maximum number of segments that the gradient reaches back through the memory. Default: the whole sequence.",
     )
 
     @model_validator(mode="after")

@@ -18,30 +18,30 @@ from infini_llama.configs.schema.training import TrainingConfig
 
 
 def context_problems(config: PipelineConfig) -> list[str]:
-    """Why the processes cannot share sequences as `train.context_parallel` asks, a sentence each."""
+    """Problems of `train.context_parallel`, one sentence per problem."""
     size, processes, model = config.train.context_parallel, config.environment.nproc_per_node, config.model
-    said, back, problems = f"train.context_parallel={size}", model.memory_gradient_segments, []
+    setting, back, problems = f"train.context_parallel={size}", model.memory_gradient_segments, []
     if size == 1:
         return []
     if model.attention == "softmax":
         return [
-            f"{said} splits sequences between segments, and model.attention=softmax has none; use infini or local, or "
+            f"{setting} splits sequences between segments, and model.attention=softmax has none; use infini or local, or "
             "train.context_parallel=1 with train.activation_checkpointing=full"
         ]
     if isinstance(processes, int) and processes % size:
-        problems.append(f"{said} does not divide environment.nproc_per_node={processes}; change one of them")
+        problems.append(f"{setting} does not divide environment.nproc_per_node={processes}; change one of them")
     for rows in (config.data, *config.data.curriculum):
         key = "data." if rows is config.data else "a stage of data.curriculum with "
         key += f"sequence_length={rows.sequence_length}"
         segments, rest = divmod(rows.sequence_length, size * model.segment_length)
         if rest:
             problems.append(
-                f"{said}: {key} is no multiple of that x model.segment_length={model.segment_length}, so that the processes would "
+                f"{setting}: {key} is no multiple of that x model.segment_length={model.segment_length}, so that the processes would "
                 "not have the same whole number of segments; change one of them"
             )
         elif model.attention == "infini" and back is not None and back < segments * size and segments % back:
             problems.append(
-                f"{said}: model.memory_gradient_segments={back} does not divide the {segments} segments that a process has of {key}, "
+                f"{setting}: model.memory_gradient_segments={back} does not divide the {segments} segments that a process has of {key}, "
                 "where the gradient has to end; choose a divisor, or null"
             )
     return problems
@@ -53,15 +53,17 @@ def _of_a_run(schema: dict[str, Any]) -> None:
 
 
 class PipelineConfig(Section):
-    """One run: data, model, training, the machine, and the run itself."""
+    """One run: data, model, training, environment and the run itself."""
 
     model_config = ConfigDict(json_schema_extra=_of_a_run)
 
     data: DataConfig = Field(
-        default_factory=DataConfig, title="Data", description="Which text is read and how it becomes rows of tokens."
+        default_factory=DataConfig,
+        title="Data",
+        description="Which text is read and how it becomes sequences of tokens.",
     )
     verify: VerifyConfig = Field(
-        default_factory=VerifyConfig, title="Verify", description="How much is checked before training."
+        default_factory=VerifyConfig, title="Verify", description="How much of the dataset is checked before training."
     )
     model: ModelConfig = Field(default_factory=ModelConfig, title="Model", description="The architecture.")
     train: TrainingConfig = Field(
@@ -74,13 +76,15 @@ class PipelineConfig(Section):
         default_factory=EnvironmentConfig, title="Environment", description="What the workers run on."
     )
     runtime: RuntimeConfig = Field(
-        default_factory=RuntimeConfig, title="Run", description="The run's name and what happens around it."
+        default_factory=RuntimeConfig, title="Run", description="The run's name and how it is operated."
     )
     storage: StorageConfig = Field(
-        default_factory=StorageConfig, title="Storage", description="Where copies are kept beyond this machine."
+        default_factory=StorageConfig, title="Storage", description="Where datasets and checkpoints are mirrored."
     )
     deployment: DeploymentConfig = Field(
-        default_factory=DeploymentConfig, title="Deployment", description="How it is offered on a Prefect server."
+        default_factory=DeploymentConfig,
+        title="Deployment",
+        description="How the configuration is deployed on a Prefect server.",
     )
 
     @model_validator(mode="after")

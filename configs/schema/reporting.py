@@ -13,61 +13,59 @@ Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 
 
 class ReportingConfig(Section):
-    """The part of `train` that changes nothing of what is computed."""
+    """The part of `train` that does not change what is computed."""
 
     log_every: Annotated[int, Field(ge=1)] = Field(
         default=10,
         title="Log every",
-        description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard; metrics.jsonl has "
-        "every step.",
+        description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard. "
+        "metrics.jsonl has every step.",
     )
     report_to: list[Literal["tensorboard", "wandb"]] = Field(
         default=["tensorboard"],
         title="Report to",
-        description="Where curves are drawn beside metrics.jsonl, which is always written: tensorboard, wandb (the extra 'wandb'; offline "
-        "with WANDB_MODE=offline).",
+        description="Trackers beside metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with WANDB_MODE=offline).",
     )
     metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
         default=None,
         title="Metrics hook",
-        description="A function, as module:function, that every worker calls at the steps that are logged with the model and the step's "
-        "record; the numbers it returns by name are reported under custom.",
+        description="A function, as module:function, that every worker calls at logged steps with the model and the step's "
+        "record. The numbers that it returns by name are logged under custom.",
     )
     profile_steps: list[Annotated[int, Field(ge=1)]] | None = Field(
         default=None,
         title="Profile",
-        description="First and last step that torch's profiler records, for example [20, 24]; traces and a table stand in the run's "
-        "folder profile.",
+        description="First and last step that torch's profiler records, for example [20, 24]. Traces and a table are in the run's"
+        " folder `profile`.",
     )
     eval_sequences: Annotated[int, Field(ge=1)] = Field(
         default=64,
         title="Evaluation sequences",
-        description="Validation rows per evaluation, the same ones each time; fewer if there are fewer.",
+        description="Validation sequences per evaluation, the same ones each time.",
     )
     eval_tokens: Count | None = Field(
         default=None,
         title="Evaluation tokens",
-        description="Held-out targets per evaluation, for example 1M, in place of eval_sequences: the first rows that have so many.",
+        description="Validation tokens per evaluation, for example 1M, instead of eval_sequences.",
     )
     sample_prompt: str = Field(
         default="def ",
         title="Sample prompt",
-        description="Text that the finished model continues, as a first look at it.",
+        description="Prompt that the trained model continues.",
         min_length=1,
     )
     sample_prompts: list[Annotated[str, Field(min_length=1)]] = Field(
         default=[],
-        title="More prompts",
-        description="Further texts that the finished model continues, as many tokens each; they stand in result.json and on the run's "
-        "page.",
+        title="More sample prompts",
+        description="Further prompts that the trained model continues. The texts are in result.json and in the report.",
     )
     sample_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=128, title="Sample length", description="Tokens of each sample."
+        default=128, title="Sample length", description="Tokens per sample."
     )
     sample_at_evaluation: bool = Field(
         default=True,
-        title="Samples on the way",
-        description="Whether the prompts are continued at each evaluation, into samples.jsonl and the run's page.",
+        title="Samples at evaluation",
+        description="Also continue the prompts at each evaluation, into samples.jsonl and the report.",
     )
 
     @model_validator(mode="after")

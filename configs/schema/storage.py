@@ -10,11 +10,12 @@ from infini_llama.configs.schema.section import Section
 
 
 class StorageConfig(Section):
-    """Where copies are kept beyond this machine."""
+    """Where datasets and checkpoints are mirrored."""
 
     mirror: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         title="Mirror",
-        description="A folder or bucket, such as s3://bucket/project or /mnt/backup, to which what is committed is copied "
-        "while training goes on, and from which an empty home is filled; null: none. Credentials come from the environment.",
+        description="A folder or bucket, for example /mnt/backup or s3://bucket/project. Committed datasets and checkpoints are "
+        "copied there in the background, and an empty home folder is restored from it. Credentials come from the "
+        "environment. null: none.",
     )

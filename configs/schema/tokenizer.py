@@ -10,49 +10,52 @@ from infini_llama.configs.schema.section import Section
 
 
 class TokenizerConfig(Section):
-    """The tokenizer: trained on the training documents, or given by its file and then never changed by new text."""
+    """The tokenizer: trained on the training documents, or given as a file and then used unchanged."""
 
     kind: Literal["bpe", "wordpiece", "unigram"] = Field(
-        default="bpe", title="Kind", description="What is trained; each works on bytes, so that any text has tokens."
+        default="bpe",
+        title="Kind",
+        description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded.",
     )
     path: str | None = Field(
         default=None,
         title="Path",
-        description="A tokenizer to use as it is: a tokenizer.json (also that of an earlier dataset, so that more text keeps its "
-        "tokens), a Hugging Face folder, or a .tiktoken rank file. Size, frequency and kind are then those of the file.",
+        description="A tokenizer to use unchanged: a tokenizer.json (for example that of an earlier dataset), a Hugging Face "
+        "folder, or a .tiktoken rank file. Kind, size and frequency are then those of the file.",
         min_length=1,
     )
     encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = Field(
         default=None,
         title="Encoding",
-        description="An encoding of tiktoken by name, with its ids, pattern and special tokens. Its rank file is data.tokenizer.path, "
-        "or in tiktoken's cache (TIKTOKEN_CACHE_DIR), or is downloaded into it; its sha256 must be the published one.",
+        description="A tiktoken encoding by name. Its rank file is data.tokenizer.path, or in tiktoken's cache "
+        "(TIKTOKEN_CACHE_DIR), or is downloaded; its sha256 must be the published one.",
     )
     eos: str | None = Field(
         default=None,
         title="End of text",
-        description="The token of a given tokenizer that ends a document; default: what its folder or usual names say.",
+        description="End-of-text token of a given tokenizer. Default: what its folder or the usual names define.",
         min_length=1,
     )
     pattern: str = Field(
         default=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+",
         title="Pattern",
-        description="How a .tiktoken rank file cuts text into words; default: the pattern of cl100k_base.",
+        description="Regular expression by which a .tiktoken rank file splits text. Default: that of cl100k_base.",
         min_length=1,
     )
     special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         title="Special tokens",
-        description="Further tokens of a trained tokenizer that no text yields, with the ids after the end-of-text token's.",
+        description="Further special tokens of a trained tokenizer. Text never produces them; their IDs follow the end-of-text "
+        "token's.",
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = Field(
         default=4096,
         title="Vocabulary size",
-        description="Tokens to learn, the 256 bytes and the end-of-text token included.",
+        description="Vocabulary size, including the 256 bytes and the end-of-text token.",
     )
     min_frequency: Annotated[int, Field(ge=1)] = Field(
-        default=2, title="Minimum frequency", description="A pair of tokens must occur this often to be merged."
+        default=2, title="Minimum frequency", description="Minimum frequency of a token pair to be merged."
     )
 
     @model_validator(mode="after")

@@ -13,108 +13,113 @@ Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
 
 
 class TrainingConfig(ReportingConfig):
-    """How the model is trained. Batches: accumulation is derived as global / (micro x processes) and must be whole."""
+    """How the model is trained. Gradient accumulation is global_batch_size / (micro_batch_size × workers), which must be a
+    whole number.
+    """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        default=1234, title="Seed", description="Decides initial weights and the order of samples."
+        default=1234, title="Seed", description="Seed of the initial weights and of the sample order."
     )
     init_from: str | None = Field(
         default=None,
-        title="Start from",
-        description="A Hugging Face folder of a Llama, or one that export wrote, whose weights the run starts with (safetensors); "
-        "`infini-llama import` writes a configuration with the architecture of one. Default: random weights.",
+        title="Initial weights",
+        description="A Hugging Face folder of a Llama, or one that export wrote, whose weights (safetensors) the run starts from."
+        " `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
     )
     init_gate: float = Field(
         default=-2.0,
-        title="First gates",
-        description="Infini-attention's gates, before the sigmoid, where train.init_from has none: -2 mixes in 12 % of what the "
-        "memory holds. Texts of one segment never read it.",
+        title="Initial gates",
+        description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
+        " of the memory.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Steps",
-        description="Optimizer steps of the whole run; default 1000, unless num_epochs or max_tokens says how long it is.",
+        description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set.",
     )
     num_epochs: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Epochs",
-        description="Passes over the training rows, in place of max_steps; shuffled anew each time.",
+        description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
     )
     max_tokens: Count | None = Field(
-        default=None, title="Tokens", description="Targets to train on, in place of max_steps, for example 300M."
+        default=None, title="Tokens", description="Training tokens (targets), instead of max_steps, for example 300M."
     )
     repeat_data: bool = Field(
         default=True,
         title="Repeat data",
-        description="Whether a run may pass over the training rows more than once; false refuses one that would, before its first step.",
+        description="Allow more than one epoch. false: a run that would need more is refused before its first step.",
     )
     global_batch_size: Annotated[int, Field(ge=1)] = Field(
-        default=32, title="Global batch", description="Sequences of one optimizer step, over all processes."
+        default=32,
+        title="Global batch size",
+        description="Sequences per optimizer step, over all workers and accumulation steps.",
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=8,
-        title="Micro-batch",
-        description="Sequences of one forward pass of one process; auto: as many as an estimate fits into the memory.",
+        title="Micro-batch size",
+        description="Sequences per forward pass of one worker (per-device batch size). auto: as many as an estimate fits into "
+        "memory.",
     )
     document_isolation: bool = Field(
         default=False,
         title="Document isolation",
-        description="Documents that share a row do not see one another: attention stays inside each, positions begin anew, and "
-        "Infini-attention's memory is empty at its beginning. Off: the row is read as one text.",
+        description="Packed documents do not attend to each other: attention stays inside each document, positions restart, and "
+        "Infini-attention's memory is empty at its start.",
     )
     prefer_long_documents: Annotated[float, Field(ge=0, le=4)] = Field(
         default=0.0,
         title="Prefer long documents",
-        description="Rows of a document of about twice as many tokens are seen 2 to this power as often (1: twice as often); 0: every row "
-        "once an epoch. Every process reads the beginnings of all documents at its start (a dataset above verify.full_below: checks "
-        "every shard then), with about 36 bytes of memory a row, of which 8 stay, and 30 a document.",
+        description="Use sequences of long documents more often: twice the length means 2 to this power times as often. 0: every "
+        "sequence once per epoch. Needs about 36 bytes of memory per sequence and 30 per document at start.",
     )
     dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,
         title="Data loader workers",
-        description="Threads of each process that build the batches of the steps to come, pinned for a GPU; 0: none. The batches and "
-        "their order are the same with any number.",
+        description="Threads per worker that prepare the batches of the next steps, pinned for a GPU. 0: none. The batches are "
+        "the same with any number.",
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        default=1e-3, title="Learning rate", description="Peak rate, after the warm-up."
+        default=1e-3, title="Learning rate", description="Peak learning rate, after the warm-up."
     )
     lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = Field(
         default="cosine",
         title="Schedule",
-        description="How the learning rate falls after the warm-up; wsd stays at the peak until the last part of the run.",
+        description="How the learning rate falls after the warm-up. wsd stays at the peak until the last part of the run.",
     )
     lr_power: Annotated[float, Field(gt=0)] = Field(
-        default=2.0, title="Power", description="Exponent of the polynomial schedule."
+        default=2.0, title="Polynomial power", description="Exponent of the polynomial schedule."
     )
     lr_decay_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.2, title="Decay share", description="Share of all steps over which the wsd schedule falls."
+        default=0.2, title="Decay ratio", description="Fraction of all steps over which the wsd schedule falls."
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.1, title="Final rate", description="The schedule ends at this share of the peak rate."
+        default=0.1, title="Final learning rate ratio", description="Final learning rate as a fraction of the peak."
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=100,
         title="Warm-up steps",
-        description="Steps of linear warm-up from zero; must be fewer than max_steps.",
+        description="Steps of linear warm-up from zero. Must be fewer than max_steps.",
     )
     optimizer: Literal["adamw", "adam", "sgd", "muon"] = Field(
         default="adamw",
         title="Optimizer",
-        description="muon is for the layers' matrices, with adamw for all else; the decay of adam and sgd is part of the gradient.",
+        description="muon applies to the matrices of the layers, with adamw for all other parameters. The weight decay of adam "
+        "and sgd is part of the gradient.",
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.95, title="Momentum", description="Of sgd and muon."
+        default=0.95, title="Momentum", description="Momentum of sgd and muon."
     )
     weight_decay_embeddings: bool = Field(
         default=False,
         title="Decay embeddings",
-        description="Whether the embedding has weight decay as the matrices have.",
+        description="Apply weight decay to embeddings too.",
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.1,
         title="Weight decay",
-        description="Decay of matrices; norms and gates have none, embeddings by choice.",
+        description="Weight decay of matrices. Norms and gates have none; embeddings as weight_decay_embeddings says.",
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, title="Adam beta 1", description="Decay of the first moment."
@@ -128,118 +133,123 @@ class TrainingConfig(ReportingConfig):
     gate_learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=0.01,
         title="Gate learning rate",
-        description="Peak rate of Infini-attention's gates, an optimizer group of their own without weight decay; same schedule.",
+        description="Peak learning rate of Infini-attention's gates, an optimizer group without weight decay. The schedule is the"
+        " same.",
     )
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, title="Clip norm", description="Gradients are scaled down to this norm."
+        default=1.0, title="Gradient clipping", description="Gradient clipping: maximum norm of the gradient."
     )
     loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         title="Loss chunk",
-        description="Tokens whose logits exist at a time; 0: all of a micro-batch; auto: 0 while they are few, else 256 on a CPU and "
-        "4096 on a GPU.",
+        description="Tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for small micro-batches, "
+        "otherwise 256 on a CPU and 4096 on a GPU.",
     )
     z_loss: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,
         title="z-loss",
-        description="Weight of log^2 Z in the gradient, for example 1e-4, which keeps logits from drifting; reported losses are "
-        "without it.",
+        description="Weight of log²(Z) in the gradient, for example 1e-4, which keeps logits small. Reported losses exclude it.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         default="none",
         title="Activation checkpointing",
-        description="What a layer computes again in the backward pass to save memory: nothing, all but its matrix products, all.",
+        description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save memory. none: "
+        "nothing. selective: all but its matrix products. full: all.",
     )
     eval_every: Interval = Field(
         default=100,
         title="Evaluate every",
-        description="Steps between validation losses, or for example '10M tokens' or '15 minutes'. A new lowest loss is saved at once.",
+        description="Steps between validation losses, or a duration such as '10M tokens' or '15 minutes'. A new lowest loss is "
+        "saved at once.",
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        title="Patience",
-        description="Validations in a row without a gain after which the run ends early; default: it never does.",
+        title="Early stopping patience",
+        description="End the run after this many evaluations in a row without improvement. Default: never.",
     )
     early_stopping_min_delta: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
-        title="Smallest gain",
-        description="How much lower, in nats, a validation loss must be to count as a gain.",
+        title="Minimum improvement",
+        description="Minimum decrease of the validation loss, in nats per token, that counts as an improvement.",
     )
     save_every: Interval = Field(
         default=200,
         title="Save every",
-        description="Steps between checkpoints, or for example '10M tokens' or '15 minutes'; the best model is saved besides.",
+        description="Steps between checkpoints, or a duration such as '10M tokens' or '15 minutes'. The best model is saved in "
+        "addition.",
     )
     save_total_limit: Annotated[int, Field(ge=2)] = Field(
         default=3,
         title="Checkpoints kept",
-        description="Newest checkpoints kept beside the best one; at least 2, so a damaged one has a predecessor.",
+        description="Newest checkpoints to keep, in addition to the best one. At least 2, so that there is another one if the "
+        "newest is damaged.",
     )
     save_permanent_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Permanent every",
-        description="Checkpoints at multiples of this many steps are kept for ever, beside train.save_total_limit; null: none.",
+        description="Keep checkpoints at multiples of this step forever, in addition to train.save_total_limit. null: none.",
     )
     async_save: bool = Field(
         default=True,
         title="Asynchronous save",
-        description="A checkpoint is copied to memory and written while training goes on; false: training waits, without the copy.",
+        description="Copy checkpoints to memory and write them in the background. false: training waits, and no copy is needed.",
     )
     parallel: Literal["ddp", "fsdp", "hsdp", "deepspeed"] = Field(
         default="ddp",
         title="Parallel strategy",
-        description="ddp: every process holds the whole model; fsdp: its parameters, gradients and optimizer state are split over all "
-        "processes (FSDP2); hsdp: split over train.shard_size of them, and copied over the groups; deepspeed: split by DeepSpeed's ZeRO "
-        "(package infini-llama[deepspeed]).",
+        description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state are sharded "
+        "over all workers (FSDP2). hsdp: sharded over train.shard_size workers, replicated over these groups. "
+        "deepspeed: sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
     )
     zero_stage: Literal[1, 2, 3] | None = Field(
         default=None,
         title="ZeRO stage",
-        description="What train.parallel=deepspeed splits over all processes: optimizer state (1), gradients as well (2), parameters as "
-        "well (3). Default: the stage in train.deepspeed_config, else 2.",
+        description="What train.parallel=deepspeed shards: optimizer state (1), also gradients (2), also parameters (3). Default:"
+        " the stage in train.deepspeed_config, otherwise 2.",
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = Field(
         default=None,
-        title="DeepSpeed's JSON",
-        description="A JSON file for DeepSpeed, or its contents. Its zero_optimization and communication settings are taken; what the "
-        'run\'s own keys say (batch sizes, optimizer, precision, clipping) must agree with them, be "auto" or be left out.',
+        title="DeepSpeed configuration",
+        description="A JSON file for DeepSpeed, or its contents. Its zero_optimization and communication settings are used. Batch"
+        ' sizes, optimizer, precision and clipping must agree with the run\'s keys, be "auto" or be left out.',
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         title="Shard size",
-        description="Processes that share one copy of the model under train.parallel=hsdp; auto: those of one machine.",
+        description="Workers that shard one copy of the model with train.parallel=hsdp. auto: those of one machine.",
     )
     reshard_after_forward: bool = Field(
         default=True,
         title="Reshard after forward",
-        description="Under fsdp and hsdp, a layer's parameters are freed between forward and backward (ZeRO-3); false keeps them "
-        "(ZeRO-2: more memory, less communication).",
+        description="With fsdp and hsdp, free the parameters of a layer between forward and backward (ZeRO-3). false: keep them "
+        "(ZeRO-2), with more memory and less communication.",
     )
     context_parallel: Annotated[int, Field(ge=1)] = Field(
         default=1,
         title="Context parallel",
-        description="Processes that share each sequence, every one with a run of its segments; they pass on what Infini-attention's "
-        "memory holds. For sequences whose activations do not fit one process; not with model.attention=softmax.",
+        description="Workers that share each sequence, each with a part of its segments (context parallelism). For sequences "
+        "whose activations do not fit one worker; not with model.attention=softmax.",
     )
     compile: Literal["auto", "off", "block", "whole"] = Field(
         default="auto",
         title="Compile",
-        description="torch.compile of each layer (block) or of model and loss (whole, not with fsdp or hsdp); used once its loss and "
-        "gradients of a first batch agree with eager execution's; auto: off, or under environment.tune=full where it pays.",
+        description="torch.compile of each layer (block), or of model and loss (whole, not with fsdp or hsdp). Used once it "
+        "agrees with eager execution on a first batch. auto: off, or with environment.tune=full if it pays.",
     )
     max_skips: Annotated[int, Field(ge=0)] = Field(
         default=10,
-        title="Skips borne",
-        description="An update that is not finite is left out; more than this many in a window go back to the last good checkpoint.",
+        title="Maximum skips",
+        description="Non-finite updates that may be skipped within train.skip_window. One more rolls the run back to the last "
+        "good checkpoint.",
     )
     skip_window: Annotated[int, Field(ge=1)] = Field(
-        default=100, title="Skip window", description="Steps over which left-out updates are counted."
+        default=100, title="Skip window", description="Steps over which skipped updates are counted."
     )
     spike_zscore: Annotated[float, Field(ge=3)] | None = Field(
         default=None,
-        title="Loss spike",
-        description="An update whose loss lies this many robust standard deviations above the median of the last 128 is left out like one "
-        "that is not finite, for example 8; null: none is.",
+        title="Loss spike threshold",
+        description="Skip updates whose loss is this many robust standard deviations above the median of the last 128 losses, for"
+        " example 8. null: never.",
     )
 
     @model_validator(mode="after")
@@ -247,8 +257,8 @@ class TrainingConfig(ReportingConfig):
         given = {name: getattr(self, name) for name in ("max_steps", "num_epochs", "max_tokens")}
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) > 1:
-            said = " and ".join(f"{name}={value}" for name, value in given.items())
-            raise ValueError(f"{said} both say how long the run is; set all but one to null")
+            settings = " and ".join(f"{name}={value}" for name, value in given.items())
+            raise ValueError(f"{settings} both say how long the run is; set all but one to null")
         if not given:
             self.max_steps = 1000
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:

@@ -111,8 +111,8 @@ def test_every_item_of_a_list_or_table_is_named():
         ({"name": "b", "files": ["x"], "weight": -1}, "data.sources.1.weight: -1 is not a number above 0"),
         ({"name": "b"}, "data.sources.1.files is empty"),
         ("x", "data.sources.1: 'x' is not a section of"),
-        ({"name": "a", "files": ["x"]}, "data.sources=['a', 'a'] name one source twice"),
-        ({"name": "b", "files": ["x"], "weight": 1}, "data.sources=['a', 'b'] have some a weight and some none"),
+        ({"name": "a", "files": ["x"]}, "data.sources=['a', 'a'] has a name twice"),
+        ({"name": "b", "files": ["x"], "weight": 1}, "data.sources=['a', 'b']: only some have a weight"),
     ],
 )
 def test_what_is_wrong_with_one_of_several_sources_is_said_and_nothing_else(entry, sentence):
@@ -122,7 +122,7 @@ def test_what_is_wrong_with_one_of_several_sources_is_said_and_nothing_else(entr
 
 def test_a_source_beside_several_is_refused():
     text = message({"data": {"sources": [{"name": "a", "files": ["x"]}], "files": ["y"]}})
-    assert text.endswith("data.files=['y'] stands beside data.sources=['a']; write it below the source it is of")
+    assert text.endswith("data.files=['y'] is set beside data.sources=['a']; write it below its source")
 
 
 def test_a_section_without_keys_is_no_problem():

@@ -57,7 +57,7 @@ def test_the_same_ranks_on_other_machines_lose_nothing(facts):
         ),
         (
             {"master_addr": "10.0.0.1"},
-            ["environment.master_addr=10.0.0.1, but environment.nnodes=1 meets nobody; use auto, or set nnodes"],
+            ["environment.master_addr=10.0.0.1, but environment.nnodes=1 has no other node; use auto, or set nnodes"],
         ),
         (
             {"master_addr": "a b", "nnodes": 2},
