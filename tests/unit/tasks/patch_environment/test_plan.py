@@ -9,12 +9,10 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
 from infini_llama.model.flops import parameters
-from infini_llama.tasks.estimate.memory import Layout, step_memory
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
-from infini_llama.tasks.patch_environment.speed import loss_chunk
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
@@ -87,21 +85,6 @@ def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
     assert roomiest(laptop, 0, wish) == 1, "the doctor says that it does not fit"
     long = wish | {"data": wish["data"] | {"sequence_length": 16384}}
     assert roomiest(laptop, 79 * 1024**3, long) == 4, "more than 65,536 tokens help no GPU"
-
-
-@pytest.mark.parametrize("attention", ["softmax", "infini"])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("micro", [1, 16])
-def test_what_the_plan_takes_a_worker_to_need_is_what_its_tensors_come_to(attention, checkpointing, micro):
-    """A fifth of the memory is left free for what the formula misses."""
-    wish = config(train={"activation_checkpointing": checkpointing})
-    wish["model"]["attention"] = attention
-    wish["data"]["sequence_length"] = 512
-    model = model_of(wish)
-    chunk = loss_chunk("auto", "cuda", micro * 512, model.vocab_size)
-    layout = Layout(micro, 512, 2, 1, 1, True, "bf16", "cuda", chunk)
-    real = sum(step_memory(model, wish["train"], layout).values())
-    assert 0.85 < sum(bytes_needed(wish, micro, "bf16", "cuda", 1).values()) / real < 1.4
 
 
 def test_room_for_the_checkpoints_that_are_kept(laptop):
