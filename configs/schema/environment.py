@@ -141,7 +141,9 @@ class EnvironmentConfig(Section):
             )
         if self.nnodes == 1:
             if self.master_addr != "auto":
-                problems.append(f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes")
+                problems.append(
+                    f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes"
+                )
             if self.rendezvous == "static":
                 problems.append("rendezvous=static is for several nodes, but nnodes=1; use c10d, or set nnodes")
         elif self.rendezvous == "static":

@@ -49,8 +49,8 @@ def bytes_needed(
     shards = shards_of(train, workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards
     if shards > 1:
-        root = 4 * parameters(replace(model, num_hidden_layers=0))
-        layer = (total - root) // layers
+        layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
+        root = total - layers * layer
         weights += root + layer * (2 if train["reshard_after_forward"] else layers)
         gradients += max(layer, root)
     chunk = loss_chunk(train["loss_chunk"], kind, tokens, model.vocab_size)

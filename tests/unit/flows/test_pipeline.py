@@ -9,6 +9,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.configs.loading import parse_config
+from infini_llama.flows import pipeline
 from infini_llama.flows.pipeline import resolved, run_name
 from infini_llama.tasks.runs.run_folder import RunFolder, attempts
 from infini_llama.tasks.train import launch as local
@@ -48,11 +49,11 @@ def test_where_to_start_is_ruled_anew_by_each_command_of_one_process(tmp_path, m
         "runtime": {"name": "twice", "home": str(tmp_path), "resume": "never", "retries": 1, "retry_delay": 0},
         "environment": {"device": "cpu"},
     }
-    run = RunFolder(tmp_path / "runs" / "twice")
+    folder = RunFolder(tmp_path / "runs" / "twice")
     with pytest.raises(TrainFailed, match="no worker started"):
-        run(parse_config(settings))
-    first, second = attempts(run)
+        pipeline.run(parse_config(settings))
+    first, second = attempts(folder)
     assert first["invocation"] == second["invocation"]
-    add_checkpoint(run, 10, 1.0)
+    add_checkpoint(folder, 10, 1.0)
     with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):
-        run(parse_config(settings))
+        pipeline.run(parse_config(settings))

@@ -111,7 +111,6 @@ def test_estimate_of_a_configuration(tmp_path):
         == sum(flops[part] for part in ("matrices", "attention", "memory"))
     )
     assert flops["memory"] > 0 and flops["attention"] > 0
-    assert memory["batches"] == 1 * 8 * 257 * 8, "8 rows of 257 tokens; a pass of one worker is all of a step"
     assert record["run"] == {"tokens_a_step": 4096, "tokens": 1_024_000, "flops": flops["total"] * 1_024_000}
     assert memory["total"] == sum(value for part, value in memory.items() if part != "total")
     assert (

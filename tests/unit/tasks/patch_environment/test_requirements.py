@@ -95,7 +95,7 @@ def refused(tmp_path) -> PipelineConfig:
 def test_a_run_is_refused_before_its_text_is_read(refused, monkeypatch):
     monkeypatch.setattr(direct, "preprocess", None)
     with pytest.raises(ConfigError, match=r"train\.metrics_hook"):
-        direct.pretrain_directly(refused)
+        direct.run(refused)
 
 
 def test_doctor_reports_it(refused, tmp_path):

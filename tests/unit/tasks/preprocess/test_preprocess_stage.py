@@ -300,7 +300,8 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
     from infini_llama.tasks.preprocess.tokens import build as work
 
     whole = preprocess(data(), str(tmp_path / "whole"))
-    script = BUILD.replace("reference =", "import os, signal\nfrom infini_llama.tasks.preprocess import work\nwrite = work.write_shard\n"
+    script = BUILD.replace("reference =", "import os, signal\n"
+        "from infini_llama.tasks.preprocess.tokens import build as work\nwrite = work.write_shard\n"
         "def dying(path, *rest):\n    'data-00003' in path.name and os.kill(os.getpid(), signal.SIGKILL)\n    write(path, *rest)\n"
         "work.write_shard = dying\nreference =")  # fmt: skip
     home = tmp_path / "killed"

@@ -1,24 +1,36 @@
 """A model read out of a run that goes on training meanwhile."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.runs import load
+from infini_llama.tasks.runs import checkpoints, load
 from infini_llama.tasks.runs.load import load_run
-from infini_llama.tasks.storage.artifacts import remove
+from infini_llama.tasks.storage.artifacts import commit, remove, staging
 from support.trained_runs import ranks as ranks
 from support.trained_runs import run_of as run_of
 
 
-@pytest.mark.parametrize("part", ["check", "load"])
+def copied(checkpoint: Path, target: Path) -> None:
+    """Commit the same tensors as a checkpoint of the step in the name of `target`."""
+    staged, step = staging(target), checkpoints.step_of(target)
+    shutil.copytree(checkpoint, staged, dirs_exist_ok=True)
+    (staged / "manifest.json").unlink()
+    state = json.loads((staged / checkpoints.STATE_FILE).read_text())
+    (staged / checkpoints.STATE_FILE).write_text(json.dumps(state | {"step": step}))
+    commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {}, content={"step": step})
+
+
+@pytest.mark.parametrize("part", ["verify", "load"])
 def test_a_checkpoint_that_is_pruned_while_it_is_read_is_not_the_answer(run_of, monkeypatch, part):
     run, _ = run_of()
     (older,) = (run / "checkpoints").glob("step-*")
     newer = older.with_name(f"step-{int(older.name.removeprefix('step-')) + 1:08d}")
-    shutil.copytree(older, newer)
-    module = load if part == "check" else load.tensors_of
+    copied(older, newer)
+    module = checkpoints if part == "verify" else load.tensors_of
     read = getattr(module, part)
 
     def pruned_before(folder, *rest, **options):
@@ -33,6 +45,6 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_not_the_answer(run_of, 
         bool((tensor == right).all())
         for tensor, right in zip(model.parameters(), load_run(run)[0].parameters(), strict=True)
     )
-    shutil.copytree(older, newer)
+    copied(older, newer)
     with pytest.raises(ConfigError, match=f"has no checkpoint '{newer.name}'"):  # one that was named is not replaced
         load_run(run, newer.name)

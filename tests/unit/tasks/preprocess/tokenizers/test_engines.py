@@ -213,7 +213,6 @@ def test_a_tokenizer_that_an_engine_does_not_take_is_refused_in_words():
 def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeypatch):
     """Neither its refusal nor an earlier good check outlasts the installation."""
     tokenizer = train_bpe(TEXTS * 3, 300, 2)
-    monkeypatch.setattr(engines, "FAST", ("gigatoken",))
     monkeypatch.setattr(engines, "version", lambda name: "1.0")
     monkeypatch.setitem(
         engines.ENGINES, "gigatoken", lambda description: engines.reference(Tokenizer.from_str(description))
@@ -238,7 +237,7 @@ def test_an_engine_by_name_that_is_not_installed_is_a_sentence(tmp_path, monkeyp
 STOPPED_WHILE_CHECKING = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from infini_llama.tasks.preprocess import engines
+from infini_llama.tasks.preprocess.tokenizers import engines
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 
 class Stopped(BaseException):
