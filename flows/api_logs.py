@@ -1,4 +1,4 @@
-"""The stages' log lines in Prefect's run pages: about one a second, warnings always; the full logs are files of the run."""
+"""Sends the stages' log lines to Prefect's run pages: about one per second, and every warning. The full logs are in the run's folder."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogHandler
 
-SECONDS_BETWEEN = 1.0  # ten thousand lines held a finished process for most of a minute
+SECONDS_BETWEEN = 1.0  # ten thousand lines delayed the end of a process by most of a minute
 
 
 class ThrottledAPILogHandler(APILogHandler):

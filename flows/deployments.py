@@ -38,7 +38,7 @@ def deploy(files: Sequence[str], gpus: int | None = None, silent_for: timedelta 
     Args:
         files: a deployment for each.
         gpus: how many GPUs all runs together may hold at a time; None: no limit is set.
-        silent_for: a run without a sign of life for this long is marked as crashed.
+        silent_for: a run without a heartbeat for this long is marked as crashed.
 
     Returns:
         {"deployments": names with the flow's before them, "work_pools", "limits", "automations"}.
@@ -99,7 +99,7 @@ def _automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
     of_the_flow = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name})
     zombies = AutomationCore(
         name=ZOMBIES,
-        description=f"A run of {pretrain.name} that gives no sign of life for {silent_for.total_seconds():.0f} s has crashed.",
+        description=f"A run of {pretrain.name} without a heartbeat for {silent_for.total_seconds():.0f} s is marked as crashed.",
         trigger=EventTrigger(
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
             match_related=of_the_flow,
@@ -115,7 +115,7 @@ def _automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
                 state=StateType.CRASHED,
                 name="Crashed",
                 force=False,
-                message=f"No sign of life for {silent_for.total_seconds():.0f} s. Retry carries on from the newest checkpoint.",
+                message=f"No heartbeat for {silent_for.total_seconds():.0f} s. Retry resumes from the newest checkpoint.",
             )
         ],
     )

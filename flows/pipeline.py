@@ -1,4 +1,4 @@
-"""The same stages without Prefect: nothing to start, the same files, the same policy of retries."""
+"""The sequence of stages without Prefect, with the same files and the same retry policy."""
 
 import time
 from datetime import datetime
@@ -37,7 +37,7 @@ def resolved(config: PipelineConfig, due: datetime | None = None) -> dict:
     """The configuration of one run as a dict, with its name in full and the absolute path of home.
 
     Args:
-        due: when the run was to start, which a name with {date} or {time} tells in this machine's time zone; None: now.
+        due: scheduled start, for names with {date} or {time} (local time zone); None: now.
     """
     settings = config.model_dump(mode="json", exclude={"deployment"})
     settings["runtime"]["home"] = str(usable_home(config.runtime.home, "runtime.home"))

@@ -1,4 +1,4 @@
-"""The flow: raw text to a trained model, in four stages between which only small dicts travel."""
+"""The flow: raw text to a trained model, in four stages which pass small JSON values."""
 
 import logging
 from pathlib import Path
@@ -36,7 +36,7 @@ def _name() -> str:
 def pretrain(config: PipelineConfig) -> dict:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary.
 
-    Called again with the same configuration it carries on: what is complete on disk is not built again.
+    Called again with the same configuration, it resumes: what is complete on disk is not built again.
     """
     settings = restored(resolved(config, flow_run.scheduled_start_time))
     home, run = settings["runtime"]["home"], settings["runtime"]["name"]
@@ -46,11 +46,11 @@ def pretrain(config: PipelineConfig) -> dict:
     with api_logs():
         check_requirements(settings)
         restore_dataset(settings)
-        # Prefect would serve a cached reference whose dataset is gone, so the disk is asked first.
+        # Prefect would return a cached reference whose dataset is gone, so the disk is checked first.
         known = lookup(data, home)
         key = name_of_tables(known or plan(data, home))
-        believed = known is not None and trusted(stored / preprocess_task.result_name(key))
-        cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not believed)
+        use_cache = known is not None and trusted(stored / preprocess_task.result_name(key))
+        cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not use_cache)
         state = cached(key, data, home, return_state=True)
         reference = state.result()
         if state.name == "Cached":
@@ -67,12 +67,12 @@ def pretrain(config: PipelineConfig) -> dict:
         restore_run(settings)
         environment = patch_environment(settings, home, run, reference["vocab_size"])
         with mirrored(settings, reference):
-            with closing_card(Path(home) / "runs" / run) as tell:
+            with closing_card(Path(home) / "runs" / run) as report:
                 launcher = ConfiguredLauncher(settings["environment"])
                 train = with_retries(retries_for(settings))
                 summary = train(settings, reference, environment, new_invocation(), launcher)
-                done = "had finished already" if summary.get("already_finished") else "finished"
-                tell(f"Training {done}: {summary['steps']:,} steps.")
+                done = "had already finished" if summary.get("already_finished") else "finished"
+                report(f"Training {done}: {summary['steps']:,} steps.")
             if settings["evaluate"]["after_training"]:
                 from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
 

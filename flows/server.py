@@ -269,7 +269,7 @@ def _bypass_proxy(host: str) -> None:
 
 
 def _client() -> contextlib.AbstractContextManager:
-    """Prefect's client for this server: without heartbeats, which nobody watches here and which delay a flow's end by a second."""
+    """Prefect's client for this server: without heartbeats, which no automation uses here and which delay a flow's end by a second."""
     import prefect.main  # noqa: F401
     from prefect.context import refresh_global_settings_context
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings

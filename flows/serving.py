@@ -1,4 +1,4 @@
-"""`infini-llama serve`: server, UI, deployments and worker of one machine in one command, which ends all of them with itself."""
+"""`infini-llama serve`: server, UI, deployments and worker of one machine in one command; all of them end with it."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ from prefect.states import Cancelling
 from infini_llama.flows.deployments import deploy
 from infini_llama.flows.server import EXEC_WRAPPER
 
-POLL_SECONDS = 2  # the worker asks this often for runs that are due
+POLL_SECONDS = 2  # poll interval of the worker
 STOPS_WITHIN = 45.0
 RESTART_SECONDS = 5
 MARK = "INFINI_LLAMA_SERVED_BY"
@@ -27,13 +27,13 @@ log = logging.getLogger("infini_llama.serve")
 
 
 def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> None:
-    """Deploys the configurations on the server of PREFECT_API_URL and works off their runs, until it is interrupted.
+    """Deploy the configurations on the server of PREFECT_API_URL and execute their runs, until interrupted.
 
     Args:
-        limit: how many runs at a time.
+        limit: maximum number of runs at the same time.
         gpus: as `deploy` takes it.
 
-    A worker that ends by itself is started again; its runs are processes of their own, and go on.
+    A worker that exits is restarted; its runs are separate processes and continue.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; the worker stops by it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,7 +52,7 @@ def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> Non
             log.info("ready; %d run(s) at a time; the worker's log is %s; Ctrl-C ends everything", limit, records)
             while all(worker.poll() is None for worker in workers.values()):
                 time.sleep(0.5)
-            log.warning("a worker ended by itself; its runs go on, and another one starts in %d s", RESTART_SECONDS)
+            log.warning("a worker exited; its runs continue, and another worker starts in %d s", RESTART_SECONDS)
             time.sleep(RESTART_SECONDS)
     finally:
         _end(list(workers.values()), mark)
@@ -122,7 +122,7 @@ def _runs(mark: str) -> dict[int, str]:
     """Processes of flow runs, which inherit the worker's mark, each with the id of its run."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or belongs to another user
             environment = (process / "environ").read_bytes()
             run = re.search(rb"PREFECT__FLOW_RUN_ID=([0-9a-f-]{36})", environment)
             if run and f"{MARK}={mark}".encode() in environment:

@@ -55,11 +55,11 @@ class KeyValues:
             return causal_attention(q, k, v)
         length, gqa = q.shape[2], q.shape[1] != k.shape[1]
         places = self.positions(length)
-        alone = length == 1 and self.together()
+        single = length == 1 and self.together()
         self.append(k, v, lengths)
         reach = max(self.filled) if lengths is None else int(places.max()) + 1
         k, v = self.k[:, :, :reach], self.v[:, :, :reach]
-        if alone:
+        if single:
             return F.scaled_dot_product_attention(q, k, v, enable_gqa=gqa)
         seen = torch.arange(reach, device=q.device) <= places[..., None]
         seen = seen if seen.ndim == 2 else seen[:, None]

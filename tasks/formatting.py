@@ -1,4 +1,4 @@
-"""Human-readable formatting of values, sizes and durations, and the pieces of Markdown cards on a run's page."""
+"""Human-readable formatting of values, sizes and durations, and pieces of Markdown cards."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ log = logging.getLogger("infini_llama.cards")
 
 
 def shown(value: Any) -> str:
-    """A value as people write it."""
+    """A value as text, with thousands separators and four significant digits."""
     if value is None:
         return "–"
     if isinstance(value, bool):

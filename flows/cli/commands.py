@@ -1,4 +1,4 @@
-"""What each command does: a function of its arguments that returns a record and what people read."""
+"""One function per command: arguments in, a record for --json and text out."""
 
 from infini_llama.flows.cli.models import evaluate, export, generate, import_folder, passkey
 from infini_llama.flows.cli.pipeline import doctor, join, preprocess, run, train, verify

@@ -1,4 +1,4 @@
-"""What a person sees of a run: bars on a terminal, plain lines elsewhere, and a closing summary."""
+"""Console output of a run: progress bars on a terminal, plain lines elsewhere, and a final summary."""
 
 import logging
 import os
@@ -6,12 +6,12 @@ import sys
 import time
 
 LINES_APART = 2.0  # seconds between the plain lines of one stage's progress
-ROOM_FOR_BARS = 110  # columns of a terminal
+MIN_WIDTH_FOR_BARS = 110  # terminal columns
 BLOCKS, SPARKS = "▁▂▃▄▅▆▇█", 16
 
 
 class PlainHandler(logging.Handler):
-    """One line per record on stderr; of a stage's progress one per `LINES_APART` seconds, those that are due, and the last."""
+    """One line per record on stderr; progress at most every `LINES_APART` seconds, besides lines that are due and the last one."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -19,7 +19,7 @@ class PlainHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         now, progress = time.monotonic(), getattr(record, "progress", None)
-        due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work needs no line
+        due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work is not logged
         if progress is not None and not progress.get("due") and progress["done"] < (progress["total"] or float("inf")):
             if now < due:
                 return
@@ -31,7 +31,7 @@ class PlainHandler(logging.Handler):
 
 
 class BarHandler(logging.Handler):
-    """A bar for each stage that reports progress; other records scroll by above."""
+    """One progress bar per stage; other records are printed above the bars."""
 
     def __init__(self, level: int) -> None:
         from rich.console import Console
@@ -43,18 +43,18 @@ class BarHandler(logging.Handler):
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         columns = [
             TextColumn("{task.fields[stage]:<11}", style="bold"),
-            *([BarColumn(bar_width=24)] if console.width >= ROOM_FOR_BARS else []),
+            *([BarColumn(bar_width=24)] if console.width >= MIN_WIDTH_FOR_BARS else []),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            # what is left of the line: times are never cut for it
+            # takes the rest of the line; times are never cut for it
             TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
             ),
         ]
         self.progress = Progress(*columns, console=console, expand=True)
         self.bars: dict[str, tuple] = {}
-        self.losses: dict[int, tuple[float, int]] = {}  # of each of SPARKS parts of the run: their sum and number
+        self.losses: dict[int, tuple[float, int]] = {}  # per SPARKS-th of the run: sum and count
         self.saved = ""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -78,7 +78,7 @@ class BarHandler(logging.Handler):
 
     def _move(self, record: logging.LogRecord, reported: dict) -> None:
         stage, kind = stage_of(record), (reported["total"], reported["unit"])
-        if self.bars.get(stage, (None, None))[1] != kind:  # another piece of work of the same stage
+        if self.bars.get(stage, (None, None))[1] != kind:  # new work of the same stage
             self.progress.start()
             self.bars[stage] = (self.progress.add_task("", total=reported["total"], stage=stage), kind)
         bar, shown = self.bars[stage][0], words(record)
@@ -96,7 +96,7 @@ class BarHandler(logging.Handler):
 
 
 def sparkline(values: list[float]) -> str:
-    """A block for each value, from the least to the greatest of them."""
+    """One block character per value, scaled from the lowest to the highest."""
     least = min(values, default=0.0)
     spread = (max(values, default=0.0) - least) or 1.0
     return "".join(BLOCKS[round((value - least) / spread * (len(BLOCKS) - 1))] for value in values)
@@ -112,7 +112,7 @@ def line(record: logging.LogRecord) -> str:
 
 
 def words(record: logging.LogRecord) -> str:
-    """The message, with how far it is where a progress record does not say so itself."""
+    """The message, with the progress appended unless it contains it."""
     message, progress = record.getMessage(), getattr(record, "progress", None)
     if progress is None:
         return message
@@ -121,7 +121,7 @@ def words(record: logging.LogRecord) -> str:
 
 
 def attach(quiet: bool, verbose: bool) -> logging.Handler:
-    """Shows the log of all stages on stderr, until `detach`."""
+    """Show the log of all stages on stderr until `detach`."""
     level = logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO
     bars = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
     handler = BarHandler(level) if bars else PlainHandler(level)
@@ -141,22 +141,22 @@ def detach(handler: logging.Handler) -> None:
 
 
 def summary_text(summary: dict) -> str:
-    """The closing words of a finished run."""
+    """Summary of a finished run, for the console."""
     bits, entropy = summary["validation_bits_per_token"], summary["unigram_entropy_bits"]
     paths = summary["paths"]
     if summary["validation_loss"] is None:
-        validation = "not finite, or not measured"
+        validation = "not finite or not measured"
     else:
         validation = (
-            f"{summary['validation_loss']:.4f} nats a token = {bits:.3f} bits a token; unigram entropy {entropy:.3f} bits "
+            f"{summary['validation_loss']:.4f} nats per token = {bits:.3f} bits per token; unigram entropy {entropy:.3f} bits "
             f"({abs(entropy - bits):.2f} {'below' if bits < entropy else 'ABOVE'} it)"
         )
-    state = "was finished already" if summary.get("already_finished") else "finished"
+    state = "had already finished" if summary.get("already_finished") else "finished"
     rows = [
         ("run", f"{summary['run']} {state}: {summary['steps']:,} steps, {summary['tokens']:,} tokens, "
                 f"{summary['tokens_per_second']:,.0f} tokens/s"),
         ("validation", validation),
-        *([] if summary["bits_per_byte"] is None else [("", f"{summary['bits_per_byte']:.3f} bits a byte")]),
+        *([] if summary["bits_per_byte"] is None else [("", f"{summary['bits_per_byte']:.3f} bits per byte")]),
         ("checkpoint", summary["checkpoint"]),
         ("report", paths["report"]),
         ("loss curve", paths["loss_curve"]),

@@ -10,15 +10,15 @@ from infini_llama.configs.reading import parse_yaml
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.sources.sources import sources
 
-BYTES_A_TOKEN, PASSES = 3.5, 3  # roughly, for English text and a vocabulary of 8192; passes over it that pay
+BYTES_PER_TOKEN, PASSES = 3.5, 3  # roughly, for English text and a vocabulary of 8192; passes over it that pay
 TEMPLATE = """\
 # Written by `infini-llama init` for {cores} CPU core(s) and {gpus} GPU(s). Run it: infini-llama run {output}
-# What is left out has its default; `infini-llama estimate {output}` says what the run takes.
+# Keys that are left out have their default. `infini-llama estimate {output}` prints memory and compute.
 data:
   # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, csv, parquet, also compressed
   files: {files}
-  sequence_length: {length:<13}# tokens the model sees at a time
-  validation_fraction: {fraction:<9}# share of documents that are held out
+  sequence_length: {length:<13}# tokens per sequence
+  validation_fraction: {fraction:<9}# fraction of documents to hold out
   tokenizer:
     vocab_size: 8192            # learned from your text
 
@@ -29,27 +29,27 @@ model:                          # about {size} million parameters
   num_attention_heads: 8
   num_key_value_heads: 4
   attention: {attention:<19}# softmax; infini: local attention and a compressive memory
-  segment_length: {segment:<14}# tokens of local attention (infini)
+  segment_length: {segment:<14}# tokens per segment (infini)
 
 train:
-  max_steps: {steps:<19}# about {passes} pass(es) over your text
-  global_batch_size: {batch:<11}# sequences of one step
-  micro_batch_size: {micro:<12}# sequences of one forward pass
+  max_steps: {steps:<19}# about {passes} epoch(s) over your text
+  global_batch_size: {batch:<11}# sequences per step
+  micro_batch_size: {micro:<12}# sequences per forward pass and worker
   learning_rate: {rate}
   warmup_steps: {warmup}
   eval_every: {every:<18}# steps; an evaluation also writes a sample
-  save_every: {every:<18}# steps; a crash costs what came after the last save
+  save_every: {every:<18}# steps between checkpoints
   sample_prompt: "The "
 
 runtime:
-  name: {name:<24}# the same name carries on the same run
+  name: {name:<24}# the same name resumes the same run
 """
 # hidden, inner, layers, sequence length, batch, micro-batch, learning rate, millions of parameters
 SIZES = {"cpu": (256, 768, 6, 512, 16, 8, 1.0e-3, 7), "gpu": (512, 1536, 8, 1024, 64, 16, 6.0e-4, 29)}
 
 
 def write_beginning(output: Path, files: list[str], name: str, attention: str, home: Path) -> dict[str, Any]:
-    """Looks at the text and the machine and writes `output`.
+    """Survey the text, probe the machine and write `output`.
 
     Returns:
         {"config", "files": how many there are, "bytes", "device", "steps", "warning": where there is too little text, else None}.
@@ -66,8 +66,8 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     facts = probe(home)
     device = "gpu" if facts["gpus"] else "cpu"
     hidden, inner, layers, length, batch, micro, rate, millions = SIZES[device]
-    steps = min(20_000, max(200, int(PASSES * size / BYTES_A_TOKEN / (batch * length))))
-    passes = max(1, round(steps * batch * length * BYTES_A_TOKEN / max(1, size)))
+    steps = min(20_000, max(200, int(PASSES * size / BYTES_PER_TOKEN / (batch * length))))
+    passes = max(1, round(steps * batch * length * BYTES_PER_TOKEN / max(1, size)))
     text = TEMPLATE.format(
         cores=facts["cores"], gpus=len(facts["gpus"]), output=output, files=json.dumps(files), length=length,
         fraction=0.05 if len(found) >= 40 else 0.2, size=millions, hidden=hidden, inner=inner, layers=layers,
@@ -77,8 +77,8 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     parse_config(parse_yaml(text))
     output.write_text(text, encoding="utf-8")
     warning = None
-    if size < 4 * length * BYTES_A_TOKEN:  # a few rows, some of them held out
+    if size < 4 * length * BYTES_PER_TOKEN:  # a few rows, some of them held out
         warning = f"{size:,} bytes are too little text: one row of data.sequence_length={length} takes about " \
-                  f"{length * BYTES_A_TOKEN:,.0f}; name more files, or lower it."  # fmt: skip
+                  f"{length * BYTES_PER_TOKEN:,.0f}; name more files, or lower it."  # fmt: skip
     return {"config": str(output), "files": len(found), "bytes": size, "device": device, "steps": steps,
             "warning": warning}  # fmt: skip

@@ -20,7 +20,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGHUP: asks whatever runs to save and end, as Ctrl-C does."""
+    """SIGTERM or SIGHUP: save and end, like Ctrl-C."""
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -36,7 +36,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _hints(unknown: list[str], parsed: argparse.Namespace) -> str:
-    """What to write in place of other programs' options, where the command takes key=value."""
+    """Hints for other programs' options, for commands that take key=value."""
     if "overrides" not in parsed:
         return ""
     from infini_llama.configs import other_names
@@ -108,13 +108,13 @@ def explain(error: BaseException) -> tuple[int, str]:
         if (preempted := _behind(error)) is not None:
             return preempted.exit_code, str(preempted)
         code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-        return code, "stopped; what was complete is kept, and the same command carries on from there."
+        return code, "stopped; everything committed is kept, and the same command resumes."
     if sentence := no_space(error):
         return UNEXPECTED, sentence
     words = next(iter(str(error).splitlines()), "").rstrip(".")
     return (
         UNEXPECTED,
-        f"unexpected {type(error).__name__}: {words}. --verbose shows where; the same command may be tried again.",
+        f"unexpected {type(error).__name__}: {words}. --verbose prints the traceback; the same command can be tried again.",
     )
 
 

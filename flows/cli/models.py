@@ -1,4 +1,4 @@
-"""What is done with a trained model, or with another's."""
+"""The commands generate, evaluate, passkey, export and import."""
 
 import logging
 from argparse import Namespace
@@ -26,18 +26,18 @@ def generate(arguments: Namespace) -> Answer:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     sampling = Sampling(**{name: getattr(arguments, name) for name in names})
     writer = Writer(model, tokenizer, prompts, end_of_text_of(run), tuple(arguments.stop))
-    alone = len(prompts) == 1 and not arguments.json
-    if alone:
+    single = len(prompts) == 1 and not arguments.json
+    if single:
         print(prompts[0], end="", flush=True)
     for _, piece in writer.write(arguments.max_new_tokens, sampling):
-        if alone:  # several texts grow at once, so they are shown when they are whole
+        if single:  # several texts grow at once, so they are printed when complete
             print(piece, end="", flush=True)
     texts = [
         {"prompt": prompt, "text": text, "tokens": tokens}
         for prompt, text, tokens in zip(prompts, writer.texts, writer.tokens, strict=True)
     ]
-    shown = "" if alone else "\n\n".join(f"[{i}] {text['prompt']}{text['text']}" for i, text in enumerate(texts, 1))
-    if alone:
+    shown = "" if single else "\n\n".join(f"[{i}] {text['prompt']}{text['text']}" for i, text in enumerate(texts, 1))
+    if single:
         print(flush=True)
     return {"texts": texts}, shown
 
@@ -52,7 +52,7 @@ def _text_of(file: str) -> str:
 def evaluate(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
-        raise ConfigError("--stream reads texts as one each; name them with --files.")
+        raise ConfigError("--stream needs --files: it reads each file as one text.")
     from infini_llama.flows.cli.tables import evaluation_text
     from infini_llama.tasks.evaluate.stage import evaluate
 
@@ -80,7 +80,7 @@ def export(arguments: Namespace) -> Answer:
     record = export(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
     if record["custom_code"]:
         log.warning(
-            "Hugging Face's Llama cannot express %s: the folder carries its own code (trust_remote_code=True).",
+            "Hugging Face's Llama does not have %s: the folder contains the model's code (trust_remote_code=True).",
             ", ".join(record["custom_code"]),
         )
     return record, as_text(record)

@@ -10,7 +10,7 @@ from typing import NoReturn
 from infini_llama.configs.errors import ConfigError
 
 EPILOG = """exit codes: 0 done; 1 done, with warnings (doctor); 64 bad configuration or arguments; 65 bad data; 70 unexpected or
-repeated failure; 75 stopped with a checkpoint saved (the same command carries on); 130 or 143 stopped before there was one"""
+repeated failure; 75 stopped with a checkpoint (the same command resumes); 130 or 143 stopped without one"""
 
 
 class Parser(argparse.ArgumentParser):

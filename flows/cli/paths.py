@@ -1,4 +1,4 @@
-"""Where commands find what they are told of."""
+"""Paths that the commands share."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.home import usable_home
 
-Answer = tuple[dict, str]  # a record for --json, and what people read
+Answer = tuple[dict, str]  # a record for --json, and text
 
 
 def home_folder() -> Path:
@@ -16,7 +16,7 @@ def home_folder() -> Path:
 
 
 def find(name: str, *kinds: str) -> Path:
-    """A path as given, or the name of something in these folders of home."""
+    """A path, or a name in one of these folders of the home folder."""
     candidates = [Path(name), *(home_folder() / kind / name for kind in kinds)]
     for path in candidates:
         if path.is_dir():
@@ -27,7 +27,7 @@ def find(name: str, *kinds: str) -> Path:
 
 
 def prefect_speaks_into(home: Path, arguments: Namespace) -> None:
-    """Prefect leaves the root logger alone where it has a handler of its own, and so keeps off the terminal."""
+    """Send Prefect's log to a file: it leaves the root logger alone if that has a handler."""
     if arguments.verbose:
         return
     path = home / "prefect" / "client.log"

@@ -1,4 +1,4 @@
-"""What makes or carries on a run, and the four stages alone."""
+"""The commands run, preprocess, verify, doctor, train and join."""
 
 import sys
 from argparse import Namespace
@@ -43,8 +43,8 @@ def run(arguments: Namespace) -> Answer:
                 summary = pretrain(shown)
             except TransportError as fault:  # training neither needs the server nor stops with it
                 raise PipelineError(
-                    f"Prefect's server does not answer any more ({fault}); what was reached stands in "
-                    f"{home / 'runs' / config.runtime.name}, and the same command reports it or carries on."
+                    f"Prefect's server does not answer any more ({fault}); the run's state is in "
+                    f"{home / 'runs' / config.runtime.name}, and the same command reports the result or resumes."
                 ) from fault
     return summary, summary_text(summary)
 
@@ -161,7 +161,7 @@ def _join(run: Path, wishes: "Wishes") -> Answer:
 
 
 def _joins(config: "PipelineConfig") -> Answer | None:
-    """What a command that is to lead a run does where its configuration says that this machine is another node than the first."""
+    """Join the run instead of leading it, if environment.node_rank says that this machine is not node 0."""
     environment = config.environment
     if environment.node_rank in ("auto", 0):
         return None

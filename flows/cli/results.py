@@ -1,4 +1,4 @@
-"""What there is, told or drawn."""
+"""The commands inspect, estimate, report, compare and runs."""
 
 import logging
 from argparse import Namespace
@@ -61,7 +61,7 @@ def compare(arguments: Namespace) -> Answer:
 
     paths = [find(run, "runs") for run in arguments.runs]
     record = compare(paths)
-    shown = {"what differs": rows_of_keys(record["differences"]), "what came of it": columns_of_runs(record["runs"])}
+    shown = {"differences": rows_of_keys(record["differences"]), "results": columns_of_runs(record["runs"])}
     text = as_text({part: rows for part, rows in shown.items() if rows})
     if not record["same_validation"]:
         log.warning(NOT_THE_SAME)
@@ -76,7 +76,9 @@ def runs(arguments: Namespace) -> Answer:
     from infini_llama.tasks.runs.runs import list_runs
 
     found = list_runs(home_folder())
-    nothing = f"no run in {home_folder() / 'runs'}; call it where they were started, or set INFINI_LLAMA_HOME"
+    nothing = (
+        f"no run in {home_folder() / 'runs'}; call it in the folder where runs were started, or set INFINI_LLAMA_HOME"
+    )
     return {"home": str(home_folder()), "runs": found}, runs_text(found) if found else nothing
 
 

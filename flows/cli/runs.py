@@ -1,4 +1,4 @@
-"""A beginning, an end, and the shell."""
+"""The commands init, gc and completion."""
 
 import logging
 import sys
@@ -18,15 +18,15 @@ def init(arguments: Namespace) -> Answer:
     files, attention = arguments.files, arguments.attention
     if not files:
         if not sys.stdin.isatty():
-            raise ConfigError("init does not know where your text is; name it with --files PATH.")
+            raise ConfigError("init needs your text; name it with --files PATH.")
         files = [_ask("Where is your text (a folder, file or glob)?", "texts")]
         attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
     output = Path(arguments.output)
     record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
     if record["warning"]:
         log.warning(record["warning"])
-    told = as_text({name: value for name, value in record.items() if name != "warning"})
-    return record, f"{told}\n\nread it, then: infini-llama run {output}"
+    text = as_text({name: value for name, value in record.items() if name != "warning"})
+    return record, f"{text}\n\nread it, then: infini-llama run {output}"
 
 
 def _ask(question: str, default: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs offered on a Prefect server."""
+"""The commands serve and deploy."""
 
 import logging
 import os

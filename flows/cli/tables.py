@@ -1,4 +1,4 @@
-"""Datasets, runs and reports as tables for people; their JSON is the same record."""
+"""Datasets, runs and reports as text tables; --json prints the same records."""
 
 import sys
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
-WIDTH = 140  # columns of a table at most, and where no terminal says what fits
+WIDTH = 140  # maximum columns of a table, and the width without a terminal
 
 
 def describe_run(path: Path) -> dict:
-    """What a run's folder says: how far it is, its losses, its checkpoints and its attempts."""
+    """Progress, losses, checkpoints and attempts of a run, from its folder."""
     from infini_llama.tasks.runs import checkpoints
     from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
 
@@ -41,7 +41,7 @@ def describe_run(path: Path) -> dict:
 
 
 def dataset_text(record: dict) -> str:
-    """A dataset's facts; a line for each split, and one for each row table of a split."""
+    """A dataset as text: one line per split, and one per row table of a split."""
     from infini_llama.tasks.formatting import packed
 
     lengths = {split: facts["document_tokens"] for split, facts in record["splits"].items()}
@@ -62,7 +62,7 @@ def dataset_text(record: dict) -> str:
         for split, rows in table["rows"].items()
     ]
     shown = {key: value for key, value in record.items() if key not in ("chunks", "left_out", "samples")}
-    shown |= {"splits": splits, "tokens a document": lengths, "row tables": tables}
+    shown |= {"splits": splits, "tokens per document": lengths, "row tables": tables}
     return as_text(shown | {"left out": record["left_out"], "samples": record["samples"]})
 
 
@@ -74,10 +74,10 @@ def estimate_text(record: dict) -> str:
     return as_text(
         {
             "parameters": record["parameters"],
-            "FLOPs a token, forward and backward": flops,
+            "FLOPs per token, forward and backward": flops,
             "run": record["run"] | {"flops": f"{record['run']['flops']:.3g}"},
             where: memory,
-            "on disk": {"a checkpoint": _bytes(record["checkpoint"])},
+            "on disk": {"checkpoint": _bytes(record["checkpoint"])},
         }
     )
 
@@ -86,7 +86,7 @@ MEASURED = {"model": "", "memory": "with memory", "no_memory": "without memory"}
 
 
 def evaluation_text(record: dict) -> str:
-    """What `evaluate` measured, one line each with and without memory, and the losses along a row."""
+    """Results of `evaluate`: one line with and one without memory, and the losses by position."""
     found = {words: record[name] for name, words in MEASURED.items() if name in record}
     kept = ("loss", "perplexity", "bits_per_byte", "tokens")
     shown = {key: record[key] for key in ("run", "checkpoint", "text", "stream")}
@@ -100,12 +100,12 @@ def evaluation_text(record: dict) -> str:
             | {words or "loss": losses[at] for words, losses in parts.items()}
             for at in range(count)
         ]
-        shown["loss along a row"] = rows
+        shown["loss by position"] = rows
     return as_text(shown)
 
 
 def passkey_text(record: dict) -> str:
-    """Shares of numbers found: a line for each length, a column for each depth."""
+    """Fraction of passkeys found: one line per length, one column per depth."""
     shown = {key: record[key] for key in ("run", "checkpoint", "trained_length", "samples")}
     for name, words in MEASURED.items():
         if name in record:
@@ -118,7 +118,7 @@ def passkey_text(record: dict) -> str:
 
 
 def runs_text(runs: list[dict]) -> str:
-    """Every run in a line, ages and sizes with units."""
+    """One line per run, with units for ages and sizes."""
     from infini_llama.tasks.formatting import in_bytes, in_time
 
     rows = [
@@ -128,7 +128,7 @@ def runs_text(runs: list[dict]) -> str:
             "step": f"{run['step']:,}/{run['max_steps']:,}",
             "loss": run["train_loss"],
             "validation": run["validation_loss"],
-            "last worked on": f"{in_time(run['age'])} ago",
+            "last activity": f"{in_time(run['age'])} ago",
             "size": in_bytes(run["bytes"]),
         }
         for run in runs
@@ -137,16 +137,16 @@ def runs_text(runs: list[dict]) -> str:
 
 
 def leftovers_text(record: dict) -> str:
-    """What `gc` found, and what it did or would do."""
+    """What `gc` found, and what it deleted or would delete."""
     from infini_llama.tasks.formatting import in_bytes
 
     files = [file | {"bytes": in_bytes(file["bytes"])} for file in record["files"]]
-    tables = {"left over": files, "in use and kept": record["in_use"]}
+    tables = {"unreferenced files": files, "in use and kept": record["in_use"]}
     text = as_text({part: rows for part, rows in tables.items() if rows})
     if not files:
-        return f"{text}\n\nnothing to remove".strip()
-    said = "removed" if record["removed"] else "to remove with --yes"
-    return f"{text}\n\n{len(files)} {said}, {in_bytes(record['bytes'])}"
+        return f"{text}\n\nnothing to delete".strip()
+    action = "deleted" if record["removed"] else "to delete with --yes"
+    return f"{text}\n\n{len(files)} {action}, {in_bytes(record['bytes'])}"
 
 
 def _bytes(size: int) -> str:
@@ -154,7 +154,7 @@ def _bytes(size: int) -> str:
 
 
 def as_text(record: dict) -> str:
-    """A record as text: plain facts first, then a table for each collection of records and a block for longer texts."""
+    """A record as text: simple values first, then one table per collection of records and one block per longer text."""
     from rich.console import Console
 
     target = StringIO()
@@ -220,7 +220,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, list):
-        return ", ".join(_cell(item) for item in value) or "nothing"
+        return ", ".join(_cell(item) for item in value) or "-"
     if isinstance(value, dict):
         return ", ".join(f"{key}={_cell(item)}" for key, item in value.items())
     return str(value)

@@ -1,1 +1,1 @@
-"""What a trained model knows: likelihood of text, and what it remembers of it. Torch, and no Prefect."""
+"""Evaluation of a trained model: perplexity and passkey retrieval. Imports torch, not Prefect."""

@@ -30,7 +30,7 @@ def evaluate_trained(run_dir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         chosen = find_checkpoint(run_dir, wanted["checkpoint"])
         asked |= {"checkpoint": chosen.name, "digest": read_manifest(chosen, checkpoints.KIND)["digest"]}
         if (before := _known(run_dir, kind, asked)) is not None:
-            log.info("%s of %s is known already", kind, asked["checkpoint"])
+            log.info("%s of %s was measured before", kind, asked["checkpoint"])
             found[kind] = before
             continue
         log.info("measuring %s of %s", kind, asked["checkpoint"])

@@ -1,4 +1,4 @@
-"""How well a model predicts text: rows of its dataset, files row by row, or files as one stream in constant state."""
+"""Perplexity over sequences of a dataset, over files in sequences, or over files as one stream in constant state."""
 
 import logging
 import math
@@ -34,7 +34,7 @@ class Measured:
     by_place: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     def results(self, part: int | None = None) -> dict[str, Any]:
-        """Loss in nats a token, perplexity, bits a byte; with `part` also the loss of each part of a row, so many tokens long.
+        """Loss in nats per token, perplexity, bits per byte; with `part` also the loss of each part of a sequence, `part` tokens long.
 
         Raises:
             DataError: nothing was measured.
@@ -79,7 +79,7 @@ def over_rows(
         found.targets += int(counted.sum())
         found.text_bytes += int(token_bytes[tokens[:, 1:][counted]].sum())
         found.by_place += np.stack((nats.sum(axis=0), counted.sum(axis=0)))
-        _tell(int(rows[-1]) + 1, count, "rows")
+        _report(int(rows[-1]) + 1, count, "rows")
     return found
 
 
@@ -87,7 +87,7 @@ def over_rows(
 def over_text(model: Llama, ids: list[int], text_bytes: int, length: int) -> Measured:
     """A text whose first token is the end of the text before it, in rows of `length` that do not see one another.
 
-    Every token but the first is predicted once, so that the bits a byte are those of the whole text.
+    Every token but the first is predicted once, so the bits per byte are those of the whole text.
     """
     device, found = model.lm_head.weight.device, Measured(text_bytes=text_bytes, by_place=np.zeros((2, length)))
     for start in range(0, len(ids) - 1, length):
@@ -108,7 +108,7 @@ def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
     """
     if model.config.attention == "softmax":
         raise ConfigError(
-            "--stream reads a text of any length in constant state, which model.attention=softmax has not; leave --stream out."
+            "--stream reads a text of any length in constant state, which model.attention=softmax does not have; leave --stream out."
         )
     device, states, found = (
         model.lm_head.weight.device,
@@ -120,7 +120,7 @@ def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
         nats, counted = _losses(model.lm_head(model.read(piece[:, :-1], states)), piece[:, 1:])
         found.nats += float(nats.sum())
         found.targets += int(counted.sum())
-        _tell(min(start + PIECE, len(ids) - 1), len(ids) - 1, "tokens")
+        _report(min(start + PIECE, len(ids) - 1), len(ids) - 1, "tokens")
     return found
 
 
@@ -134,7 +134,7 @@ def texts_of(files: list[str], text_column: str = "text") -> Iterator[str]:
     for source in sources(settings)[0]:
         for record in source.records():
             if isinstance(record, Fault):
-                raise DataError(f"{source.path} {record.reason}; mend it, or leave it out.")
+                raise DataError(f"{source.path} {record.reason}; repair it, or leave it out.")
             if record:
                 yield record
 
@@ -163,5 +163,5 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.
     return nats.view(labels.shape).double().cpu().numpy(), counted.cpu().numpy()
 
 
-def _tell(done: int, total: int, unit: str) -> None:
+def _report(done: int, total: int, unit: str) -> None:
     log.debug("reading", extra={"progress": {"done": done, "total": total, "unit": unit}})

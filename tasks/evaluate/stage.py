@@ -1,4 +1,4 @@
-"""A run's model measured: what `infini-llama evaluate` and `infini-llama passkey` do. Results are also kept in the run's folder."""
+"""Implements `infini-llama evaluate` and `infini-llama passkey`. Results are also kept in the run's folder."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -31,12 +31,12 @@ def evaluate(
     stream: bool = False,
     asked: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Perplexity and bits a byte of a run's model, for Infini-attention with its memory and without.
+    """Perplexity and bits per byte of a run's model; for Infini-attention with and without its memory.
 
     Args:
         files: text to read instead of the run's dataset, in the forms of data.files.
         split: train or validation, of the run's dataset.
-        sequences: of that the first so many rows; None: all.
+        sequences: number of sequences of it; None: all.
         stream: read each text as one, in constant state, not in rows of the length that was trained.
         asked: kept with the result, by which the last stage of a run knows its own again.
 

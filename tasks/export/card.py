@@ -22,18 +22,18 @@ def model_card(facts: dict[str, Any], config: LlamaConfig, dtype: str, beyond: l
         "steps": f"{facts['step']:,}",
         "tokens seen": f"{facts['tokens']:,}",
         "sequence length": f"{facts['sequence_length']:,}",
-        "sequences a step": f"{facts['train']['global_batch_size']:,}",
+        "sequences per step": f"{facts['train']['global_batch_size']:,}",
         "peak learning rate": f"{facts['train']['learning_rate']:g}",
         "seed": facts["train"]["seed"],
-        "validation loss": _number(facts["validation_loss"], "nats a token"),
-        "bits a byte": _number(facts["bits_per_byte"], ""),
+        "validation loss": _number(facts["validation_loss"], "nats per token"),
+        "bits per byte": _number(facts["bits_per_byte"], ""),
         "dataset": f"`{facts['dataset']}`, digest `{facts['dataset_digest']}`",
         "vocabulary": f"{facts['vocabulary']:,} tokens",
         "sha256 of the run's weights": f"`{facts['weights_sha256']}`",
         "stored as": dtype,
     }
     own_code = (
-        f"\nHugging Face's Llama cannot express this model ({', '.join(beyond)}), so the folder carries the code that computes it; "
+        f"\nHugging Face's Llama does not have {', '.join(beyond)}, so the folder contains the model's code; "
         "`trust_remote_code=True` runs that code. It needs transformers 5.\n"
         if beyond
         else ""

@@ -114,8 +114,8 @@ def write_weights(
         raise ConfigError(f"--max-shard-size {max_shard_size} is no size; give for example 5GB or 200MB.") from None
     names = ("run", "step", "tokens", "dataset", "dataset_digest", "weights_sha256", "infini_llama")
     about = {"format": "pt"} | {f"infini_llama.{name}": str(facts[name]) for name in names}
-    for file, held in split.filename_to_tensors.items():
-        save_file({name: weights[name] for name in held}, folder / file, metadata=about)
+    for file, names_in_file in split.filename_to_tensors.items():
+        save_file({name: weights[name] for name in names_in_file}, folder / file, metadata=about)
         order_metadata(folder / file)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

@@ -1,1 +1,1 @@
-"""Pages and tables for people: what a run or a dataset is, from the files that it left. Imports no torch."""
+"""HTML pages and Markdown cards of runs and datasets, from their files. Imports no torch."""

@@ -34,11 +34,11 @@ def card(path: Path, ended: str) -> str:
         lines += ["### Time", "", *_time(run)]
     lines += ["### Attempts", "", *_attempts(run)]
     if run.samples:
-        lines += ["### What the model writes", ""]
+        lines += ["### Samples", ""]
         for sample in run.samples[-3:]:
             lines += [f"Step {sample['step']:,}:", "", *text_block(sample["text"])]
     # Not in a table, whose cells Prefect does not wrap.
-    lines += ["### Where it is", "", *(f"- {name}: `{place}`" for name, place in _places(path))]
+    lines += ["### Paths", "", *(f"- {name}: `{place}`" for name, place in _places(path))]
     return "\n".join(lines)
 
 
@@ -46,10 +46,10 @@ def _metrics(run: RunRecord) -> list[tuple[str, str]]:
     rows = [("step", f"{run.step:,} of {run.max_steps:,}"), *headline(run).items()]
     losses = [record["loss"] for record in run.validated if record["loss"] is not None]
     if losses:
-        rows.append(("best validation loss, nats", f"{min(losses):.4f}"))
+        rows.append(("best validation loss, nats per token", f"{min(losses):.4f}"))
     if run.dataset:
         entropy = run.dataset["tokens"]["content"]["validation"]["unigram_entropy_bits"]
-        rows.append(("unigram entropy, bits a token", f"{entropy:.3f}"))
+        rows.append(("unigram entropy, bits per token", f"{entropy:.3f}"))
     if weights := run.result.get("weights_sha256"):
         rows.append(("weights (sha256)", f"`{weights}`"))
     return rows
@@ -65,7 +65,7 @@ def _checkpoints(run: RunRecord) -> list[str]:
         )
         for one in run.checkpoints
     ]
-    heads = ("kept", "validation loss, nats", "size", "which")
+    heads = ("kept", "validation loss, nats per token", "size", "which")
     return table(heads, rows) if rows else ["None was committed.", ""]
 
 
@@ -73,11 +73,11 @@ def _time(run: RunRecord) -> list[str]:
     parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.items() if name not in ("wall", "share")}
     spent = sorted(((seconds, name) for name, seconds in parts.items() if seconds >= 0.05), reverse=True)
     wall = run.goodput["wall"]
-    return table(("spent on", "time", "share"), ((name, in_time(s), f"{s / wall:.1%}") for s, name in spent))
+    return table(("part", "time", "share"), ((name, in_time(s), f"{s / wall:.1%}") for s, name in spent))
 
 
 def _attempts(run: RunRecord) -> list[str]:
-    told = run.attempts[-SHOWN_ATTEMPTS:]
+    shown_attempts = run.attempts[-SHOWN_ATTEMPTS:]
     rows = [
         (
             record["attempt"],
@@ -86,9 +86,9 @@ def _attempts(run: RunRecord) -> list[str]:
             in_time(record["seconds"]) if "seconds" in record else "unknown",
             f"{record['kind']} ({record['code']})",
         )
-        for record in told
+        for record in shown_attempts
     ]
-    why = [f"- attempt {record['attempt']}: {cell(record['message'])}" for record in told if record["code"]]
+    why = [f"- attempt {record['attempt']}: {cell(record['message'])}" for record in shown_attempts if record["code"]]
     return [*table(("attempt", "from step", "newest checkpoint", "took", "end"), rows), *why, ""]
 
 

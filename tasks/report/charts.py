@@ -141,8 +141,8 @@ def _draw(
             middle, mean, low, high = thinned(x, y)
             if len(x) > MOST_POINTS:
                 axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
-            alone = "o" if len(middle) == 1 else None  # a line of one value would not be seen
-            axes.plot(middle, mean, color=colour, linewidth=1.4, marker=alone, markersize=3.2, label=curve.label)
+            marker = "o" if len(middle) == 1 else None  # a line of one value would not be seen
+            axes.plot(middle, mean, color=colour, linewidth=1.4, marker=marker, markersize=3.2, label=curve.label)
     for mark in chart.marks:
         axes.axvline(mark, color=ink, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.set_yscale("log" if chart.log else "linear")

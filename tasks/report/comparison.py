@@ -1,4 +1,4 @@
-"""Several runs beside one another: what differs in their configurations, what came of it, and their curves."""
+"""Compares runs: differences in configuration, results, and curves."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -74,25 +74,25 @@ def comparison_page(paths: list[Path], record: dict[str, Any]) -> str:
         "Runs compared",
         f"<h1>{page.text(', '.join(runs))}</h1>",
         f'<p class="note">written {now}. {warning}</p>',
-        page.section("What came of them", page.table(columns_of_runs(record["runs"]))),
-        page.section("What differs", page.table(rows_of_keys(record["differences"])) or "<p>No setting does.</p>"),
+        page.section("Results", page.table(columns_of_runs(record["runs"]))),
+        page.section("Differences", page.table(rows_of_keys(record["differences"])) or "<p>None.</p>"),
         page.section("Curves", figures(_charts(list(runs.values())))),
     )
 
 
 NOT_THE_SAME = (
-    "Their validation losses are of different rows; where the text or the tokenizer differs, only bits a byte of the same text "
-    "can be compared."
+    "The validation losses are not of the same sequences; if text or tokenizer differ, compare only bits per byte of the same "
+    "text."
 )
 
 
 def columns_of_runs(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A record for each number, with a column for each run; numbers that no run has are left out."""
     names = list(dict.fromkeys(name for values in runs.values() for name in values))
-    told = {"mfu": ("MFU", share), "goodput": ("goodput", share), "seconds": ("time", in_time)}
+    formats = {"mfu": ("MFU", share), "goodput": ("goodput", share), "seconds": ("time", in_time)}
     rows = []
     for name in names:
-        words, form = told.get(name, (name.replace("_", " "), lambda value: value))
+        words, form = formats.get(name, (name.replace("_", " "), lambda value: value))
         known = {run: None if values[name] is None else form(values[name]) for run, values in runs.items()}
         rows.append({"": words} | known)
     return [row for row in rows if any(value is not None for name, value in row.items() if name)]
@@ -143,14 +143,14 @@ def _charts(runs: list[RunRecord]) -> list[Chart]:
         return Curve(run.name, [r["step"] for r in records], [sum(values) / len(values) for values in flat])
 
     return [
-        chart("Training loss, nats", "step", trained("loss")),
-        chart("Validation loss, nats", "tokens", validated("loss", tokens_at)),
-        chart("Validation, bits a byte", "tokens", validated("bits_per_byte", tokens_at)),
-        chart("Validation loss, nats", "seconds of steps", validated("loss", seconds_at)),
+        chart("Training loss, nats per token", "step", trained("loss")),
+        chart("Validation loss, nats per token", "tokens", validated("loss", tokens_at)),
+        chart("Validation, bits per byte", "tokens", validated("bits_per_byte", tokens_at)),
+        chart("Validation loss, nats per token", "seconds of steps", validated("loss", seconds_at)),
         chart("Learning rate", "step", trained("learning_rate")),
         chart("Gradient norm", "step", trained("grad_norm")),
-        chart("Tokens a second", "step", trained("tokens_per_second")),
-        chart("Model FLOPs utilisation, %", "step", trained("mfu", 100)),
+        chart("Tokens per second", "step", trained("tokens_per_second")),
+        chart("Model FLOPs utilization, %", "step", trained("mfu", 100)),
         chart("Mean share of memory in the output", "step", gates),
     ]
 

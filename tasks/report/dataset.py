@@ -1,4 +1,4 @@
-"""A dataset's page: how long its documents and tokens are, how well its rows are filled, and what the rows say."""
+"""HTML page of a dataset: lengths of documents and tokens, packing, and sequences as text."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
         "documents": f"{sum(split['documents'] for split in splits.values()):,}",
         "tokens": f"{sum(split['tokens'] for split in splits.values()):,}",
         "of text": in_bytes(sum(split["bytes"] for split in splits.values())),
-        "bytes a token": f"{train['bytes_per_token']:.2f}",
+        "bytes per token": f"{train['bytes_per_token']:.2f}",
         "vocabulary": f"{record['vocab_size']:,}",
         "training rows": ", ".join(f"{count:,}" for count in rows.values()) or "none",
     }
@@ -44,12 +44,12 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
     token_bytes = np.load(path / "token_bytes.npy", allow_pickle=False)
     drawn = [
         Chart(
-            "Tokens a document, share of documents",
+            "Tokens per document, share of documents",
             _histograms({split: document_lengths(path, content[split]["shards"]) for split in splits}),
             "tokens",
             log_x=True,
         ),
-        Chart("Bytes a token, share of all tokens", [_widths(counts, token_bytes)], "bytes"),
+        Chart("Bytes per token, share of all tokens", [_widths(counts, token_bytes)], "bytes"),
         Chart("How often the n-th most frequent token occurs", [_ranks(counts)], "n", log=True, log_x=True),
         *(_fill(path, name) for name in chunks),
     ]
@@ -65,9 +65,9 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
             "Sources", page.table([{"source": name} | facts for name, facts in record.get("sources", {}).items()])
         ),
         page.section("Rows", *(_rows(name, table) for name, table in chunks.items())),
-        page.section("Left out, and duplicates", page.facts(_worded(record["left_out"]))),
+        page.section("Left-out documents and duplicates", page.facts(_worded(record["left_out"]))),
         page.section("Tokens", *_tokens(path, counts)),
-        page.section("Rows as text", *(page.preformatted(text) for text in record["samples"])),
+        page.section("Sequences as text", *(page.preformatted(text) for text in record["samples"])),
         page.section("Source", page.facts(_source(record))),
     )
 
@@ -105,21 +105,21 @@ def _ranks(counts: np.ndarray) -> Curve:
 
 
 def _fill(path: Path, chunks: str) -> Chart:
-    """Share of a row's places that are targets, where documents are packed into rows."""
+    """Fraction of a sequence that is targets, where documents are packed into rows."""
     reader, curves = TokenReader(path, chunks, "train"), []
     if reader.pieces is not None and len(reader):
         targets = np.add.reduceat(reader.pieces[:, 1] - 1, reader.starts[:-1])
         edges = np.linspace(0, 1, 21)
         counts = np.histogram(targets / reader.sequence_length, edges)[0] / len(reader)
         curves.append(Curve("rows", edges.tolist(), counts.tolist(), "bars"))
-    return Chart(f"Share of a row's places that are targets ({chunks})", curves, "share of places")
+    return Chart(f"Fraction of a sequence that is targets ({chunks})", curves, "fraction of positions")
 
 
 def _beside(splits: dict[str, Any]) -> list[dict[str, Any]]:
     """A line for each number, a column for each split."""
     flat = {
         name: _worded({key: value for key, value in split.items() if key != "document_tokens"})
-        | {f"tokens a document, {what}": value for what, value in split["document_tokens"].items()}
+        | {f"tokens per document, {what}": value for what, value in split["document_tokens"].items()}
         for name, split in splits.items()
     }
     return [{"": number} | {name: values[number] for name, values in flat.items()} for number in flat["train"]]
@@ -158,9 +158,7 @@ def _tokens(path: Path, counts: np.ndarray) -> list[str]:
 def _checks(verified: dict[str, Any]) -> list[str]:
     if not verified:
         return []
-    words = (
-        f"{verified['level']}: {in_bytes(verified['checked_bytes'])} read in {verified['seconds']:.1f} s, nothing wrong"
-    )
+    words = f"{verified['level']}: {in_bytes(verified['checked_bytes'])} read in {verified['seconds']:.1f} s, all checks passed"
     found = [{name: check[name] for name in ("name", "detail")} for check in verified["checks"]]
     splits = {split: _worded(facts) for split, facts in verified.get("statistics", {}).items()}
     names = next(iter(splits.values()), {})

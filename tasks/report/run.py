@@ -1,4 +1,4 @@
-"""A run's page: what it learned, on what, how fast, and what happened on the way. Written at its end, or at any time by a command."""
+"""The report of a run, report.html: results, data, speed, attempts. Written when a run ends, or any time by `infini-llama report`."""
 
 from datetime import UTC, datetime
 from itertools import chain
@@ -38,7 +38,7 @@ def run_page(run: RunRecord) -> str:
         f'<p class="note">{page.text(run.state)}; step {run.step:,} of {run.max_steps:,}; written {now}</p>',
         page.tiles(headline(run)),
         page.section("Curves", figures(curves(run)), page.details("Validation losses", page.table(_validations(run)))),
-        page.section("Where the time went", _time(run)),
+        page.section("Time", _time(run)),
         page.section("Evaluations", *_evaluations(run)),
         page.section("Samples", *_samples(run)),
         page.section("Data", page.facts(data_card(run)), *_rows_and_filters(run)),
@@ -53,13 +53,13 @@ def run_page(run: RunRecord) -> str:
 
 
 def headline(run: RunRecord) -> dict[str, str]:
-    """The few numbers that are asked for first, of those that there are."""
+    """The most important numbers that the run has."""
     trained, validated, found = run.trained, run.validated, {}
     if losses := [record["loss"] for record in trained if record["loss"] is not None]:
-        found["training loss, nats"] = f"{losses[-1]:.4f}"
+        found["training loss, nats per token"] = f"{losses[-1]:.4f}"
     if validated:
         last = validated[-1]
-        found["validation loss, nats"] = "not finite" if last["loss"] is None else f"{last['loss']:.4f}"
+        found["validation loss, nats per token"] = "not finite" if last["loss"] is None else f"{last['loss']:.4f}"
         if last["bits_per_byte"] is not None:
             found["bits per byte"] = f"{last['bits_per_byte']:.3f}"
     if parameters := run.result.get("parameters"):
@@ -67,7 +67,7 @@ def headline(run: RunRecord) -> dict[str, str]:
     if trained:
         found["tokens seen"] = f"{trained[-1]['tokens']:,}"
         seconds = sum(record["step_time"] for record in trained)
-        found["tokens a second"] = f"{trained[-1]['tokens'] / seconds:,.0f}"
+        found["tokens per second"] = f"{trained[-1]['tokens'] / seconds:,.0f}"
         if (mfu := trained[-1].get("mfu")) is not None:
             found["MFU"] = f"{mfu:.1%}"
     if run.goodput["wall"]:
@@ -77,14 +77,14 @@ def headline(run: RunRecord) -> dict[str, str]:
 
 
 def loss_chart(run: RunRecord) -> Chart:
-    """Training and validation loss in bits a token, with the unigram entropy as the line to beat."""
+    """Training and validation loss in bits per token, with the unigram entropy as a baseline."""
     curves = [
         _curve("training", run.trained, "loss", BITS),
         _curve("validation", run.validated, "loss", BITS, points=True),
     ]
     if entropy := _entropy(run):
         curves.append(Curve("unigram entropy", [0, 1], [entropy, entropy], "level"))
-    return Chart("Loss, bits a token", curves, marks=_starts(run))
+    return Chart("Loss, bits per token", curves, marks=_starts(run))
 
 
 def curves(run: RunRecord) -> list[Chart]:
@@ -97,16 +97,16 @@ def curves(run: RunRecord) -> list[Chart]:
     spent = [("step", "step_time"), ("waiting for data", "data_time"), ("saving", "save_time")]
     return [
         loss_chart(run),
-        Chart("Validation, bits a byte", [_curve("", validated, "bits_per_byte", points=True)], marks=marks),
+        Chart("Validation, bits per byte", [_curve("", validated, "bits_per_byte", points=True)], marks=marks),
         one("Learning rate", "learning_rate"),
         one("Gradient norm", "grad_norm"),
         one("Parameter norm", "param_norm"),
-        one("Tokens a second", "tokens_per_second"),
-        one("Model FLOPs utilisation, %", "mfu", 100),
-        Chart("Seconds a step", [_curve(label, trained, name) for label, name in spent], marks=marks),
+        one("Tokens per second", "tokens_per_second"),
+        one("Model FLOPs utilization, %", "mfu", 100),
+        Chart("Seconds per step", [_curve(label, trained, name) for label, name in spent], marks=marks),
         one("Memory, GB", "memory_peak", 1e-9),
         one("Loss scale", "loss_scale", log=True),
-        Chart("Share of memory in Infini-attention's output", _gates(run), marks=marks),
+        Chart("Mean gate: fraction of memory in Infini-attention's output", _gates(run), marks=marks),
     ]
 
 
@@ -143,7 +143,7 @@ def _entropy(run: RunRecord) -> float | None:
 def _validations(run: RunRecord) -> list[dict[str, Any]]:
     """The last ones, the newest first."""
     return [
-        {"step": record["step"], "loss, nats": record["loss"], "bits per byte": record["bits_per_byte"]}
+        {"step": record["step"], "loss, nats per token": record["loss"], "bits per byte": record["bits_per_byte"]}
         for record in reversed(run.validated[-MOST_VALIDATIONS:])
     ]
 
@@ -193,7 +193,7 @@ def data_card(run: RunRecord) -> dict[str, Any]:
             "dataset": lineage["path"],
             "digest": lineage["digest"],
             "row length": f"{lineage['sequence_length']:,} tokens",
-            "note": "the dataset was moved or removed, or is damaged; only what the run remembers of it is here",
+            "note": "the dataset was moved or removed, or is damaged; only the run's own records of it are shown",
         }
     tokens, rows = run.dataset["tokens"], run.dataset["rows"]
     content, meta = tokens["content"], tokens["meta"]
@@ -212,7 +212,7 @@ def data_card(run: RunRecord) -> dict[str, Any]:
         "training": counts("train"),
         "validation": counts("validation"),
         "vocabulary": f"{content['vocab_size']:,} tokens, {content['train']['bytes'] / content['train']['tokens']:.2f} bytes each",
-        "unigram entropy": f"{content['validation']['unigram_entropy_bits']:.3f} bits a token (validation)",
+        "unigram entropy": f"{content['validation']['unigram_entropy_bits']:.3f} bits per token (validation)",
         "rows": f"{rows['content']['sequence_length']:,} tokens, {rows['content'].get('strategy', '')}",
         "built": tokens["created"],
         "digest": tokens["digest"],
@@ -268,7 +268,7 @@ def _environment(run: RunRecord) -> list[str]:
         "Python": facts.get("python"),
     }
     settings = _worded({name: value for name, value in plan.items() if not isinstance(value, dict | list)})
-    patches = [{"patch": patch["name"], "mends": patch["fault"]} for patch in record.get("patches", [])]
+    patches = [{"patch": patch["name"], "fixes": patch["fault"]} for patch in record.get("patches", [])]
     versions = page.facts(facts.get("versions", {})) + page.facts(plan.get("env", {}))
     return [
         page.facts(machine | settings),

@@ -23,7 +23,7 @@ def test_submit_pressed_in_a_browser_runs_and_tells_its_story(house, browser):
     assert set(cards) == {"dataset-pressed", "environment-pressed", "progress-pressed", "training-pressed"}
     assert cards["progress-pressed"]["data"] == 100
     browser.open(house.page(f"artifacts/artifact/{cards['training-pressed']['id']}"))
-    browser.wait_for("What the model writes")
+    browser.wait_for("Samples")
     assert browser.run("document.querySelector('img[src^=data]').naturalWidth") == 960, "the curve is shown"
 
 

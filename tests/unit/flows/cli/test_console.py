@@ -70,7 +70,7 @@ def test_summary():
         "12,346 tokens/s",
         "4.328 bits",
         "9.200 bits (4.87 below it)",
-        "1.200 bits a byte",
+        "1.200 bits per byte",
         "/c",
         "/r",
         "/l",

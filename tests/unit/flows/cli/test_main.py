@@ -116,7 +116,7 @@ def test_help_answers_at_once(tmp_path):
         (["preprocess", "run.yaml", "data.sequence_length=100000"], 65, "data.sequence_length=100000"),
         (["train", "run.yaml"], 65, "run 'infini-llama preprocess run.yaml'"),
         (["verify", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
-        (["evaluate", ".", "--stream"], 64, "--stream reads texts as one each; name them with --files"),
+        (["evaluate", ".", "--stream"], 64, "--stream needs --files"),
         (["evaluate", "."], 64, "is no run folder (it has no lineage.json)"),
         (["passkey", "."], 64, "is no run folder (it has no lineage.json)"),
         (["passkey", "x", "--depths", "2"], 64, "2 must be from 0 to 1"),
@@ -234,7 +234,7 @@ def test_init_writes_what_run_can_read(texts):
 
 
 def test_a_home_without_runs(texts):
-    for words, said_there in ((["runs"], "or set INFINI_LLAMA_HOME"), (["gc"], "nothing to remove")):
+    for words, said_there in ((["runs"], "or set INFINI_LLAMA_HOME"), (["gc"], "nothing to delete")):
         result = command(*words, cwd=texts)
         assert result.returncode == 0 and said_there in result.stdout, result.stderr
     assert json.loads(command("runs", "--json", cwd=texts).stdout)["runs"] == []

@@ -69,7 +69,7 @@ def test_what_cannot_be_read(run_of, tmp_path):
     folder, _ = run_of()
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": 3}\n')
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"constant state, which model\.attention=softmax has not"):
+    with pytest.raises(ConfigError, match=r"constant state, which model\.attention=softmax does not have"):
         evaluate(folder, files=[__file__], stream=True)
     with pytest.raises(DataError, match=r"bad\.jsonl"):
         evaluate(folder, files=[str(tmp_path / "bad.jsonl")])

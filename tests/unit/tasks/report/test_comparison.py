@@ -33,14 +33,14 @@ def test_another_machine_and_another_dataset(two):
     record = compare(two)
     assert record["differences"]["plan.precision"] == {"one": "fp32", "two": "bf16"}
     assert "dataset.digest" in record["differences"] and not record["same_validation"]
-    assert "are of different rows" in comparison_page(two, record)
+    assert "are not of the same sequences" in comparison_page(two, record)
 
 
 def test_the_page(two, read_page):
     page = read_page(comparison_page(two, compare(two)))
     assert "train.learning_rate 0.001 0.5" in page.text
     assert page.elements.count("svg") == 7  # no MFU and no gates
-    assert "are of different rows" not in page.text
+    assert "are not of the same sequences" not in page.text
 
 
 def test_what_cannot_be_compared(two, tmp_path):

@@ -13,7 +13,7 @@ def test_a_dataset_as_a_page(built, read_page):
     home, reference = built
     page = read_page(dataset_page(home / reference["path"]))
     documents = reference["train"]["documents"] + reference["validation"]["documents"]
-    for words in (f"{documents:,} documents", "Tokens a document", "Left out, and duplicates", "not stated", "Of "):
+    for words in (f"{documents:,} documents", "Tokens per document", "Left out, and duplicates", "not stated", "Of "):
         assert words in page.text, words
     assert page.elements.count("svg") == 3
     assert page.elements.count("pre") == 3  # rows as text
@@ -23,9 +23,9 @@ def test_what_verify_found_stands_on_the_page(built, read_page):
     home, reference = built
     report = verify(reference, str(home), "deep", 0)
     page = read_page(dataset_page(home / reference["path"], report))
-    for words in ("Checks", "nothing wrong", "no training document is in the validation text", "vocabulary used"):
+    for words in ("Checks", "all checks passed", "no training document is in the validation text", "vocabulary used"):
         assert words in page.text, words
-    assert "nothing wrong" not in read_page(dataset_page(home / reference["path"])).text
+    assert "all checks passed" not in read_page(dataset_page(home / reference["path"])).text
 
 
 def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
@@ -33,7 +33,7 @@ def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     reference = preprocess(data(strategy="best_fit"), str(home))
     page = read_page(dataset_page(home / reference["path"]))
     assert page.elements.count("svg") == 4
-    assert f"Share of a row's places that are targets ({reference['chunks']})" in page.text
+    assert f"Fraction of a sequence that is targets ({reference['chunks']})" in page.text
 
 
 def test_tokens_are_counted(built, monkeypatch):

@@ -20,7 +20,7 @@ def test_a_finished_run(make_run, read_page):
         "5.4000 training loss, nats",
         "5.5000 validation loss, nats",
         "1,234 parameters",
-        "Share of memory in Infini-attention's output",
+        "Mean gate: fraction of memory in Infini-attention's output",
         "def f(): </pre><script>",
         "a second text",
         "rank 1 ended without a word",

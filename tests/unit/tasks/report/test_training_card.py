@@ -58,8 +58,8 @@ def test_a_finished_run_shows_curve_metrics_checkpoints_attempts_samples_and_pla
     for words in (
         "Training finished: 20 steps.",
         "| step | 20 of 20 |",
-        "| validation loss, nats | 5.2500 |",
-        "| best validation loss, nats | 5.2500 |",
+        "| validation loss, nats per token | 5.2500 |",
+        "| best validation loss, nats per token | 5.2500 |",
         "| parameters | 1,234,567 |",
         "| latest best |",
         "| step-00000010 | not evaluated there |",
