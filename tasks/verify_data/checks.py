@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.keys import chunks_key
+from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, tables_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token_bytes
 from infini_llama.tasks.preprocess.tokens.reader import map_list
@@ -199,7 +200,9 @@ def _text(dataset: Path) -> str:
     for split in SPLITS:
         for number in np.unique(np.linspace(0, content[split]["documents"] - 1, DECODED).astype(int)).tolist():
             ids = _document(dataset, content[split]["shards"], number)[:-1].tolist()
-            if encoder.encode(encoder.decode(ids, skip_special_tokens=False), add_special_tokens=False).ids != ids:
+            text = encoder.decode(ids, skip_special_tokens=False)
+            again = within_limits(partial(encoder.encode, text, add_special_tokens=False), bytes_of([text]))
+            if again.ids != ids:
                 raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
     return f"up to {DECODED} documents a split decoded and encoded again"
 

@@ -5,9 +5,7 @@ import importlib
 import json
 import logging
 import random
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, groupby, islice
@@ -19,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
 from infini_llama.tasks.preprocess.tokens.shards import batches
@@ -147,10 +146,14 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
 
     Raises:
         EngineDiffers: while encoding, a sampled document has other ids than the reference's.
+        DataError: while encoding, the tokenizer is beyond its limits.
     """
     encoder = encoder_of(tokenizer)
-    if name == REFERENCE:
-        return reference(encoder)
+    encode = reference(encoder) if name == REFERENCE else _checking(name, encoder)
+    return lambda texts: within_limits(lambda: encode(texts), bytes_of(texts))
+
+
+def _checking(name: str, encoder: Tokenizer) -> Encode:
     slow, encoded = reference(encoder), 0
     fast = agreed(ENGINES[name](encoder.to_str()), slow, cut_of(encoder))
 
@@ -216,25 +219,12 @@ def _checked(name: str, number: str, tokenizer: Tokenizer, texts: Callable[[], l
         return json.loads(file.read_text(encoding="utf-8"))["fault"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not checked yet, or a damaged note: the check is made (again)
-    fault = _in_a_thread(lambda: compare(name, tokenizer, golden(tokenizer) + texts()))
+    sample = golden(tokenizer) + texts()
+    fault = within_limits(lambda: compare(name, tokenizer, sample), 2 * bytes_of(sample), f"{REFERENCE} or {name}")
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what a thread has freed, 50 MB here
         trim(0)
     _remember(file, fault)
     return fault
-
-
-def _in_a_thread(work: Callable[[], str | None]) -> str | None:
-    """Requests to stop are raised in the main thread alone: there nothing takes them for the engine's fault, and nothing waits."""
-    result: Future[str | None] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return result.result()
 
 
 def _remember(file: Path, fault: str | None) -> None:

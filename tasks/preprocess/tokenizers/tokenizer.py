@@ -10,7 +10,8 @@ import numpy as np
 import orjson
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, rank_file
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
 
@@ -18,6 +19,7 @@ EOS = "<|endoftext|>"
 EOS_ID = 0
 USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 HIDDEN = "\U0010ffff"  # a noncharacter
+LARGEST = 2**28  # bytes of a given tokenizer's file; published ones have up to 35 million
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
 
 
@@ -116,12 +118,16 @@ def load(settings: dict) -> Tokenizer:
     said = f"data.tokenizer.{named}={settings[named]}"
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
+        if (size := file.stat().st_size) > LARGEST:
+            raise ConfigError(f"{said}: {file} has {size:,} bytes, and a tokenizer at most {LARGEST:,}.")
         if encoding:
             tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
         elif file.suffix == ".tiktoken":
             tokenizer = from_rank_file(file, settings["pattern"], [EOS, *settings["special_tokens"]])
         else:
             tokenizer = _parsed(file.read_text(encoding="utf-8"))
+    except PipelineError:
+        raise
     except OSError as error:
         raise ConfigError(
             f"{said}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
@@ -138,7 +144,7 @@ def load(settings: dict) -> Tokenizer:
 
 @lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
 def _parsed(description: str) -> Tokenizer:
-    return Tokenizer.from_str(description)
+    return within_limits(lambda: Tokenizer.from_str(description), len(description))
 
 
 def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
