@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.keys import chunks_key
-from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, tables_of
+from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token_bytes
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.storage.artifacts import Damaged, check, file_checksum, read_manifest

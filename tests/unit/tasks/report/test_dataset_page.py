@@ -13,7 +13,13 @@ def test_a_dataset_as_a_page(built, read_page):
     home, reference = built
     page = read_page(dataset_page(home / reference["path"]))
     documents = reference["train"]["documents"] + reference["validation"]["documents"]
-    for words in (f"{documents:,} documents", "Tokens per document", "Left-out documents and duplicates", "not stated", "Of "):
+    for words in (
+        f"{documents:,} documents",
+        "Tokens per document",
+        "Left-out documents and duplicates",
+        "not stated",
+        "Of ",
+    ):
         assert words in page.text, words
     assert page.elements.count("svg") == 3
     assert page.elements.count("pre") == 3  # rows as text

@@ -9,11 +9,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers import limits
-from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokenizers import limits
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.preprocess.tokenizers.engines import REFERENCE, open_engine
+from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 
 
 @pytest.fixture
