@@ -189,7 +189,7 @@ def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[st
     """
     refused: dict[str, str] = {}
     if wanted != REFERENCE and (number := _installed(wanted)):
-        fault = _in_a_thread(_import_fault) or _checked(FAST, number, tokenizer, texts, cache)
+        fault = within_limits(_import_fault, 0, FAST) or _checked(FAST, number, tokenizer, texts, cache)
         if fault is None:
             return {"name": FAST, "version": number, "refused": refused}
         refused[FAST] = fault
