@@ -30,6 +30,9 @@ On the command line, `section.key=value` overrides the file:
 infini-llama run configs/tiny.yaml train.max_steps=500
 ```
 
+`infini-llama config show CONFIG` prints a configuration with all defaults. `infini-llama run CONFIG --dry-run` also
+prints the plan for this machine, the parameters and what is already built.
+
 An unknown key or an invalid value ends the command with exit code 64 and one message per problem. Nothing is started.
 
 {legend}

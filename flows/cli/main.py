@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -16,6 +17,7 @@ from infini_llama.flows.cli.parser import build_parser
 from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
 
 UNEXPECTED = 70
+DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
@@ -24,9 +26,11 @@ class Stopped(BaseException):
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Options and key=value may stand in any order."""
+    """Options and key=value may be in any order; --section.key=value is section.key=value."""
     parser = build_parser()
     parsed, rest = parser.parse_known_args(arguments)
+    if "overrides" in parsed:
+        rest = [word[2:] if DOTTED.match(word) else word for word in rest]
     unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in parsed]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hints(unknown, parsed)}")
@@ -60,8 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         with _console(parsed):
             from infini_llama.flows.cli import commands
 
-            name = "import_folder" if parsed.command == "import" else parsed.command  # import is no name in Python
-            record, text = getattr(commands, name)(parsed)
+            record, text = commands.COMMANDS[parsed.command](parsed)
         _say(text, parsed, record)
         code = record.get("exit_code", 0)
     except SystemExit:

@@ -21,6 +21,8 @@ def run(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.console import summary_text
 
     config = load_config(arguments.config, arguments.overrides)
+    if arguments.dry_run:
+        return dry_run(config)
     if joined := _joins(config):
         return joined
     if arguments.direct:
@@ -47,6 +49,37 @@ def run(arguments: Namespace) -> Answer:
                     f"{home / 'runs' / config.runtime.name}, and the same command reports the result or resumes."
                 ) from fault
     return summary, summary_text(summary)
+
+
+def dry_run(config: "PipelineConfig") -> Answer:
+    """What `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
+    import yaml
+
+    from infini_llama.configs.secrets import without_secrets
+    from infini_llama.flows.cli.tables import as_text, estimate_text
+    from infini_llama.flows.pipeline import resolved
+    from infini_llama.tasks.estimate.run import estimate, plan_of
+    from infini_llama.tasks.preprocess.stage import lookup
+    from infini_llama.tasks.runs.record import RunRecord
+
+    settings = resolved(config)
+    home, name = settings["runtime"]["home"], settings["runtime"]["name"]
+    folder = Path(home, "runs", name)
+    cached = lookup(settings["data"], home)
+    run = RunRecord(folder) if (folder / "lineage.json").exists() else None
+    found = {
+        "dataset": None if cached is None else str(Path(home, cached["path"])),
+        "run": str(folder),
+        "state": "new" if run is None else run.state,
+        "step": 0 if run is None else run.step,
+    }
+    shown = without_secrets(settings)
+    plan = plan_of(settings)
+    record = {"config": shown, "plan": plan, "estimate": estimate(settings), "cached": found}
+    plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
+    configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
+    parts = (configuration, as_text({"plan": plain}), estimate_text(record["estimate"]), as_text({"cached": found}))
+    return record, "\n\n".join(parts) + "\n\nnothing was started (--dry-run)"
 
 
 def preprocess(arguments: Namespace) -> Answer:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infini_llama.flows.cli.paths import Answer, find, home_folder
 
-log = logging.getLogger("infini_llama.export")
+log = logging.getLogger("infini_llama.report")
 
 
 def inspect(arguments: Namespace) -> Answer:
@@ -46,6 +46,11 @@ def report(arguments: Namespace) -> Answer:
     from infini_llama.tasks.report.run import write_report
 
     record = write_report(find(arguments.run, "runs"))
+    if arguments.open:
+        import webbrowser
+
+        if not webbrowser.open(Path(record["report"]).as_uri()):
+            log.warning("no browser could be started; open the page yourself")
     return record, record["report"]
 
 

@@ -1,6 +1,7 @@
 """The command as a user meets it: real processes, their exit codes and their words."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import Preempted
-from infini_llama.flows.cli.main import Stopped, explain, parse
+from infini_llama.configs.loading import load_config
+from infini_llama.flows.cli.commands import COMMANDS
+from infini_llama.flows.cli.main import Stopped, explain, main, parse
 
 ROOT = Path(__file__).parents[4]
 
@@ -65,6 +68,7 @@ def texts(tmp_path):
         ("compare",),
         ("runs",),
         ("gc",),
+        ("config",),
     ],
 )
 def test_help_imports_nothing_heavy(tmp_path, words):
@@ -268,3 +272,55 @@ def test_an_interruption_behind_which_a_checkpoint_was_saved():
         signal_like.__context__ = RuntimeError()
         signal_like.__context__.__cause__ = saved
         assert explain(signal_like) == (75, str(saved))
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0 and re.fullmatch(r"infini-llama \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
+    assert main(["help"]) == 0
+    text = capsys.readouterr().out
+    named = set(re.findall(r"^  (\w+) ", text, re.MULTILINE))
+    assert set(COMMANDS) <= named and text.count("for example: infini-llama ") == 4
+    assert all(Path(ROOT, page).is_file() for page in re.findall(r"\((docs/.*\.md)\)", text))
+    assert main(["help", "generate"]) == 0
+    text = capsys.readouterr().out
+    assert "usage: infini-llama generate" in text and "(default: 128)" in text and "docs/evaluation.md" in text
+
+
+@pytest.mark.parametrize("words", [["trian", "run.yaml"], ["help", "trian"]])
+def test_an_unknown_command_is_answered_with_the_most_similar_one(words, capsys):
+    try:
+        code = main(words)
+    except SystemExit as left:
+        code = left.code
+    assert code == 64 and "did you mean train?" in capsys.readouterr().err
+
+
+def test_a_key_may_be_written_as_an_option():
+    parsed = parse(["run", "--train.max_steps=5", "tiny", "--data.tokenizer.vocab_size=300", "model.attention=infini"])
+    assert parsed.config == "tiny"
+    assert set(parsed.overrides) == {"train.max_steps=5", "data.tokenizer.vocab_size=300", "model.attention=infini"}
+
+
+def test_config_show_prints_yaml_that_loads_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "show", "tiny", "train.max_steps=123", "environment.env.MY_TOKEN=secret"]) == 0
+    text = capsys.readouterr().out
+    assert "secret" not in text
+    Path("again.yaml").write_text(text)
+    assert load_config("again.yaml").train == load_config("tiny", ["train.max_steps=123"]).train
+
+
+def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
+    monkeypatch.chdir(texts)
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
+    assert main(["run", "run.yaml", "--dry-run", "--json", "train.max_steps=7", "train.warmup_steps=1"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["config"]["train"]["max_steps"] == 7 and record["plan"]["device"] in ("cpu", "cuda")
+    assert record["estimate"]["parameters"]["total"] > 0
+    assert record["cached"]["dataset"] is None and record["cached"]["state"] == "new"
+    assert not (texts / "home/runs").exists() and not (texts / "home/datasets").exists()

@@ -1,4 +1,4 @@
-"""The commands init, gc and completion."""
+"""The commands init, config, gc, completion and help."""
 
 import logging
 import sys
@@ -48,3 +48,25 @@ def completion(arguments: Namespace) -> Answer:
 
     script = shtab.complete(arguments.parser, arguments.shell)
     return {"shell": arguments.shell, "script": script}, script
+
+
+def config(arguments: Namespace) -> Answer:
+    """The configuration with all defaults, as YAML that can be run; values of environment.env are masked."""
+    import yaml
+
+    from infini_llama.configs.loading import load_config
+    from infini_llama.configs.secrets import without_secrets
+
+    record = without_secrets(load_config(arguments.config, arguments.overrides).model_dump(mode="json"))
+    return record, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def help_text(arguments: Namespace) -> Answer:
+    """The top-level help, or that of one command."""
+    from infini_llama.flows.cli.arguments import subcommands, unknown_command
+
+    commands = subcommands(arguments.parser)
+    if arguments.topic is not None and arguments.topic not in commands:
+        raise ConfigError(unknown_command(arguments.topic, list(commands)))
+    text = (commands[arguments.topic] if arguments.topic else arguments.parser).format_help().rstrip()
+    return {"help": text}, text
