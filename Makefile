@@ -1,45 +1,48 @@
-# `make demo` and `make test` do all their set-up; they need Python 3.11 to 3.13, make and a package index.
+# `make demo` installs the runtime, `make test` also the test tools; they need Python 3.11 to 3.13, make and a package index.
 .PHONY: demo test check docs slow faults exactness gpu bench clean
 
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
 
-# two processes of tests, a file to each: several machines' worth would make the tests of time limits fail; in the order of the
-# folders, or a long file of a few tests would be the last one
-test: setup
+# two test processes, one file at a time each: more would make tests of time limits fail; in the order of the folders, so that no
+# long file is last
+test: setup-dev
 	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: setup
+check: setup-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 
 # the site, into build/site; a broken link or anchor fails
-docs: setup
+docs: setup-dev
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 
 # the full matrix of faults, workers and attentions (docs/testing.md)
-slow: setup
+slow: setup-dev
 	.venv/bin/python -m pytest -m slow
 
-# N random faults against real runs, the same command again, and a comparison to the bit
+# N random faults against real runs, the same command again, and a bitwise comparison
 N ?= 40
 SEED ?= 1
-faults: setup
+faults: setup-dev
 	.venv/bin/python tests/integration/faults/harness.py --n $(N) --seed $(SEED)
 
-# interrupted against uninterrupted, to the bit, over a pairwise cover of what a run can be; stores the result
-exactness: setup
+# interrupted against uninterrupted runs, bitwise, over a pairwise cover of settings; stores the result
+exactness: setup-dev
 	.venv/bin/python tests/integration/exactness/whole.py
 
-gpu: setup
+gpu: setup-dev
 	.venv/bin/python -m pytest -m gpu
 
-bench: setup
+bench: setup-dev
 	.venv/bin/python benchmarks/startup.py
 
-.PHONY: setup
+.PHONY: setup setup-dev
 setup:
+	@scripts/bootstrap.sh
+
+setup-dev:
 	@scripts/bootstrap.sh dev
 
 clean:

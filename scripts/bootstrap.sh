@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Makes .venv with everything the project needs; a second call with nothing changed returns at once.
-#   scripts/bootstrap.sh [EXTRAS]      extras of pyproject.toml, comma separated (default: dev)
+# Creates .venv with the runtime; a second call with nothing changed returns at once.
+#   scripts/bootstrap.sh [EXTRAS]      extras of pyproject.toml to add, comma separated; dev: the test tools (default: none)
 #   PYTHON=/path/to/python             the interpreter to use, instead of the first one that works
 set -euo pipefail
 cd "$(dirname "$0")/.."
-extras="${1:-dev}"
+extras="${1:-}"
 
-works() {   # a candidate is run, not just found: version shims answer to names they cannot serve
+works() {   # run each candidate: version managers have names for versions that are not installed
     "$1" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 }
 
-stamp=".venv/.installed-$(cat pyproject.toml constraints.txt scripts/bootstrap.sh | cksum | tr ' ' '-')-${extras//,/+}"
-if [ -f "$stamp" ] && works .venv/bin/python; then exit 0; fi
+stamp=".venv/.installed-$(cat pyproject.toml constraints.txt scripts/bootstrap.sh | cksum | tr ' ' '-')"
+if works .venv/bin/python; then
+    [ -f "$stamp-${extras//,/+}" ] && exit 0
+    [ -z "$extras" ] && compgen -G "$stamp-*" >/dev/null && exit 0   # an installation with extras has the runtime too
+fi
 
 python="${PYTHON:-}"
 if [ -n "$python" ]; then
@@ -23,14 +26,14 @@ else
     [ -n "$python" ] || { echo "bootstrap: no Python 3.11 to 3.13 with venv was found; install one, or set PYTHON." >&2; exit 1; }
 fi
 
-echo "bootstrap: $($python --version) -> .venv (extras: $extras); the first time takes 2 to 10 minutes" >&2
+echo "bootstrap: $($python --version) -> .venv (extras: ${extras:-none}); the first time takes 2 to 10 minutes" >&2
 works .venv/bin/python || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 echo "bootstrap: 1/2 torch" >&2
-# torch first and by itself, so that nothing that follows can choose another build of it
-pip install --quiet -c constraints.txt torch
-echo "bootstrap: 2/2 all else" >&2
-pip install --quiet -c constraints.txt -e ".[$extras]"
+# torch first, so that no other package can choose another build of it
+pip install -c constraints.txt torch
+echo "bootstrap: 2/2 the other packages" >&2
+pip install -c constraints.txt -e ".${extras:+[$extras]}"
 rm -f .venv/.installed-*
-touch "$stamp"
+touch "$stamp-${extras//,/+}"
 echo "bootstrap: done; '. .venv/bin/activate' puts infini-llama on the path of a shell" >&2
