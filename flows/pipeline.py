@@ -11,6 +11,7 @@ from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
@@ -53,18 +54,19 @@ def run_name(template: str, due: datetime | None = None) -> str:
 
 def verify_and_train(settings: dict, reference: dict) -> dict:
     """The stages behind preprocess; `reference` is what it returned."""
+    config = PipelineConfig.model_validate(settings)
     home, checks = settings["runtime"]["home"], settings["verify"]
     report = verify(reference, home, checks["level"], checks["full_below"])
-    reference["verify_on_read"] = report["verify_on_read"]
     restore_run(settings)
     environment = patch_environment(settings, home, settings["runtime"]["name"], reference["vocab_size"])
-    retries, invocation = retries_for(settings), new_invocation()
+    retries, invocation = retries_for(config.runtime), new_invocation()
+    launcher = ConfiguredLauncher(config.environment)
     with mirrored(settings, reference):
         while True:
             try:
                 summary = train(
-                    settings, reference, environment, invocation, ConfiguredLauncher(settings["environment"])
-                )
+                    config, DatasetRef.from_json(reference), environment, invocation, report["verify_on_read"], launcher
+                ).to_json()
                 break
             except Exception as error:
                 delay = retries.delay_after(error)

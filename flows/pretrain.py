@@ -68,8 +68,8 @@ def pretrain(config: PipelineConfig) -> dict:
         environment = patch_environment(settings, home, run, reference["vocab_size"])
         with mirrored(settings, reference):
             with closing_card(Path(home) / "runs" / run) as report:
-                launcher = ConfiguredLauncher(settings["environment"])
-                train = with_retries(retries_for(settings))
+                launcher = ConfiguredLauncher(PipelineConfig.model_validate(settings).environment)
+                train = with_retries(retries_for(PipelineConfig.model_validate(settings).runtime))
                 summary = train(settings, reference, environment, new_invocation(), launcher)
                 done = "had already finished" if summary.get("already_finished") else "finished"
                 report(f"Training {done}: {summary['steps']:,} steps.")

@@ -16,14 +16,14 @@ def describe_run(path: Path) -> dict:
     from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
 
     run = RunFolder(path)
-    lineage, records = run.read_lineage(), read_metrics(run)
+    lineage, records = run.require_lineage(), read_metrics(run)
     trained = [record for record in records if record["kind"] == "train"]
     best = checkpoints.best(run.checkpoints)
     return {
         "run": path.name,
         "finished": run.summary.exists(),
-        "dataset": lineage["dataset"]["path"],
-        "model": lineage["model"],
+        "dataset": lineage.dataset.path,
+        "model": lineage.model,
         "step": trained[-1]["step"] if trained else 0,
         "train_loss": trained[-1]["loss"] if trained else None,
         "validation": [record for record in records if record["kind"] == "validation"],
@@ -35,7 +35,7 @@ def describe_run(path: Path) -> dict:
             }
             for folder, loss in checkpoints.losses(run.checkpoints).items()
         ],
-        "attempts": attempts(run),
+        "attempts": [attempt.model_dump(mode="json", exclude_unset=True) for attempt in attempts(run)],
         "summary": run.read_or_rebuild(run.summary) or None,
     }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from infini_llama.tasks.clusters import node
 from infini_llama.tasks.clusters.restart import superseded
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.outcome import classify
 from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
 from infini_llama.tasks.runs.status import read_statuses
@@ -35,10 +36,10 @@ class Asked(Exception):
 def supervise(attempt_dir: Path) -> int:
     """Runs this node's workers of the attempt to their end; returns the exit code."""
     order = json.loads((attempt_dir / "order.json").read_text(encoding="utf-8"))
-    plan, runtime = order["plan"], order["config"]["runtime"]
-    processes = plan["nproc_per_node"]
+    plan, runtime = EnvironmentPlan.from_json(order["plan"]), order["config"]["runtime"]
+    processes = plan.nproc_per_node
     # The job's environment has the plan's variables, those too that the order masks.
-    command = local.torchrun(attempt_dir / "order.json", plan, local.rendezvous(plan["port"]))
+    command = local.torchrun(attempt_dir / "order.json", plan, local.rendezvous(plan.port))
     process = local.spawn(command, attempt_dir / "torchrun.log", {}, order["grace_period"], [], new_session=True)
     torchrun = local.Torchrun(process, attempt_dir, processes)
     ranks = Watch(attempt_dir, processes, runtime["hang_after"])

@@ -15,9 +15,11 @@ from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
+from infini_llama.configs.schema.launchers import KubernetesConfig
 from infini_llama.tasks.clusters.manifests import ATTEMPT, ENDING, manifest, name_of
 from infini_llama.tasks.clusters.node_records import read_job, write_job
 from infini_llama.tasks.clusters.rendezvous import Nodes
+from infini_llama.tasks.records.plan import EnvironmentPlan
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_SECONDS = 30.0  # that one answer may take
@@ -28,17 +30,17 @@ GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 log = logging.getLogger("infini_llama.train")
 
 
-def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "KubernetesJob":
+def start(attempt_dir: Path, section: KubernetesConfig, plan: EnvironmentPlan, grace_period: float) -> "KubernetesJob":
     """Creates the job of an attempt, or takes the one that is there already, when an earlier command died in between.
 
     Raises:
         ConfigError: the cluster refuses it, or is not known.
         TrainFailed: the API server does not answer.
     """
-    place = connect(wishes["context"], wishes["namespace"], name_of(attempt_dir))
-    body = manifest(attempt_dir, wishes, place.namespace, plan, grace_period)
+    place = connect(section.context, section.namespace, name_of(attempt_dir))
+    body = manifest(attempt_dir, section, place.namespace, plan, grace_period)
     own = {"launcher": "kubernetes", "name": place.name, "namespace": place.namespace}
-    write_job(attempt_dir, **own, context=wishes["context"], uid=None)
+    write_job(attempt_dir, **own, context=section.context, uid=None)
     try:
         found = _asked(lambda: place.create(body))
     except ApiException as refused:
@@ -54,17 +56,17 @@ def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "
     return KubernetesJob(attempt_dir, place, found)
 
 
-def attach(attempt_dir: Path, wishes: dict) -> "KubernetesJob | None":
+def attach(attempt_dir: Path, section: KubernetesConfig) -> "KubernetesJob | None":
     """The job of an attempt, living or ended; None where it was never created.
 
     Args:
-        wishes: environment.kubernetes, whose context reaches the cluster where the record names none.
+        section: environment.kubernetes, whose context reaches the cluster where the record names none.
 
     Raises:
         TrainFailed: the API server does not answer, so that nobody knows.
     """
     known = read_job(attempt_dir)
-    place = connect(known["context"] or wishes["context"], known["namespace"], known["name"])
+    place = connect(known["context"] or section.context, known["namespace"], known["name"])
     try:
         found = _asked(place.get)
     except ApiException as error:

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import ModuleType
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.clusters import slurm
 from infini_llama.tasks.clusters.node_records import read_job
 from infini_llama.tasks.clusters.rendezvous import FirstNode
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.launch import LocalLauncher, spawn
 from infini_llama.tasks.train.launcher import Launched
 
@@ -23,21 +25,21 @@ class ConfiguredLauncher:
         environment: section of the configuration.
     """
 
-    environment: dict
+    environment: EnvironmentConfig
 
-    def start(self, attempt_dir: Path, plan: dict, grace_period: float, lock_fds: list[int]) -> Launched:
+    def start(self, attempt_dir: Path, plan: EnvironmentPlan, grace_period: float, lock_fds: list[int]) -> Launched:
         """Start the workers of `attempt_dir/order.json`; see `Launcher`."""
-        launcher = self.environment["launcher"]
+        launcher = self.environment.launcher
         if launcher == "slurm":
-            return slurm.start(attempt_dir, self.environment["slurm"], plan, grace_period)
+            return slurm.start(attempt_dir, self.environment.slurm, plan, grace_period)
         if launcher == "kubernetes":
-            return _kubernetes().start(attempt_dir, self.environment["kubernetes"], plan, grace_period)
-        if plan["nnodes"] == 1:
+            return _kubernetes().start(attempt_dir, self.environment.kubernetes, plan, grace_period)
+        if plan.nnodes == 1:
             return LOCAL.start(attempt_dir, plan, grace_period, lock_fds)
         agent = [sys.executable, "-m", "infini_llama.tasks.clusters.node", str(attempt_dir), "--node-rank=0"]
         log = attempt_dir / "torchrun.log"
-        process = spawn(agent, log, plan["env"], grace_period, lock_fds, new_session=True)
-        return FirstNode(process, attempt_dir, plan["nproc_per_node"] * plan["nnodes"])
+        process = spawn(agent, log, plan.env, grace_period, lock_fds, new_session=True)
+        return FirstNode(process, attempt_dir, plan.world_size)
 
     def attach(self, attempt_dir: Path) -> Launched | None:
         """The workers of an attempt whose command has died, if they may be detached from it; None: there are none."""
@@ -45,7 +47,7 @@ class ConfiguredLauncher:
         if launcher == "slurm":
             return slurm.attach(attempt_dir)
         if launcher == "kubernetes":
-            return _kubernetes().attach(attempt_dir, self.environment["kubernetes"])
+            return _kubernetes().attach(attempt_dir, self.environment.kubernetes)
         return None
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema.launchers import KubernetesConfig
 from infini_llama.configs.secrets import MASK, masked
+from infini_llama.tasks.records.plan import EnvironmentPlan
 
 ENDING = 15  # seconds that a pod gets beyond the grace period, to end after its workers
 ATTEMPT = "infini-llama/attempt"  # annotation: the folder of the attempt
@@ -25,18 +27,20 @@ def name_of(attempt_dir: Path) -> str:
     return f"il-{run}-{attempt_dir.name.removeprefix('attempt-')}-{place}"
 
 
-def manifest(attempt_dir: Path, wishes: dict, namespace: str, plan: dict, grace_period: float) -> dict[str, Any]:
+def manifest(
+    attempt_dir: Path, section: KubernetesConfig, namespace: str, plan: EnvironmentPlan, grace_period: float
+) -> dict[str, Any]:
     """The JobSet to create for an attempt: one indexed Job of as many pods as nodes.
 
     Args:
-        wishes: environment.kubernetes.
+        section: environment.kubernetes.
         grace_period: seconds that workers may take to commit a checkpoint.
 
     Raises:
         ConfigError: the pods would not see the run, or everybody would see a secret.
     """
-    _refuse(attempt_dir, wishes, plan)
-    pod, nodes = pod_spec(attempt_dir, wishes, plan, grace_period), plan["nnodes"]
+    _refuse(attempt_dir, section, plan)
+    pod, nodes = pod_spec(attempt_dir, section, plan, grace_period), plan.nnodes
     annotations = {ATTEMPT: str(attempt_dir)}
     # A pod that fails ends the whole job: the training stage decides what follows.
     job = {"backoffLimit": 0, "completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
@@ -47,51 +51,53 @@ def manifest(attempt_dir: Path, wishes: dict, namespace: str, plan: dict, grace_
         "metadata": {
             "name": name_of(attempt_dir),
             "namespace": namespace,
-            "labels": wishes["labels"] | {"app.kubernetes.io/name": "infini-llama"},
+            "labels": section.labels | {"app.kubernetes.io/name": "infini-llama"},
             "annotations": annotations,
         },
         "spec": {
             "failurePolicy": {"maxRestarts": 0},
             # The first pod is found by its name before it is ready.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "ttlSecondsAfterFinished": wishes["keep"],
+            "ttlSecondsAfterFinished": section.keep,
             "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job | {"template": template}}}],
         },
     }
 
 
-def pod_spec(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> dict[str, Any]:
+def pod_spec(
+    attempt_dir: Path, section: KubernetesConfig, plan: EnvironmentPlan, grace_period: float
+) -> dict[str, Any]:
     """A node's pod. It runs as the user that this process runs as, since both write into the same folders."""
     name, user = name_of(attempt_dir), os.getuid()
-    variables = plan["env"] | {
+    variables = plan.env | {
         "HOME": "/tmp",
         "PYTHONSAFEPATH": "1",
-        "NNODES": str(plan["nnodes"]),
+        "NNODES": str(plan.nnodes),
         "MASTER_ADDR": f"{name}-{NODE}-0-0.{name}",
     }
-    if plan["port"] != "auto":
-        variables["MASTER_PORT"] = str(plan["port"])
-    workers = plan["nproc_per_node"]
-    requests = {"cpu": wishes["cpu"] or str(workers * plan["threads"])}
+    if plan.port != "auto":
+        variables["MASTER_PORT"] = str(plan.port)
+    workers = plan.nproc_per_node
+    requests = {"cpu": section.cpu or str(workers * plan.threads)}
     limits = {}
-    if wishes["memory"]:
-        requests["memory"] = limits["memory"] = wishes["memory"]
-    if plan["device"] == "cuda":
-        limits[wishes["gpu_resource"]] = str(workers)
+    if section.memory:
+        requests["memory"] = limits["memory"] = section.memory
+    if plan.device == "cuda":
+        limits[section.gpu_resource] = str(workers)
     container = {
         "name": NODE,
-        "image": wishes["image"],
+        "image": section.image,
         "command": ["python", "-m", "infini_llama.tasks.clusters.job", str(attempt_dir)],
         "env": [{"name": key, "value": value} for key, value in sorted(variables.items())],
         "resources": {"requests": requests} | ({"limits": limits} if limits else {}),
         "volumeMounts": [
-            {"name": "home", "mountPath": wishes["mount_path"]},
+            {"name": "home", "mountPath": section.mount_path},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    if wishes["env_from"]:
-        container["envFrom"] = [{"secretRef": {"name": secret}} for secret in wishes["env_from"]]
+    if section.env_from:
+        container["envFrom"] = [{"secretRef": {"name": secret}} for secret in section.env_from]
     spec = {
         "restartPolicy": "Never",
         "enableServiceLinks": False,
@@ -105,23 +111,23 @@ def pod_spec(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -
         },
         "containers": [container],
         "volumes": [
-            {"name": "home", "persistentVolumeClaim": {"claimName": wishes["claim"]}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": wishes["shared_memory"]}},
+            {"name": "home", "persistentVolumeClaim": {"claimName": section.claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": section.shared_memory}},
         ],
     }
-    if wishes["service_account"]:
-        spec["serviceAccountName"] = wishes["service_account"]
-    return spec | ({"nodeSelector": wishes["node_selector"]} if wishes["node_selector"] else {})
+    if section.service_account:
+        spec["serviceAccountName"] = section.service_account
+    return spec | ({"nodeSelector": section.node_selector} if section.node_selector else {})
 
 
-def _refuse(attempt_dir: Path, wishes: dict, plan: dict) -> None:
-    if not attempt_dir.is_relative_to(wishes["mount_path"]):
+def _refuse(attempt_dir: Path, section: KubernetesConfig, plan: EnvironmentPlan) -> None:
+    if not attempt_dir.is_relative_to(section.mount_path):
         home = attempt_dir.parents[3]
         raise ConfigError(
-            f"runtime.home={home} does not lie in environment.kubernetes.mount_path={wishes['mount_path']}, so the pods would not see the "
+            f"runtime.home={home} does not lie in environment.kubernetes.mount_path={section.mount_path}, so the pods would not see the "
             "run; mount the volume at the same path here and there, and put the home into it."
         )
-    if secrets := [name for name, value in masked(plan["env"]).items() if value == MASK]:
+    if secrets := [name for name, value in masked(plan.env).items() if value == MASK]:
         raise ConfigError(
             f"environment.env.{secrets[0]} may be a secret, and the JobSet would show it; put it into a Secret and "
             "name that in environment.kubernetes.env_from."

@@ -28,6 +28,7 @@ from infini_llama.tasks.clusters import rendezvous as meeting
 from infini_llama.tasks.clusters.address import interface_towards
 from infini_llama.tasks.clusters.leader import Leader
 from infini_llama.tasks.clusters.relay import Relay, relayed
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.outcome import classify
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
@@ -130,7 +131,7 @@ def newest_order(run: RunFolder) -> Path | None:
     orders = [order for folder in attempt_folders(run) if (order := folder / "order.json").exists()]
     if not orders:
         return None
-    recorded = {record["attempt"] for record in attempts(run)}
+    recorded = {record.attempt for record in attempts(run)}
     over = records.word(orders[-1].parent).get("state") in ("over", "refused")
     return None if number_of(orders[-1].parent) in recorded or over else orders[-1]
 
@@ -141,9 +142,9 @@ def end_of(run: RunFolder, leader: Leader) -> int | None:
         return None
     begun = max(map(number_of, attempt_folders(run)), default=0)
     ends = attempts(run)
-    if not ends or ends[-1]["attempt"] < begun:  # it was killed in its newest attempt
+    if not ends or ends[-1].attempt < begun:  # it was killed in its newest attempt
         return None
-    code = ends[-1]["code"]
+    code = ends[-1].code
     return code if code in ORDERLY or code == Preempted.exit_code else None
 
 
@@ -192,12 +193,13 @@ def _locks(held: ExitStack, attempt_dir: Path, node: int) -> list[int]:
 
 
 def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], poll: Callable[[], None]) -> int:
-    attempt_dir, plan, grace = place.attempt_dir, order["plan"], order["grace_period"]
+    attempt_dir, grace = place.attempt_dir, order["grace_period"]
+    plan = EnvironmentPlan.from_json(order["plan"])
     command = local.torchrun(order_path, plan, place.torchrun())
     own_session = os.getsid(0) != os.getpid()  # else this process's end is that of its whole session
     log_file = attempt_dir / f"torchrun-{place.node}.log"
     process = local.spawn(command, log_file, environment(order, place), grace, fds, new_session=own_session)
-    ranks = local.Torchrun(process, attempt_dir, plan["nproc_per_node"] * place.nnodes, place.node)
+    ranks = local.Torchrun(process, attempt_dir, plan.nproc_per_node * place.nnodes, place.node)
     records.tell(attempt_dir, place.node, state="training")
     relay = Relay(attempt_dir, place.node)
     alone = (
@@ -212,7 +214,7 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
         while (code := process.poll()) is None:
             poll()
             with suppress(OSError):  # the filesystem does not answer just now
-                relay.tell(ranks.statuses())
+                relay.write(ranks.statuses())
             if watch is not None and place.node == 0:
                 watch.poll()
             time.sleep(POLL_SECONDS)

@@ -8,7 +8,8 @@ import json
 import time
 from pathlib import Path
 
-from infini_llama.tasks.runs.heartbeat import Beat, heartbeat_path, read_heartbeat
+from infini_llama.tasks.records.status import RankStatus
+from infini_llama.tasks.runs.heartbeat import HeartbeatRecord, heartbeat_path, read_heartbeat
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.train.launch import is_stopped
 
@@ -24,28 +25,31 @@ class Relay:
 
     def __init__(self, attempt_dir: Path, node: int) -> None:
         self.attempt_dir, self.path = attempt_dir, relay_path(attempt_dir, node)
-        self.told, self.at = "", float("-inf")
+        self.written, self.at = "", float("-inf")
 
-    def tell(self, statuses: list[dict]) -> None:
-        """Passes on the signs of the ranks that these are the statuses of, at most once a second and where they have changed."""
+    def write(self, statuses: list[RankStatus]) -> None:
+        """Write the heartbeats of these ranks, at most once per second and only if they have changed."""
         if time.monotonic() - self.at < SECONDS:
             return
         self.at = time.monotonic()
-        told = {}
+        newest = {}
         for status in statuses:
-            beat = read_heartbeat(heartbeat_path(self.attempt_dir, status["rank"]))
+            beat = read_heartbeat(heartbeat_path(self.attempt_dir, status.rank))
             if beat is not None:
-                told[str(status["rank"])] = [*beat, is_stopped(status["pid"])]
-        text = json.dumps(told)
-        if text != self.told:
+                newest[str(status.rank)] = [*beat, is_stopped(status.pid)]
+        text = json.dumps(newest)
+        if text != self.written:
             write_atomic(self.path, text)
-            self.told = text
+            self.written = text
 
 
-def relayed(attempt_dir: Path, node: int) -> dict[int, tuple[Beat, bool]]:
+def relayed(attempt_dir: Path, node: int) -> dict[int, tuple[HeartbeatRecord, bool]]:
     """The last signs of a node's ranks, by rank, as its agent has passed them on, and whether the process is stopped."""
     try:
         found = json.loads(relay_path(attempt_dir, node).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not yet, or the filesystem does not answer just now
         return {}
-    return {int(rank): ((step, phase, moment), stopped) for rank, (step, phase, moment, stopped) in found.items()}
+    return {
+        int(rank): (HeartbeatRecord(step, phase, moment), stopped)
+        for rank, (step, phase, moment, stopped) in found.items()
+    }

@@ -12,7 +12,7 @@ from infini_llama.tasks.clusters import node_records as records
 from infini_llama.tasks.clusters.address import Listener, fault_of_reaching, own_address, own_address_towards
 from infini_llama.tasks.clusters.consistency import differences, facts
 from infini_llama.tasks.clusters.relay import relayed
-from infini_llama.tasks.runs.heartbeat import Beat
+from infini_llama.tasks.runs.heartbeat import HeartbeatRecord
 from infini_llama.tasks.train.launch import Torchrun
 
 log = logging.getLogger("infini_llama.nodes")
@@ -200,7 +200,7 @@ class Nodes:
         """What the nodes are waiting for, in sentences."""
         return records.word(self.attempt_dir).get("told", [])
 
-    def heartbeats(self, node: int) -> dict[int, tuple[Beat, bool]]:
+    def heartbeats(self, node: int) -> dict[int, tuple[HeartbeatRecord, bool]]:
         """The newest heartbeats of another node's ranks, by rank, and whether the process is stopped."""
         return relayed(self.attempt_dir, node)
 

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
+from infini_llama.configs.schema.launchers import SlurmConfig
 from infini_llama.tasks.clusters.node_records import read_job, write_job
 from infini_llama.tasks.clusters.rendezvous import Nodes
+from infini_llama.tasks.records.plan import EnvironmentPlan
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
 ENDED = "job-ended"  # written by the script as its last act: the exit code
@@ -62,7 +64,7 @@ def name_of(attempt_dir: Path) -> str:
     return f"{attempt_dir.parents[1].name}-{attempt_dir.name}-{place}"
 
 
-def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "SlurmJob":
+def start(attempt_dir: Path, section: SlurmConfig, plan: EnvironmentPlan, grace_period: float) -> "SlurmJob":
     """Submits the job of an attempt. Its name is on record before, so that a job whose number nobody wrote down is found.
 
     Raises:
@@ -70,14 +72,14 @@ def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "
         TrainFailed: the controller does not answer.
     """
     write_job(attempt_dir, launcher="slurm", name=name_of(attempt_dir), job=None)
-    command = ["sbatch", *options(attempt_dir, wishes, plan, grace_period), str(SCRIPT), sys.executable]
-    environment = job_environment(dict(os.environ)) | plan["env"]
+    command = ["sbatch", *options(attempt_dir, section, plan, grace_period), str(SCRIPT), sys.executable]
+    environment = job_environment(dict(os.environ)) | plan.env
     try:
         number = _number(_run([*command, str(attempt_dir)], environment).strip().split(";")[0])
     except subprocess.CalledProcessError as refused:
-        asked = ", ".join(f"{name}={value}" for name, value in wishes.items() if value)
+        settings = ", ".join(f"{name}={value}" for name, value in section if value)
         raise ConfigError(
-            f"environment.slurm ({asked or 'all by default'}): sbatch refused the job: {_last_line(refused.stderr)}."
+            f"environment.slurm ({settings or 'all by default'}): sbatch refused the job: {_last_line(refused.stderr)}."
         ) from refused
     except Unanswered as silence:
         found = find(name_of(attempt_dir))  # it may have been accepted all the same
@@ -89,15 +91,15 @@ def start(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> "
     return SlurmJob(attempt_dir, number)
 
 
-def options(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) -> list[str]:
+def options(attempt_dir: Path, section: SlurmConfig, plan: EnvironmentPlan, grace_period: float) -> list[str]:
     """Of sbatch, for a job of one task a node, which gets the cores and GPUs of that node's workers."""
-    workers = plan["nproc_per_node"]
+    workers = plan.nproc_per_node
     chosen = [
         "--parsable",
         f"--job-name={name_of(attempt_dir)}",
-        f"--nodes={plan['nnodes']}",
+        f"--nodes={plan.nnodes}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={workers * plan['threads']}",
+        f"--cpus-per-task={workers * plan.threads}",
         "--requeue",
         f"--signal=B:USR1@{math.ceil(grace_period + EARLY)}",
         f"--output={attempt_dir}/slurm-%j.log",
@@ -105,10 +107,10 @@ def options(attempt_dir: Path, wishes: dict, plan: dict, grace_period: float) ->
         f"--chdir={attempt_dir}",
         "--export=ALL",
     ]
-    chosen += [f"--gpus-per-node={workers}"] if plan["device"] == "cuda" else []
-    named = {"partition": wishes["partition"], "account": wishes["account"], "time": wishes["time_limit"]}
+    chosen += [f"--gpus-per-node={workers}"] if plan.device == "cuda" else []
+    named = {"partition": section.partition, "account": section.account, "time": section.time_limit}
     chosen += [f"--{option}={value}" for option, value in named.items() if value is not None]
-    return chosen + wishes["options"]
+    return chosen + section.options
 
 
 def job_environment(variables: dict[str, str]) -> dict[str, str]:

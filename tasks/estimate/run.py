@@ -15,7 +15,7 @@ from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.speed import loss_chunk
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
-from infini_llama.tasks.train.initial import initial_of
+from infini_llama.tasks.train.initial import initial_weights
 
 # What a worker on a CPU holds beside its tensors: interpreter and libraries, and of the tensors' size what glibc's allocator keeps free
 # (0 to 0.3 in runs of 5 to 110 million parameters, docs/estimate.md).
@@ -118,8 +118,8 @@ def fields_of(config: dict) -> dict[str, Any]:
     vocabulary = data["tokenizer"]["vocab_size"]
     if tokenizers.is_given(data["tokenizer"]):
         vocabulary = tokenizers.load(data["tokenizer"]).get_vocab_size()
-    if initial := initial_of(config, {}):
-        vocabulary = initial["vocab_size"]
+    if initial := initial_weights(config["train"]["init_from"]):
+        vocabulary = initial.vocab_size
     return architecture(config["model"], vocabulary, data["sequence_length"])
 
 

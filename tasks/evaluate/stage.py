@@ -46,15 +46,15 @@ def evaluate(
     """
     model, tokenizer, about = _open(run_dir, checkpoint)
     lineage = lineage_of(run_dir)
-    length = lineage["dataset"]["sequence_length"]
+    length = lineage.dataset.sequence_length
     if files:
         read = partial(over_texts, model, tokenizer, end_of_text_of(run_dir), list(texts_of(files)), length, stream)
         about |= {"text": files, "stream": stream}
     else:
         dataset = dataset_of(run_dir)
-        reader = TokenReader(dataset, lineage["dataset"]["chunks"], split)
+        reader = TokenReader(dataset, lineage.dataset.chunks, split)
         token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
-        isolate = lineage["train"].get("document_isolation", False)
+        isolate = lineage.train.get("document_isolation", False)
         read = partial(over_rows, model, reader, token_bytes, sequences, isolate)
         about |= {"text": f"{split} rows of {dataset.name}", "stream": False}
     part = None if stream else part_of(model, length)
@@ -78,7 +78,7 @@ def find_passkeys(
         asked: as `evaluate` takes it.
     """
     model, tokenizer, about = _open(run_dir, checkpoint)
-    row = lineage_of(run_dir)["dataset"]["sequence_length"]
+    row = lineage_of(run_dir).dataset.sequence_length
     lengths = lengths or [row, 2 * row, 4 * row, 8 * row]
     about |= {"samples": samples, "seed": seed, "trained_length": row}
     measured = with_and_without_memory(model, lambda: passkey(model, tokenizer, lengths, depths, samples, seed))

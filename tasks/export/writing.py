@@ -79,7 +79,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
 def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: int) -> dict[str, Any]:
     """What is known of the weights: where they come from, how far they were trained, what they reached."""
     run = RunFolder(run_dir)
-    lineage, state = run.read_lineage(), checkpoints.read_state(chosen)
+    lineage, state = run.require_lineage(), checkpoints.read_state(chosen)
     measured = [
         record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state.step
     ]
@@ -90,12 +90,12 @@ def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: in
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "validation_loss": measured[-1]["loss"] if measured else None,
         "bits_per_byte": measured[-1]["bits_per_byte"] if measured else None,
-        "dataset": Path(lineage["dataset"]["path"]).name,
-        "dataset_digest": lineage["dataset"]["digest"],
-        "sequence_length": lineage["dataset"]["sequence_length"],
+        "dataset": Path(lineage.dataset.path).name,
+        "dataset_digest": lineage.dataset.digest,
+        "sequence_length": lineage.dataset.sequence_length,
         "vocabulary": vocabulary,
         "weights_sha256": state_hash(tensors(model, optimizer=None), "model."),
-        "train": lineage["train"],
+        "train": lineage.train,
         "infini_llama": version("infini-llama"),
     }
 

@@ -3,6 +3,14 @@
 from infini_llama.tasks.records.record import Record
 
 
+class StartTime(Record):
+    """When an attempt started. wall: seconds since 1970; monotonic: by the clock of `machine`."""
+
+    wall: float
+    monotonic: float
+    machine: str
+
+
 class Goodput(Record):
     """Seconds of each part of a run's wall time, over all its attempts.
 
@@ -24,3 +32,7 @@ class Goodput(Record):
     down: float = 0.0
     wall: float = 0.0
     share: float = 0.0
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by the name of the part, without `wall` and `share`."""
+        return self.model_dump(exclude={"wall", "share"})

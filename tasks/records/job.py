@@ -6,24 +6,10 @@ from pydantic import Field
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.records.goodput import Goodput
+from infini_llama.tasks.records.goodput import Goodput, StartTime
+from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
-
-
-class StartTime(Record):
-    """When an attempt started. wall: seconds since 1970; monotonic: by the clock of `machine`."""
-
-    wall: float
-    monotonic: float
-    machine: str
-
-
-class SampleRange(Record):
-    """Samples first … end-1."""
-
-    first: int
-    end: int
 
 
 class CurriculumStage(Record):

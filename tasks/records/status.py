@@ -6,11 +6,15 @@ from pydantic import Field
 
 from infini_llama.tasks.records.record import Record
 
+EndKind = Literal["done", "preempted", "failed"]
+RankState = Literal["running", "done", "preempted", "failed"]
+
 
 class RankError(Record):
     """Why a rank failed.
 
     Attributes:
+        message, traceback: "" in attempts.jsonl.
         phase: of the heartbeat.
         sample_rows: row numbers of the global batch; None outside a step.
         memory: bytes by name.
@@ -18,7 +22,7 @@ class RankError(Record):
     """
 
     type: str
-    message: str
+    message: str = ""
     traceback: str = ""
     phase: str = ""
     sample_rows: tuple[int, ...] | None = None
@@ -36,7 +40,7 @@ class RankStatus(Record):
 
     rank: int
     pid: int
-    state: Literal["running", "done", "preempted", "failed"]
+    state: RankState
     code: int
     step: int | None
     time: float
@@ -56,10 +60,10 @@ class AttemptRecord(Record):
     """
 
     attempt: int
-    invocation: str | None
-    kind: Literal["done", "preempted", "failed"]
+    kind: EndKind
     code: int
-    message: str
+    invocation: str | None = None
+    message: str | None = None
     from_step: int | None = None
     checkpoint_step: int | None = None
     seconds: float | None = None

@@ -11,14 +11,15 @@ class TrainingResult(Record):
 
     Attributes:
         stopped_early: train.early_stopping_patience, if that ended the run.
+        parameters, weights_sha256, optimizer_sha256: None: an older version did not record them.
         sample: text that continues train.sample_prompt; samples: those of train.sample_prompts.
     """
 
     steps: int
-    stopped_early: int | None
-    parameters: int
-    weights_sha256: str
-    optimizer_sha256: str
+    stopped_early: int | None = None
+    parameters: int | None = None
+    weights_sha256: str | None = None
+    optimizer_sha256: str | None = None
     sample: str
     samples: tuple[str, ...] = ()
 
@@ -43,18 +44,18 @@ class RunSummary(TrainingResult):
     """
 
     run: str
-    train_loss: float | None
+    train_loss: float | None = None
     validation_loss: float | None
     validation_bits_per_token: float | None
     unigram_entropy_bits: float
     bits_per_byte: float | None
-    best_validation_loss: float | None
+    best_validation_loss: float | None = None
     tokens: int
-    seconds: float
+    seconds: float = 0.0
     tokens_per_second: float
-    updates_left_out: int
-    attempts: int
-    goodput: Goodput
+    updates_left_out: int = 0
+    attempts: int = 0
+    goodput: Goodput = Goodput()
     checkpoint: Path
     paths: RunPaths
     already_finished: bool = False

@@ -30,7 +30,7 @@ def card(path: Path, ended: str) -> str:
         lines += [f"![Training and validation loss against the step](data:image/png;base64,{inside})", ""]
     lines += ["### Metrics", "", *table(("metric", "value"), _metrics(run))]
     lines += ["### Checkpoints", "", *_checkpoints(run)]
-    if run.goodput["wall"]:
+    if run.goodput.wall:
         lines += ["### Time", "", *_time(run)]
     lines += ["### Attempts", "", *_attempts(run)]
     if run.samples:
@@ -70,9 +70,9 @@ def _checkpoints(run: RunRecord) -> list[str]:
 
 
 def _time(run: RunRecord) -> list[str]:
-    parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.items() if name not in ("wall", "share")}
+    parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.parts().items()}
     spent = sorted(((seconds, name) for name, seconds in parts.items() if seconds >= 0.05), reverse=True)
-    wall = run.goodput["wall"]
+    wall = run.goodput.wall
     return table(("part", "time", "share"), ((name, in_time(s), f"{s / wall:.1%}") for s, name in spent))
 
 
@@ -80,15 +80,15 @@ def _attempts(run: RunRecord) -> list[str]:
     shown_attempts = run.attempts[-SHOWN_ATTEMPTS:]
     rows = [
         (
-            record["attempt"],
-            shown(record.get("from_step")),
-            shown(record.get("checkpoint_step")),
-            in_time(record["seconds"]) if "seconds" in record else "unknown",
-            f"{record['kind']} ({record['code']})",
+            record.attempt,
+            shown(record.from_step),
+            shown(record.checkpoint_step),
+            in_time(record.seconds) if record.seconds is not None else "unknown",
+            f"{record.kind} ({record.code})",
         )
         for record in shown_attempts
     ]
-    why = [f"- attempt {record['attempt']}: {cell(record['message'])}" for record in shown_attempts if record["code"]]
+    why = [f"- attempt {record.attempt}: {cell(record.message)}" for record in shown_attempts if record.code]
     return [*table(("attempt", "from step", "newest checkpoint", "took", "end"), rows), *why, ""]
 
 

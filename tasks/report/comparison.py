@@ -33,8 +33,8 @@ def compare(paths: list[Path]) -> dict[str, Any]:
     differing = {
         key: values for key, values in beside.items() if any(v != next(iter(values.values())) for v in values.values())
     }
-    rows = {(run.lineage["dataset"]["digest"], run.lineage["dataset"]["chunks_digest"]) for run in runs.values()}
-    sequences = {run.lineage["train"].get("eval_sequences") for run in runs.values()}
+    rows = {(run.lineage.dataset.digest, run.lineage.dataset.chunks_digest) for run in runs.values()}
+    sequences = {run.lineage.train.get("eval_sequences") for run in runs.values()}
     return {
         "runs": {name: results(run) for name, run in runs.items()},
         "differences": differing,
@@ -59,8 +59,8 @@ def results(run: RunRecord) -> dict[str, Any]:
         "bits_per_byte": validated[-1]["bits_per_byte"] if validated else None,
         "tokens_per_second": trained[-1]["tokens"] / seconds if seconds else None,
         "mfu": trained[-1].get("mfu") if trained else None,
-        "goodput": run.goodput["share"],
-        "seconds": run.goodput["wall"],
+        "goodput": run.goodput.share,
+        "seconds": run.goodput.wall,
         "attempts": len(run.attempts),
     }
 
@@ -116,7 +116,7 @@ def _settings(run: RunRecord) -> dict[str, Any]:
     config = _dotted(run.config, "")
     plan = run.environment.get("plan", {})
     planned = {f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)}
-    dataset = {"dataset": run.lineage["dataset"]["path"], "dataset.digest": run.lineage["dataset"]["digest"]}
+    dataset = {"dataset": run.lineage.dataset.path, "dataset.digest": run.lineage.dataset.digest}
     return {key: value for key, value in config.items() if key not in OWN} | planned | dataset
 
 

@@ -43,7 +43,7 @@ def run_page(run: RunRecord) -> str:
         page.section("Samples", *_samples(run)),
         page.section("Data", page.facts(data_card(run)), *_rows_and_filters(run)),
         page.section(
-            "Model", page.facts(_model(run)), page.details("Architecture in full", page.facts(run.lineage["model"]))
+            "Model", page.facts(_model(run)), page.details("Architecture in full", page.facts(run.lineage.model))
         ),
         page.section("Environment", *_environment(run)),
         page.section("Checkpoints", page.table(_checkpoints(run))),
@@ -70,9 +70,9 @@ def headline(run: RunRecord) -> dict[str, str]:
         found["tokens per second"] = f"{trained[-1]['tokens'] / seconds:,.0f}"
         if (mfu := trained[-1].get("mfu")) is not None:
             found["MFU"] = f"{mfu:.1%}"
-    if run.goodput["wall"]:
-        found["goodput"] = f"{run.goodput['share']:.1%}"
-        found["since the first attempt"] = in_time(run.goodput["wall"])
+    if run.goodput.wall:
+        found["goodput"] = f"{run.goodput.share:.1%}"
+        found["since the first attempt"] = in_time(run.goodput.wall)
     return found
 
 
@@ -132,7 +132,7 @@ def _curve(label: str, records: list[dict], name: str, factor: float = 1.0, poin
 
 def _starts(run: RunRecord) -> list[int]:
     """Where attempts after the first took up."""
-    return sorted({record["from_step"] for record in run.attempts if record.get("from_step")})
+    return sorted({record.from_step for record in run.attempts if record.from_step})
 
 
 def _entropy(run: RunRecord) -> float | None:
@@ -149,7 +149,7 @@ def _validations(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _time(run: RunRecord) -> str:
-    parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.items() if name not in ("wall", "share")}
+    parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.parts().items()}
     return page.parts_of_a_whole(dict(sorted(parts.items(), key=lambda part: -part[1])), "s")
 
 
@@ -187,12 +187,12 @@ def _samples(run: RunRecord) -> list[str]:
 
 def data_card(run: RunRecord) -> dict[str, Any]:
     """What the dataset's manifests say of the text."""
-    lineage = run.lineage["dataset"]
+    dataset = run.lineage.dataset
     if not run.dataset:
         return {
-            "dataset": lineage["path"],
-            "digest": lineage["digest"],
-            "row length": f"{lineage['sequence_length']:,} tokens",
+            "dataset": dataset.path,
+            "digest": dataset.digest,
+            "row length": f"{dataset.sequence_length:,} tokens",
             "note": "the dataset was moved or removed, or is damaged; only the run's own records of it are shown",
         }
     tokens, rows = run.dataset["tokens"], run.dataset["rows"]
@@ -206,7 +206,7 @@ def data_card(run: RunRecord) -> dict[str, Any]:
         )
 
     return {
-        "dataset": lineage["path"],
+        "dataset": dataset.path,
         "source": meta.get("source"),
         "licence": meta.get("licence"),
         "training": counts("train"),
@@ -237,7 +237,7 @@ def _worded(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(run: RunRecord) -> dict[str, Any]:
-    model = run.lineage["model"]
+    model = run.lineage.model
     names = (
         "hidden_size",
         "num_hidden_layers",
@@ -249,7 +249,7 @@ def _model(run: RunRecord) -> dict[str, Any]:
     return {
         "parameters": run.result.get("parameters"),
         "architecture": {name: model[name] for name in names if name in model},
-        "started from": run.lineage.get("init_from"),
+        "started from": run.lineage.init_from.to_json() if run.lineage.init_from else None,
         "weights (sha256)": run.result.get("weights_sha256"),
     }
 
@@ -292,12 +292,12 @@ def _checkpoints(run: RunRecord) -> list[dict[str, Any]]:
 def _attempts(run: RunRecord) -> list[dict[str, Any]]:
     return [
         {
-            "attempt": record["attempt"],
-            "from step": record.get("from_step"),
-            "newest checkpoint": record.get("checkpoint_step"),
-            "took": in_time(record["seconds"]) if "seconds" in record else None,
-            "end": f"{record['kind']} ({record['code']})",
-            "": record["message"],
+            "attempt": record.attempt,
+            "from step": record.from_step,
+            "newest checkpoint": record.checkpoint_step,
+            "took": in_time(record.seconds) if record.seconds is not None else None,
+            "end": f"{record.kind} ({record.code})",
+            "": record.message,
         }
         for record in run.attempts
     ]

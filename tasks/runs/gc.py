@@ -54,9 +54,9 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
         Damaged: a run's lineage.json cannot be read, so nothing says what that run needs.
     """
     runs = [path.parent for path in sorted((home / "runs").glob("*/lineage.json"))]
-    lineages = [RunFolder(run).read_lineage() for run in runs]
-    needed = {Path(lineage["resumed_from"]).resolve() for lineage in lineages if lineage.get("resumed_from")}
-    used = {(home / lineage["dataset"]["path"]).resolve() for lineage in lineages}
+    lineages = [RunFolder(run).require_lineage() for run in runs]
+    needed = {Path(lineage.resumed_from).resolve() for lineage in lineages if lineage.resumed_from}
+    used = {(home / lineage.dataset.path).resolve() for lineage in lineages}
     found = [*_of_datasets(home, rules, used)]
     for run in runs:
         found += _of_run(run, rules)
@@ -101,7 +101,7 @@ def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
     for path in sorted((checkpoints / "abandoned").glob("*")):
         yield Leftover(path, "abandoned by a rollback", lock)
     if rules.keep_checkpoints is not None:
-        permanent = RunFolder(run).read_lineage()["train"].get("save_permanent_every")
+        permanent = RunFolder(run).require_lineage().train.get("save_permanent_every")
         for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
             yield Leftover(path, "older checkpoint", lock)
 

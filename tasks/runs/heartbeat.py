@@ -1,16 +1,24 @@
-"""Signs of life: a rank says where it is, cheaply enough to do so several times a step."""
+"""Heartbeats: a rank records its step and phase, at a cost that allows several per step."""
 
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from infini_llama.tasks.runs.goodput import Ledger
 
 # In the order in which a step passes them; a rank in an earlier one holds up those in a later one.
 PHASES = ("start", "compile", "data", "compute", "evaluate", "save", "finish")
-Beat = tuple[int, str, float]  # step, phase and the time by the clock of the rank's own machine
 LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
+
+
+class HeartbeatRecord(NamedTuple):
+    """A rank's newest heartbeat: it works in `phase` after `step` completed steps. time: by the clock of its own machine."""
+
+    step: int
+    phase: str
+    time: float
 
 
 def heartbeat_path(attempt_dir: Path, rank: int) -> Path:
@@ -30,7 +38,7 @@ class Heartbeat:
         self.beat("start")
 
     def beat(self, phase: str, step: int | None = None) -> None:
-        """Says that this rank enters `phase` of the step after `step` completed ones (default: as before)."""
+        """Record that this rank enters `phase` of the step after `step` completed ones (default: as before)."""
         if self.ledger is not None:
             self.ledger.leave(self.phase)
             if step is not None and (step != self.step or phase == "finish"):
@@ -41,10 +49,10 @@ class Heartbeat:
         os.pwrite(self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0)
 
 
-def read_heartbeat(path: Path) -> Beat | None:
-    """(step, phase, time) of a rank's last sign of life, None before the first."""
+def read_heartbeat(path: Path) -> HeartbeatRecord | None:
+    """A rank's newest heartbeat, None before the first."""
     try:
         step, phase, moment = path.read_text(encoding="utf-8").split()
-        return int(step), phase, float(moment)
+        return HeartbeatRecord(int(step), phase, float(moment))
     except (OSError, ValueError):
         return None

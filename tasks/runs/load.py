@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import read_manifest
@@ -46,7 +47,7 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
             checkpoints.verify(chosen, checksums=True)
-            model = Llama(LlamaConfig.from_dict(lineage_of(run_dir)["model"]))
+            model = Llama(LlamaConfig.from_dict(lineage_of(run_dir).model))
             tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
             return model, chosen
         except (DataError, OSError):
@@ -73,22 +74,19 @@ def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
     return chosen
 
 
-def lineage_of(run_dir: Path) -> dict:
-    """What a run remembers of its beginning.
+def lineage_of(run_dir: Path) -> Lineage:
+    """What a run is bound to.
 
     Raises:
-        ConfigError: this is the folder of no run.
+        ConfigError: this is not the folder of a run.
         DataError: its lineage.json is damaged.
     """
-    run = RunFolder(run_dir)
-    if not (lineage := run.read_lineage()):
-        raise ConfigError(f"{run_dir} is no run folder (it has no lineage.json); give runs/<name> of your home folder.")
-    return lineage
+    return RunFolder(run_dir).require_lineage()
 
 
 def dataset_of(run_dir: Path) -> Path:
     """The folder of the dataset that a run was trained on."""
-    return run_dir.parent.parent / lineage_of(run_dir)["dataset"]["path"]
+    return run_dir.parent.parent / lineage_of(run_dir).dataset.path
 
 
 def end_of_text_of(run_dir: Path) -> int:

@@ -10,6 +10,9 @@ from typing import Any
 import yaml
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.goodput import Goodput
+from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
@@ -52,8 +55,8 @@ class RunRecord:
         return self.path.name
 
     @cached_property
-    def lineage(self) -> dict[str, Any]:
-        return self.folder.read_lineage()
+    def lineage(self) -> Lineage:
+        return self.folder.require_lineage()
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -62,7 +65,7 @@ class RunRecord:
             config = yaml.safe_load(path.read_bytes()) if path.exists() else None
         except (yaml.YAMLError, ValueError, RecursionError):
             config = None
-        return config if isinstance(config, dict) and "train" in config else {"train": self.lineage["train"]}
+        return config if isinstance(config, dict) and "train" in config else {"train": self.lineage.train}
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -77,7 +80,7 @@ class RunRecord:
         return [record for record in self.metrics if record["kind"] == "validation"]
 
     @cached_property
-    def attempts(self) -> list[dict[str, Any]]:
+    def attempts(self) -> list[AttemptRecord]:
         return attempts(self.folder)
 
     @cached_property
@@ -92,7 +95,7 @@ class RunRecord:
 
     @property
     def max_steps(self) -> int:
-        return self.lineage["train"]["max_steps"]
+        return self.lineage.max_steps
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -102,11 +105,11 @@ class RunRecord:
     @cached_property
     def dataset(self) -> dict[str, Any]:
         """The manifests of its dataset, {"tokens", "rows"}; {} where the dataset was moved, removed or damaged."""
-        facts = self.lineage["dataset"]
-        folder = self.path.parent.parent / facts["path"]
+        dataset = self.lineage.dataset
+        folder = self.path.parent.parent / dataset.path
         with suppress(Damaged):
             tokens = read_manifest(folder, "dataset")
-            return {"tokens": tokens, "rows": read_manifest(folder / "chunks" / facts["chunks"], "chunks")}
+            return {"tokens": tokens, "rows": read_manifest(folder / "chunks" / dataset.chunks, "chunks")}
         return {}
 
     @cached_property
@@ -127,7 +130,7 @@ class RunRecord:
         ]
 
     @cached_property
-    def goodput(self) -> dict[str, float]:
+    def goodput(self) -> Goodput:
         return goodput(self.folder)
 
     @cached_property
@@ -152,9 +155,9 @@ class RunRecord:
             return "killed" if attempt_folders(self.folder) else "not begun"
         last = self.attempts[-1]
         begun = max(map(number_of, attempt_folders(self.folder)), default=0)
-        if last["attempt"] < begun:
+        if last.attempt < begun:
             return "killed"
-        return "stopped" if last["kind"] == "preempted" else f"failed ({last['code']})" if last["code"] else "to finish"
+        return "stopped" if last.kind == "preempted" else f"failed ({last.code})" if last.code else "to finish"
 
     @property
     def age(self) -> float:

@@ -8,57 +8,19 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import ValidationError
 
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
 from infini_llama.tasks.storage.json_lines import Line, read_lines, scan, unreadable
 
+RecordType = TypeVar("RecordType", bound=Record)
 log = logging.getLogger("infini_llama.train")
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
-
-
-class _LineageDataset(_Record):
-    path: str
-    digest: str
-    chunks: str
-    chunks_digest: str | None = None
-    sequence_length: int
-
-
-class _Span(_Record):
-    first: int
-    end: int
-
-
-class _Lineage(_Record):
-    """The types of lineage.json; see `claim`, and `adapt.py` for what is added to it later."""
-
-    dataset: _LineageDataset
-    model: dict[str, Any]
-    train: dict[str, Any]
-    init_from: dict[str, Any] | None = None
-    curriculum_ends: list[int] = []
-    left_out: list[_Span] = []
-    micro_batch_size: PositiveInt | None = None
-    resumed_from: str | None = None
-
-
-class AttemptLine(Line):
-    """A line of attempts.jsonl: how one attempt ended."""
-
-    attempt: int
-    kind: str
-    code: int
-    invocation: str | None = None
-    from_step: int | None = None
-    checkpoint_step: int | None = None
-    seconds: float | None = None
-    message: str | None = None
 
 
 class MetricsLine(Line):
@@ -139,21 +101,21 @@ class RunFolder:
             log.warning("%s It is not used; training writes it again.", fault)
             return {}
 
-    def read_lineage(self) -> dict:
-        """lineage.json, {} while it does not exist; where it is damaged, the copy that the newest attempt was given.
+    def read_lineage(self) -> Lineage | None:
+        """lineage.json, None while it does not exist; if it is damaged, the copy that the newest attempt was given.
 
         Raises:
             Damaged: there is no such copy.
         """
         if not self.lineage.exists():
-            return {}
+            return None
         try:
-            return _checked(self.lineage, self.read(self.lineage))
+            return read_as(Lineage, self.read(self.lineage), self.lineage)
         except Damaged as fault:
             for attempt_dir in reversed(attempt_folders(self)):
                 order = attempt_dir / "order.json"
                 with suppress(Damaged):
-                    copy = _checked(order, self.read(order).get("lineage"))
+                    copy = read_as(Lineage, self.read(order).get("lineage"), order)
                     log.warning("%s The copy in %s is used.", fault, order)
                     return copy
             raise Damaged(
@@ -161,15 +123,36 @@ class RunFolder:
                 "or choose another runtime.name."
             ) from None
 
+    def require_lineage(self) -> Lineage:
+        """lineage.json of a run that has started.
 
-def _checked(path: Path, lineage: Any) -> dict:
-    """The lineage, once its fields have their types."""
+        Raises:
+            ConfigError: this is not the folder of a run.
+            Damaged: as `read_lineage`.
+        """
+        if (lineage := self.read_lineage()) is None:
+            raise ConfigError(
+                f"{self.path} is no run folder (it has no lineage.json); give runs/<name> of your home folder."
+            )
+        return lineage
+
+    def write_lineage(self, lineage: Lineage) -> None:
+        """Write lineage.json; fields that were never set are left out."""
+        write_atomic(self.lineage, json.dumps(lineage.model_dump(mode="json", exclude_unset=True), indent=1))
+
+
+def read_as(kind: type[RecordType], fields: Any, path: Path) -> RecordType:
+    """The record of this kind that was parsed from `path`.
+
+    Raises:
+        Damaged: a field is missing or has another type.
+    """
     try:
-        _Lineage.model_validate(lineage)
+        upgraded = kind.upgrade(fields) if isinstance(fields, dict) else fields
+        return kind.model_validate_json(json.dumps(upgraded), strict=True)
     except ValidationError as fault:
         first = fault.errors(include_url=False)[0]
         raise Damaged(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
-    return lineage
 
 
 def remove_staging(run: RunFolder) -> None:
@@ -210,10 +193,11 @@ def _cut(path: Path, kind: type[Line], step: int) -> None:
 
 def lacking_steps(run: RunFolder, step: int) -> list[int]:
     """The steps of this run up to `step` that metrics.jsonl has no line of."""
-    start = run.read_lineage().get("resumed_from")
+    lineage = run.read_lineage()
+    start = lineage.resumed_from if lineage else None
     began = 0
     if start and Path(start).resolve().parent != run.checkpoints.resolve():  # at a step of another run's
-        begins = [record["from_step"] for record in attempts(run) if record.get("from_step") is not None]
+        begins = [record.from_step for record in attempts(run) if record.from_step is not None]
         began = min(begins, default=step)
     there = {record["step"] for record in read_metrics(run) if record["kind"] == "train"}
     return [number for number in range(began + 1, step + 1) if number not in there]
@@ -224,8 +208,9 @@ def read_metrics(run: RunFolder) -> list[dict]:
     return read_lines(run.metrics, MetricsLine)
 
 
-def append_attempt(run: RunFolder, record: dict) -> None:
-    append_line(run.attempts, record)
+def append_attempt(run: RunFolder, record: AttemptRecord) -> None:
+    """Add the end of an attempt to attempts.jsonl."""
+    append_line(run.attempts, record.model_dump(mode="json", exclude_unset=True))
 
 
 def append_line(path: Path, record: dict) -> None:
@@ -248,6 +233,6 @@ def number_of(attempt_dir: Path) -> int:
     return int(attempt_dir.name.removeprefix("attempt-"))
 
 
-def attempts(run: RunFolder) -> list[dict]:
+def attempts(run: RunFolder) -> list[AttemptRecord]:
     """Every attempt at this run whose line can be read, oldest first."""
-    return read_lines(run.attempts, AttemptLine)
+    return [AttemptRecord.from_json(line) for line in read_lines(run.attempts, AttemptRecord)]

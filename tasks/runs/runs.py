@@ -35,5 +35,5 @@ def _facts(run: RunRecord) -> dict[str, Any]:
         "attempts": len(run.attempts),
         "age": run.age,
         "bytes": size_of(run.path),
-        "dataset": run.lineage["dataset"]["path"],
+        "dataset": run.lineage.dataset.path,
     }

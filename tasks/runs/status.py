@@ -1,13 +1,12 @@
-"""The last word of a rank: an atomic file that outlives it, since torchrun flattens every exit code to 1."""
+"""The status of a rank: an atomic file that remains when it ends, since torchrun reduces every exit code to 1."""
 
-import json
 import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 from infini_llama.configs.errors import no_space
+from infini_llama.tasks.records.status import RankError, RankState, RankStatus
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 
@@ -19,39 +18,51 @@ def status_path(attempt_dir: Path, rank: int) -> Path:
 
 
 def write_status(
-    attempt_dir: Path, rank: int, state: str, code: int, step: int | None = None, error: dict[str, Any] | None = None
+    attempt_dir: Path, rank: int, state: RankState, code: int, step: int | None = None, error: RankError | None = None
 ) -> None:
-    """state: running | done | preempted | failed; code: an exit code of docs/resume.md; step: last completed step; error: of `failure`."""
-    record = {"rank": rank, "pid": os.getpid(), "state": state, "code": code, "step": step, "time": time.time()}
-    record |= {"node": int(os.environ.get(NODE, "0")), "host": socket.gethostname(), "machine": this_machine()}
-    if error is not None:
-        record["error"] = error
+    """Replace a rank's status file.
+
+    Args:
+        code: an ExitCode; step: last completed one.
+    """
+    status = RankStatus(
+        rank=rank,
+        pid=os.getpid(),
+        state=state,
+        code=code,
+        step=step,
+        time=time.time(),
+        node=int(os.environ.get(NODE, "0")),
+        host=socket.gethostname(),
+        machine=this_machine(),
+        error=error,
+    )
     path = status_path(attempt_dir, rank)
     try:
-        write_atomic(path, json.dumps(record, indent=1))
+        write_atomic(path, status.model_dump_json(indent=1))
     except OSError as full:
         if error is None or not no_space(full):
             raise
         # The status "running" has a block of the disk already; a short text fits into it.
-        short = {"traceback": "", "sample_rows": None}
+        short = error.model_copy(update={"traceback": "", "sample_rows": None})
         with path.open("r+", encoding="utf-8") as file:
-            file.write(json.dumps(record | {"error": error | short}))
+            file.write(status.model_copy(update={"error": short}).model_dump_json())
             file.truncate()
 
 
-def read_status(attempt_dir: Path, rank: int) -> dict | None:
-    """A rank's last word; None before its first, or where the filesystem does not answer just now."""
+def read_status(attempt_dir: Path, rank: int) -> RankStatus | None:
+    """A rank's status; None before its first one, or if the filesystem does not answer."""
     try:
-        return json.loads(status_path(attempt_dir, rank).read_text(encoding="utf-8"))
+        return RankStatus.model_validate_json(status_path(attempt_dir, rank).read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def read_statuses(attempt_dir: Path, processes: int) -> list[dict | None]:
-    """Each rank's last word; None for a rank that never wrote one."""
+def read_statuses(attempt_dir: Path, processes: int) -> list[RankStatus | None]:
+    """Each rank's status; None for a rank that never wrote one."""
     return [read_status(attempt_dir, rank) for rank in range(processes)]
 
 
-def is_here(status: dict) -> bool:
+def is_here(status: RankStatus) -> bool:
     """Whether the process number in a status is one of this machine."""
-    return status["machine"] == this_machine()
+    return status.machine == this_machine()

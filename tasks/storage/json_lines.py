@@ -16,12 +16,12 @@ class Line(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
 
-def read_lines(path: Path, kind: type[Line]) -> list[dict[str, Any]]:
+def read_lines(path: Path, kind: type[BaseModel]) -> list[dict[str, Any]]:
     """Every line that is of this kind, in their order; [] where there is no file."""
     return [record for _, _, record in scan(path, kind) if record is not None]
 
 
-def unreadable(path: Path, kind: type[Line]) -> str | None:
+def unreadable(path: Path, kind: type[BaseModel]) -> str | None:
     """A sentence that names the lines that are not of this kind, without a last one that a kill has cut short; None without any."""
     numbers = [number for number, line, record in scan(path, kind) if record is None and line.endswith(b"\n")]
     if not numbers:
@@ -30,7 +30,7 @@ def unreadable(path: Path, kind: type[Line]) -> str | None:
     return f"{path}: line {', '.join(map(str, numbers[:SHOWN]))}{more} cannot be read"
 
 
-def scan(path: Path, kind: type[Line]) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+def scan(path: Path, kind: type[BaseModel]) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
     """Number, bytes and record of each line; no record where it is not of this kind or has no end."""
     if not path.exists():
         return
@@ -39,10 +39,10 @@ def scan(path: Path, kind: type[Line]) -> Iterator[tuple[int, bytes, dict[str, A
             yield number, line, _record(line, kind) if line.endswith(b"\n") else None
 
 
-def _record(line: bytes, kind: type[Line]) -> dict[str, Any] | None:
+def _record(line: bytes, kind: type[BaseModel]) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-        kind.model_validate(record)
+        kind.model_validate_json(line, strict=True)
     except (ValueError, RecursionError, ValidationError):
         return None
     return record

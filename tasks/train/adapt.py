@@ -1,29 +1,33 @@
-"""What the training stage changes after an attempt that met the machine's or the data's limits; kept in lineage.json."""
+"""What the training stage changes after an attempt that ran out of memory or diverged; kept in lineage.json."""
 
-import json
 import logging
 
 from infini_llama.configs.ranks import groups_of
+from infini_llama.tasks.records.lineage import SampleRange
+from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.train.run_context import RunContext
 
 log = logging.getLogger("infini_llama.train")
 
 
-def halve_micro_batch(run: RunFolder, train: dict, processes: int) -> bool:
-    """Sets half the micro-batch (or the next smaller size that divides a rank's share) for all further attempts of the run.
+def halve_micro_batch(context: RunContext) -> bool:
+    """Set half the micro-batch (or the next smaller size that divides a rank's share) for all further attempts of the run.
 
-    Global batch and order of samples stay. Returns False where the micro-batch is one sequence already.
+    Global batch and order of samples stay.
+
+    Returns:
+        False if the micro-batch is one sequence already.
     """
-    lineage = run.read_lineage()
-    now = min(train["micro_batch_size"], lineage.get("micro_batch_size", train["micro_batch_size"]))
-    share = train["global_batch_size"] // groups_of(train, processes)
+    lineage = context.run.require_lineage()
+    now = context.micro_batch_size(lineage)
+    share = context.config.train.global_batch_size // groups_of(context.train, context.plan.world_size)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
     if smaller is None:
         log.warning("the micro-batch is one sequence already; a smaller model, shorter rows or more memory are needed")
         return False
-    write_atomic(run.lineage, json.dumps(lineage | {"micro_batch_size": smaller}, indent=1))
+    context.run.write_lineage(lineage.model_copy(update={"micro_batch_size": smaller}))
     log.warning(
         "trying again with micro-batches of %d instead of %d: the same global batches in the same order, but sums are rounded "
         "differently, so the run is no longer bitwise that of the larger micro-batch.",
@@ -33,27 +37,31 @@ def halve_micro_batch(run: RunFolder, train: dict, processes: int) -> bool:
     return True
 
 
-def roll_back(run: RunFolder, details: dict, limit: int) -> bool:
-    """Goes back to the newest checkpoint from before the first left-out update, and leaves out the samples since.
+def roll_back(run: RunFolder, error: RankError, limit: int) -> bool:
+    """Go back to the newest checkpoint from before the first skipped update, and skip the samples since.
 
     Args:
-        details: {"first_skip": step, "samples": consumed when the run gave up}, of the workers.
-        limit: how many times a run may do so; beyond it, False.
+        error: of the diverged run: its `first_skip`, and the samples consumed when it gave up.
+        limit: how many times a run may do so.
+
+    Returns:
+        False beyond the limit.
     """
-    lineage = run.read_lineage()
-    left_out = lineage.get("left_out", [])
-    if len(left_out) >= limit:
-        log.warning("the run has gone back %d time(s) already (runtime.max_rollbacks=%d)", len(left_out), limit)
+    assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
+    lineage = run.require_lineage()
+    if len(lineage.skipped_samples) >= limit:
+        log.warning(
+            "the run has gone back %d time(s) already (runtime.max_rollbacks=%d)", len(lineage.skipped_samples), limit
+        )
         return False
-    checkpoints.abandon_newer(run.checkpoints, details["first_skip"] - 1)
+    checkpoints.abandon_newer(run.checkpoints, error.first_skip - 1)
     good = checkpoints.newest_good(run.checkpoints)
-    first = checkpoints.read_state(good).samples if good else 0
-    span = {"first": first, "end": details["samples"]}
-    write_atomic(run.lineage, json.dumps(lineage | {"left_out": [*left_out, span]}, indent=1))
+    skipped = SampleRange(first=checkpoints.read_state(good).samples if good else 0, end=error.samples)
+    run.write_lineage(lineage.model_copy(update={"skipped_samples": (*lineage.skipped_samples, skipped)}))
     log.warning(
-        "going back to %s; samples %d to %d are left out",
+        "going back to %s; samples %d to %d are skipped",
         good.name if good else "the start",
-        span["first"],
-        span["end"] - 1,
+        skipped.first,
+        skipped.end - 1,
     )
     return True

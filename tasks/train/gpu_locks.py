@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.locks import Busy, Lock
 
@@ -15,16 +16,16 @@ SAY_AGAIN = 60.0  # seconds between two lines about the same wait
 log = logging.getLogger("infini_llama.train")
 
 
-def gpus_of(run: RunFolder, plan: dict) -> list[str]:
+def gpus_of(run: RunFolder, plan: EnvironmentPlan) -> list[str]:
     """Identities of the GPUs that the plan names, in one order for all runs; [] on a CPU."""
-    if plan["device"] != "cuda":
+    if plan.device != "cuda":
         return []
     found = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))["facts"]["gpus"]
-    return sorted(found[number]["uuid"] or f"number-{number}" for number in plan["gpus"])
+    return sorted(found[number]["uuid"] or f"number-{number}" for number in plan.gpus)
 
 
 @contextlib.contextmanager
-def held(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Iterator[list[Lock]]:
+def locked(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Iterator[list[Lock]]:
     """Inside, no other run of this user computes on these GPUs; waits for one that does.
 
     Args:

@@ -4,15 +4,17 @@ import logging
 import os
 import socket
 from contextlib import suppress
+from typing import Any
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 
 MARGIN = 5.0  # seconds between the end of the workers and the orchestrator's SIGKILL
 log = logging.getLogger("infini_llama.train")
 
 
-def needed(records: list[dict]) -> float:
+def needed(records: list[dict[str, Any]]) -> float:
     """Seconds from a request to the last rank's end, by the slowest of what these lines of metrics.jsonl have measured.
 
     The step that is under way, an evaluation where one is due, the end of a save in the background and the save itself; half
@@ -26,14 +28,14 @@ def needed(records: list[dict]) -> float:
     return 1.5 * (slowest("step_time") + slowest("evaluation_time") + slowest("save_time") + 2 * write)
 
 
-def grace_period(run: RunFolder, runtime: dict) -> float:
+def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
     """Seconds that the workers get: `runtime.grace_period`, or what a save has been seen to need, where that is more.
 
     Raises:
         ConfigError: the orchestrator (`runtime.orchestrator_grace`) kills everything before that.
     """
-    measured, allowed = needed(read_metrics(run)), runtime["orchestrator_grace"]
-    wanted = max(runtime["grace_period"], measured)
+    measured, allowed = needed(read_metrics(run)), runtime.orchestrator_grace
+    wanted = max(runtime.grace_period, measured)
     if allowed is None or wanted + MARGIN <= allowed:
         return wanted
     if measured + MARGIN > allowed:
@@ -45,8 +47,8 @@ def grace_period(run: RunFolder, runtime: dict) -> float:
     return max(1.0, allowed - MARGIN)  # what was asked for does not fit, what is needed does
 
 
-def tell_orchestrator(seconds: float) -> None:
-    """Asks systemd, where it is the one that stops this process, for the time that the checkpoint takes (sd_notify(3))."""
+def request_time_to_stop(seconds: float) -> None:
+    """Request of systemd, where it is the one that stops this process, for the time that the checkpoint takes (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

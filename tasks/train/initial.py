@@ -2,12 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.lineage import InitialWeights, Lineage
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder
 
 log = logging.getLogger("infini_llama.train")
@@ -28,33 +28,32 @@ FREE = {
 ANNOUNCED = {"rope_theta", "rope_scaling"}
 
 
-def initial_of(config: dict, lineage: dict) -> dict[str, Any] | None:
-    """What a run starts from: {"path", "digest", "vocab_size"} of the folder that `train.init_from` names, None without one.
+def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> InitialWeights | None:
+    """What a run starts from: the folder that `train.init_from` names, None without one.
 
-    Where the folder is gone, a run that has begun goes by what it remembers: its checkpoints hold the weights.
+    Where the folder is gone, a run that has begun uses what its lineage records: its checkpoints hold the weights.
 
     Raises:
         ConfigError, DataError: the folder cannot be imported.
     """
-    named = config["train"]["init_from"]
-    if named is None:
+    if init_from is None:
         return None
-    before = lineage.get("init_from")
-    if before and not Path(named).expanduser().exists():
-        log.warning("train.init_from=%s is gone; the run's checkpoints are what it goes on from.", named)
+    before = lineage.init_from if lineage else None
+    if before and not Path(init_from).expanduser().exists():
+        log.warning("train.init_from=%s is gone; the run continues from its checkpoints.", init_from)
         return before
-    folder = open_folder(Path(named))
-    return {"path": str(folder.path), "digest": folder.digest(), "vocab_size": folder.config.vocab_size}
+    folder = open_folder(Path(init_from))
+    return InitialWeights(path=str(folder.path), digest=folder.digest(), vocab_size=folder.config.vocab_size)
 
 
-def refuse_unlike(initial: dict, model: dict, dataset: Path) -> None:
-    """That the configured architecture is the one that the weights are of, and the dataset's tokens those that they know.
+def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) -> None:
+    """Check that the weights have the configured architecture, and know the dataset's tokens.
 
     Raises:
-        ConfigError: every difference, a line each.
+        ConfigError: every difference, a line per difference.
     """
-    folder = open_folder(Path(initial["path"]))
-    theirs, ours = folder.config.to_dict(), LlamaConfig.from_dict(model).to_dict()
+    folder = open_folder(Path(initial.path))
+    theirs, ours = folder.config.to_dict(), model.to_dict()
     differing = [name for name in ours if name not in FREE and ours[name] != theirs[name]]
     lines = [f"model.{name}: {ours[name]} here, {theirs[name]} there" for name in differing if name not in ANNOUNCED]
     if lines:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.tasks.runs.heartbeat import Beat
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.status import RankStatus
+from infini_llama.tasks.runs.heartbeat import HeartbeatRecord
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
 
@@ -18,17 +20,17 @@ from infini_llama.tasks.train import exec_wrapper
 class LocalLauncher:
     """Starts torchrun on this machine alone."""
 
-    def start(self, attempt_dir: Path, plan: dict, grace_period: float, lock_fds: list[int]) -> "Torchrun":
+    def start(self, attempt_dir: Path, plan: EnvironmentPlan, grace_period: float, lock_fds: list[int]) -> "Torchrun":
         """Start the workers of `attempt_dir/order.json`."""
-        command = torchrun(attempt_dir / "order.json", plan, rendezvous(plan["port"]))
-        process = spawn(command, attempt_dir / "torchrun.log", plan["env"], grace_period, lock_fds, new_session=True)
-        return Torchrun(process, attempt_dir, plan["nproc_per_node"])
+        command = torchrun(attempt_dir / "order.json", plan, rendezvous(plan.port))
+        process = spawn(command, attempt_dir / "torchrun.log", plan.env, grace_period, lock_fds, new_session=True)
+        return Torchrun(process, attempt_dir, plan.nproc_per_node)
 
     def attach(self, attempt_dir: Path) -> None:
         """The kernel ends these workers with the command that started them."""
 
 
-def torchrun(order_path: Path, plan: dict, where: list[str]) -> list[str]:
+def torchrun(order_path: Path, plan: EnvironmentPlan, where: list[str]) -> list[str]:
     """The command that starts this machine's workers for the attempt of an order."""
     command = [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts=0"]
     # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with threads, which a second signal
@@ -36,7 +38,7 @@ def torchrun(order_path: Path, plan: dict, where: list[str]) -> list[str]:
     command.append(f"--log-dir={order_path.with_name('torchrun')}")
     return [
         *command,
-        f"--nproc-per-node={plan['nproc_per_node']}",
+        f"--nproc-per-node={plan.nproc_per_node}",
         "--module",
         "infini_llama.tasks.train.worker",
         str(order_path),
@@ -122,18 +124,18 @@ class Torchrun:
         send(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for status in self.statuses():
-            while is_rank(status["pid"], self.attempt_dir):
-                send(status["pid"], signal.SIGKILL)
+            while is_rank(status.pid, self.attempt_dir):
+                send(status.pid, signal.SIGKILL)
                 time.sleep(0.02)
 
-    def statuses(self) -> list[dict]:
-        """The last words of this node's own ranks."""
+    def statuses(self) -> list[RankStatus]:
+        """The statuses of this node's own ranks."""
         found = read_statuses(self.attempt_dir, self.processes)
-        return [status for status in found if status and status["node"] == self.node and is_here(status)]
+        return [status for status in found if status and status.node == self.node and is_here(status)]
 
     def running(self) -> list[int]:
         """Process numbers of this node's ranks that run; a killed one has left no word of its end."""
-        pids = [status["pid"] for status in self.statuses() if status["state"] == "running"]
+        pids = [status.pid for status in self.statuses() if status.state == "running"]
         return [pid for pid in pids if is_rank(pid, self.attempt_dir)]
 
     def cancelled(self) -> None:
@@ -146,7 +148,7 @@ class Torchrun:
         """One node waits for no other."""
         return []
 
-    def heartbeats(self, node: int) -> dict[int, tuple[Beat, bool]]:
+    def heartbeats(self, node: int) -> dict[int, tuple[HeartbeatRecord, bool]]:
         """All ranks are on this machine."""
         return {}
 

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Protocol
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.tasks.runs.heartbeat import Beat
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.runs.heartbeat import HeartbeatRecord
 
 HUNG = "hung"  # file in the attempt's folder: which rank hung, written by the supervisor of a cluster's job
 
@@ -41,7 +42,7 @@ class Launched(Protocol):
         """What the nodes are waiting for, in sentences."""
         ...
 
-    def heartbeats(self, node: int) -> dict[int, tuple[Beat, bool]]:
+    def heartbeats(self, node: int) -> dict[int, tuple[HeartbeatRecord, bool]]:
         """The newest heartbeats of the ranks on another node, by rank, and whether the process is stopped (SIGSTOP)."""
         ...
 
@@ -49,7 +50,7 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
-    def start(self, attempt_dir: Path, plan: dict, grace_period: float, lock_fds: list[int]) -> Launched:
+    def start(self, attempt_dir: Path, plan: EnvironmentPlan, grace_period: float, lock_fds: list[int]) -> Launched:
         """Start the workers of `attempt_dir/order.json`.
 
         Args:

@@ -1,15 +1,19 @@
 """What a run is bound to: dataset, architecture and the settings that must not change; kept in lineage.json."""
 
-import json
 import logging
+from typing import Any
 
 import yaml
 
+from infini_llama.configs.deepspeed import TAKEN, engine_settings
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import REMOVED
-from infini_llama.configs.schema import TrainingConfig
+from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.lineage import InitialWeights, Lineage, LineageDataset, LineageStage
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.train.curriculum import last_steps
@@ -41,75 +45,123 @@ FREE = (
 )
 
 
-def claim(run: RunFolder, config: dict, model: dict, reference: dict, initial: dict | None = None) -> dict:
-    """Writes config.yaml and lineage.json, or refuses a folder that belongs to another dataset, architecture or start.
+def resolved_settings(config: PipelineConfig, plan: EnvironmentPlan, max_steps: int) -> dict[str, Any]:
+    """Section `train`, by name, with what dataset, plan and DeepSpeed decided; what a run's lineage and config.yaml have.
+
+    Raises:
+        ConfigError: train.deepspeed_config does not fit the run.
+    """
+    train = config.train.model_dump(mode="json")
+    train |= {"micro_batch_size": plan.micro_batch_size, "compile": plan.compile}
+    train |= {"max_steps": max_steps, "num_epochs": None, "max_tokens": None}
+    if config.train.parallel == "deepspeed":
+        # What agrees with the run's own keys is left out: a micro-batch that an out-of-memory error halves would not agree.
+        engine = engine_settings(train, plan.precision, plan.world_size)
+        train["deepspeed_config"] = {name: value for name, value in engine.items() if name in TAKEN}
+    return train
+
+
+def claim(
+    run: RunFolder,
+    config: PipelineConfig,
+    train: dict[str, Any],
+    model: LlamaConfig,
+    dataset: DatasetRef,
+    initial: InitialWeights | None = None,
+) -> Lineage:
+    """Write config.yaml and lineage.json, or refuse a folder that belongs to another dataset, architecture or start.
 
     Args:
-        initial: of `initial_of`, the weights to start from.
+        train: of `resolved_settings`.
+        initial: of `initial_weights`.
 
-    Returns:
-        the lineage: dataset digests, architecture, training settings and the last step of each stage of rows that the run began with.
+    Raises:
+        ConfigError: names every difference.
     """
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    now = {
-        "dataset": {key: reference[key] for key in ("path", "digest", "chunks", "chunks_digest", "sequence_length")}
-        | {"weights": weights_of(config["data"]), "curriculum": curriculum_of(config["data"], reference)},
-        "model": model,
-        "train": config["train"],
-        "init_from": initial,
-        "curriculum_ends": last_steps(config),
-    }
     before = run.read_lineage()
-    if before:
-        refused = _differences({"curriculum": None} | before["dataset"], now["dataset"], "dataset")
-        refused += _differences(_in_full(before["model"]), _in_full(model), "model")
-        changed = _differences(_all_settings(before["train"]), _all_settings(now["train"]), "train")
-        refused += [line for line in changed if line.split(":")[0].split(".")[1] in FIXED]
-        started, starts = ((start or {}).get("digest", "no weights") for start in (before.get("init_from"), initial))
-        refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
-        if refused:
-            raise ConfigError(
-                f"run folder {run.path} belongs to another run; choose another runtime.name. What differs:\n  "
-                + "\n  ".join(refused)
-            )
-        for line in changed:
-            if line.split(":")[0].split(".")[1] not in FREE:
-                log.warning("%s: from here on the run is no longer the one that began.", line)
-        ends = last_steps(config | {"train": before["train"]})  # of an older version's run, which does not name them
-        now = {"curriculum_ends": ends} | before | {"train": now["train"]}
-    elif initial:
-        refuse_unlike(initial, model, run.path.parent.parent / reference["path"])
-    write_atomic(run.lineage, json.dumps(now, indent=1))
-    write_atomic(run.path / "config.yaml", yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True))
-    return now
+    if before is None:
+        if initial:
+            refuse_unlike(initial, model, run.path.parent.parent / dataset.path)
+        lineage = Lineage(
+            dataset=_bound_dataset(config, dataset),
+            model=model.to_dict(),
+            train=train,
+            init_from=initial,
+            curriculum_ends=last_steps(config.data, train["max_steps"]),
+        )
+    else:
+        _refuse_another(run, before, config, train, model, dataset, initial)
+        ends = before.curriculum_ends
+        if ends is None:
+            ends = last_steps(config.data, before.max_steps)
+        lineage = before.model_copy(update={"train": train, "curriculum_ends": ends})
+    run.write_lineage(lineage)
+    written = without_secrets(config.model_dump(mode="json", exclude={"deployment"})) | {"train": train}
+    write_atomic(run.path / "config.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
+    return lineage
 
 
-def weights_of(data: dict) -> dict[str, float] | None:
-    """The weight of each source in the section `data`, which decide the order of samples; None where there are none."""
-    return {source["name"]: source["weight"] for source in data["sources"] if source["weight"]} or None
+def _refuse_another(
+    run: RunFolder,
+    before: Lineage,
+    config: PipelineConfig,
+    train: dict[str, Any],
+    model: LlamaConfig,
+    dataset: DatasetRef,
+    initial: InitialWeights | None,
+) -> None:
+    """Refuse what would be another run; log what makes the run another one than began."""
+    recorded = before.dataset.to_json()
+    known = {name: recorded[name] for name in {*before.dataset.model_fields_set, "curriculum"}}
+    refused = [*_differences(known, _bound_dataset(config, dataset).to_json(), "dataset").values()]
+    refused += _differences(LlamaConfig.from_dict(before.model).to_dict(), model.to_dict(), "model").values()
+    changed = _differences(_all_settings(before.train), _all_settings(train), "train")
+    refused += [line for name, line in changed.items() if name in FIXED]
+    started, starts = (start.digest if start else "no weights" for start in (before.init_from, initial))
+    refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
+    if refused:
+        raise ConfigError(
+            f"run folder {run.path} belongs to another run; choose another runtime.name. What differs:\n  "
+            + "\n  ".join(refused)
+        )
+    for name, line in changed.items():
+        if name not in FREE:
+            log.warning("%s: from here on the run is no longer the one that began.", line)
 
 
-def curriculum_of(data: dict, reference: dict) -> list[dict] | None:
-    """The stages of rows of other lengths, which decide the order of samples; None where there are none."""
-    tables = reference.get("curriculum", [])
-    return [
-        stage | {"chunks_digest": table["chunks_digest"]}
-        for stage, table in zip(data["curriculum"], tables, strict=True)
-    ] or None
+def source_weights(data: DataConfig) -> dict[str, float] | None:
+    """The weight of each source, which decide the order of samples; None without any."""
+    return {source.name: source.weight for source in data.sources if source.weight} or None
 
 
-def _in_full(model: dict) -> dict:
-    """With the defaults of fields that an older version did not have."""
-    return LlamaConfig.from_dict(model).to_dict()
+def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDataset:
+    stages = tuple(
+        LineageStage(**stage.model_dump(mode="json"), chunks_digest=table.chunks_digest)
+        for stage, table in zip(config.data.curriculum, dataset.curriculum, strict=True)
+    )
+    return LineageDataset(
+        path=dataset.path,
+        digest=dataset.digest,
+        chunks=dataset.chunks,
+        chunks_digest=dataset.chunks_digest,
+        sequence_length=dataset.sequence_length,
+        weights=source_weights(config.data),
+        curriculum=stages or None,
+    )
 
 
-def _all_settings(train: dict) -> dict:
+def _all_settings(train: dict[str, Any]) -> dict[str, Any]:
     """With the defaults of settings that another version does not have; what `auto` stood for is not known."""
     defaults = TrainingConfig().model_dump(mode="json")
     defaults |= {key.removeprefix("train."): value for key, (value, _) in REMOVED.items() if key.startswith("train.")}
     return {name: value for name, value in defaults.items() if value != "auto"} | train
 
 
-def _differences(before: dict, now: dict, section: str) -> list[str]:
-    keys = [key for key in before if key in now and before[key] != now[key]]
-    return [f"{section}.{key}: {before.get(key)} before, {now.get(key)} now" for key in keys]
+def _differences(before: dict[str, Any], now: dict[str, Any], section: str) -> dict[str, str]:
+    """A sentence for each setting that has another value now, by its name."""
+    return {
+        key: f"{section}.{key}: {before[key]} before, {now[key]} now"
+        for key in before
+        if key in now and before[key] != now[key]
+    }

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 from infini_llama.configs.errors import PipelineError, TrainFailed
+from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.runs.checkpoints import latest_step
 
 LONGEST_DELAY = 600.0
@@ -59,8 +59,7 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, Exception)
 
 
-def retries_for(config: dict) -> Retries:
-    """The policy of a run's configuration (`PipelineConfig` as a dict)."""
-    runtime = config["runtime"]
-    folder = Path(runtime["home"]) / "runs" / runtime["name"] / "checkpoints"
-    return Retries(runtime["retries"], runtime["retry_delay"], lambda: latest_step(folder))
+def retries_for(runtime: RuntimeConfig) -> Retries:
+    """The policy of a run's configuration."""
+    folder = runtime.home / "runs" / runtime.name / "checkpoints"
+    return Retries(runtime.retries, runtime.retry_delay, lambda: latest_step(folder))

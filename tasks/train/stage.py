@@ -1,94 +1,78 @@
-"""The training stage: takes the run's folder and makes attempts until the run is finished or somebody else must act."""
+"""The training stage: takes the run's folder and makes attempts until the run is finished or a person has to act."""
 
-import json
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from infini_llama.configs.architecture import architecture
-from infini_llama.configs.deepspeed import TAKEN, engine_settings
-from infini_llama.configs.errors import ConfigError, DataError, TrainFailed, disk_full_as
+from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.patch_environment import pin
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.outcome import Outcome
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
-from infini_llama.tasks.storage.artifacts import Lock, write_atomic
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_as, read_metrics
+from infini_llama.tasks.storage.artifacts import Damaged, Lock, write_atomic
 from infini_llama.tasks.storage.lease import Lease
 from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
 from infini_llama.tasks.train.attempt import attempt
 from infini_llama.tasks.train.curriculum import in_samples, refuse_stages
-from infini_llama.tasks.train.gpu_locks import gpus_of, held
+from infini_llama.tasks.train.gpu_locks import gpus_of, locked
 from infini_llama.tasks.train.grace import grace_period
-from infini_llama.tasks.train.initial import initial_of
+from infini_llama.tasks.train.initial import initial_weights
 from infini_llama.tasks.train.launch import LocalLauncher
 from infini_llama.tasks.train.launcher import Launcher
-from infini_llama.tasks.train.length import in_steps
-from infini_llama.tasks.train.lineage import claim
+from infini_llama.tasks.train.length import resolve_max_steps
+from infini_llama.tasks.train.lineage import claim, resolved_settings
+from infini_llama.tasks.train.run_context import RunContext
 
 log = logging.getLogger("infini_llama.train")
 LOCAL = LocalLauncher()
-# Training settings that may be left to the environment's plan.
-PLANNED = ("micro_batch_size", "compile")
-
-
-class _Summary(BaseModel):
-    """The types of what a finished run's summary is read for."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
-
-    run: str
-    steps: int
-    stopped_early: int | None = None
-    sample: str
-    validation_loss: float | None
-    validation_bits_per_token: float | None
-    unigram_entropy_bits: float
-    bits_per_byte: float | None
-    tokens: int
-    tokens_per_second: float
 
 
 def train(
-    config: dict,
-    reference: dict,
-    plan: dict,
+    config: PipelineConfig,
+    dataset: DatasetRef,
+    environment: dict[str, Any],
     invocation: str,
+    verify_on_read: bool = False,
     launcher: Launcher = LOCAL,
     each_poll: Callable[[], None] = lambda: None,
-) -> dict:
-    """Trains the run `config["runtime"]["name"]` on the dataset `reference` under the environment plan `plan`, which is pinned here.
+) -> RunSummary:
+    """Train the run `config.runtime.name` on `dataset` under an environment plan, which is pinned here.
 
-    Who acts on which end of an attempt stands in docs/resume.md; here: a request to the workers (75), a hang (76), no memory
-    (71) and divergence (72) lead to another attempt at once.
+    Retry policy by exit code: see docs/resume.md. Another attempt follows at once after a request to the workers to stop
+    (PREEMPTED), a hang (HUNG), OUT_OF_MEMORY and DIVERGED.
 
     Args:
+        environment: of patch-environment: an `EnvironmentPlan` as JSON, and the record that is to be written.
         invocation: of `attempt.new_invocation`, the same for all calls of one command: what `runtime.resume` says is followed
-            once for each.
+            once per command.
+        verify_on_read: shards are checked when they are first opened, since verify-data has not read them.
         launcher: what starts the workers; by default torchrun on this machine alone.
-        each_poll: called a few times a second; what it raises is a request to stop, as a signal is, and a failure where it is an
+        each_poll: called a few times per second; what it raises is a request to stop, as a signal is, and a failure if it is an
             Exception.
 
     Returns:
-        the summary (also runs/<name>/summary.json); `"already_finished": True` when there was nothing left to do.
+        the summary (also runs/<name>/summary.json); `already_finished` if there was nothing left to do.
 
     Raises:
-        ConfigError, DataError: nobody retries.
+        ConfigError, DataError: it is not retried.
         Preempted: this process was asked to stop; a checkpoint is committed.
         TrainFailed: the workers failed; `retryable` says whether another call may help.
         Busy: another process, here or on another machine, trains this run.
     """
-    config = config | {"train": config["train"] | {name: plan[name] for name in PLANNED if name in plan}}
-    home = Path(config["runtime"]["home"]).resolve()
-    run = RunFolder(home / "runs" / config["runtime"]["name"])
+    home = config.runtime.home.resolve()
+    run = RunFolder(home / "runs" / config.runtime.name)
     run.path.mkdir(parents=True, exist_ok=True)
     with (
         disk_full_as(f"the run in {run.path}", TrainFailed),
-        Lock(run.path / "lock", wait=grace_period(run, config["runtime"]) + 5) as lock,
+        Lock(run.path / "lock", wait=grace_period(run, config.runtime) + 5) as lock,
         Lease(run.path / "lease") as lease,
     ):
 
@@ -96,108 +80,123 @@ def train(
             lease.check()
             each_poll()
 
-        initial = initial_of(config, run.read_lineage())
-        model = architecture(config["model"], (initial or reference)["vocab_size"], reference["sequence_length"])
-        config = config | {"train": in_steps(config["train"], reference, home)}
-        config = config | {"train": config["train"] | deepspeed(config["train"], plan)}
+        plan = EnvironmentPlan.from_json(environment)
+        initial = initial_weights(config.train.init_from, run.read_lineage())
+        vocabulary = (initial or dataset).vocab_size
+        model = LlamaConfig.from_dict(
+            architecture(config.model.model_dump(mode="json"), vocabulary, dataset.sequence_length)
+        )
+        settings = resolved_settings(config, plan, resolve_max_steps(config.train, dataset, home))
         refuse_stages(config)  # before the run is bound to them
-        lineage = claim(run, config, model, reference, initial)
-        plan = pin.write(run.path / "environment.json", plan)
-        stages = in_samples(config, reference, lineage["curriculum_ends"])
-        told = config | {"data": config["data"] | {"curriculum": stages}}
-        if summary := finished(run, config["train"]):
-            log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary["steps"])
-            return summary | places(run, summary["steps"]) | {"already_finished": True}
-        here = config["environment"]["launcher"] == "local"
-        with held(gpus_of(run, plan) if here else [], poll) as gpus:
-            while True:
-                outcome = attempt(run, launcher, [lock, *gpus], told, model, reference, plan, invocation, poll)
-                if outcome.kind == "done":
-                    return summarize(run, config, reference)
-                if not should_retry(run, config, plan, invocation, outcome):
-                    raise failure(outcome)
+        lineage = claim(run, config, settings, model, dataset, initial)
+        pin.write(run.path / "environment.json", environment)
+        stages = in_samples(config, dataset, lineage.curriculum_ends or (), lineage.max_steps)
+        if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
+            log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary.steps)
+            return summary.model_copy(update={"already_finished": True})
+        here = config.environment.launcher == "local"
+        with locked(gpus_of(run, plan) if here else [], poll) as gpus:
+            context = RunContext(
+                run=run,
+                config=config,
+                train=settings,
+                dataset=dataset,
+                model=model,
+                plan=plan,
+                curriculum=stages,
+                verify_on_read=verify_on_read,
+                invocation=invocation,
+                launcher=launcher,
+                locks=(lock, *gpus),
+                each_poll=poll,
+            )
+            return attempts_until_finished(context)
 
 
-def deepspeed(train: dict, plan: dict) -> dict[str, Any]:
-    """What DeepSpeed's JSON alone decides in place of its path, so that the run keeps it; refused where it does not fit the run.
+def attempts_until_finished(context: RunContext) -> RunSummary:
+    """Make attempts until the run is finished or the stage does not retry."""
+    while True:
+        outcome = attempt(context)
+        if outcome.kind == "done":
+            return summarize(context.run, context.dataset.validation.unigram_entropy_bits)
+        if not should_retry(context, outcome):
+            raise failure(outcome)
 
-    What agrees with the run's own keys is left out: a micro-batch that is halved for want of memory would no longer.
-    """
-    if train["parallel"] != "deepspeed":
-        return {}
-    settings = engine_settings(train, plan["precision"], plan["nproc_per_node"] * plan["nnodes"])
-    return {"deepspeed_config": {name: value for name, value in settings.items() if name in TAKEN}}
 
-
-def should_retry(run: RunFolder, config: dict, plan: dict, invocation: str, outcome: Outcome) -> bool:
+def should_retry(context: RunContext, outcome: Outcome) -> bool:
     """Whether this stage itself makes another attempt, having prepared it."""
-    if outcome.code == 75:
+    runtime = context.config.runtime
+    if outcome.code == ExitCode.PREEMPTED:
         log.warning("the workers were asked to stop and %s; carrying on at once", outcome.message)
         return True
-    if outcome.code == 76:
+    if outcome.code == ExitCode.HUNG:
         log.warning("%s; the workers were ended", outcome.message)
-        return hangs_without_progress(run, invocation) <= config["runtime"]["retries"]
-    if outcome.code == 71:
+        return hangs_without_progress(context.run, context.invocation) <= runtime.retries
+    if outcome.code == ExitCode.OUT_OF_MEMORY:
         log.warning("out of memory: %s", outcome.message)
-        return halve_micro_batch(run, config["train"], plan["nproc_per_node"] * plan["nnodes"])
-    if outcome.code == 72:
+        return halve_micro_batch(context)
+    if outcome.code == ExitCode.DIVERGED and outcome.error is not None:
         log.warning("diverged: %s", outcome.message)
-        return roll_back(run, outcome.details, config["runtime"]["max_rollbacks"])
+        return roll_back(context.run, outcome.error, runtime.max_rollbacks)
     return False
 
 
 def hangs_without_progress(run: RunFolder, invocation: str) -> int:
     """Hung attempts of this command since the checkpoint that is the newest now."""
     step = checkpoints.latest_step(run.checkpoints)
-    mine = [record for record in attempts(run) if record.get("invocation") == invocation]
-    return sum(record["code"] == 76 and record.get("checkpoint_step") == step for record in mine)
+    mine = [record for record in attempts(run) if record.invocation == invocation]
+    return sum(record.code == ExitCode.HUNG and record.checkpoint_step == step for record in mine)
 
 
-def finished(run: RunFolder, train: dict) -> dict | None:
-    """The summary of a run that has taken all its steps or more, or stopped early by these settings, and whose last checkpoint is whole.
+def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary | None:
+    """The summary of a run that has all its steps or more, or stopped early by this patience, and whose last checkpoint is complete.
 
     A summary that cannot be read is none: the attempt that follows has no step left to do and writes it again.
     """
-    if not (summary := run.read_or_rebuild(run.summary)):
+    if not (fields := run.read_or_rebuild(run.summary)):
         return None
     try:
-        _Summary.model_validate(summary)
-    except ValidationError as fault:
-        first = fault.errors(include_url=False)[0]
-        log.warning("%s: %s: %s; it is written again.", run.summary, ".".join(map(str, first["loc"])), first["msg"])
+        steps = fields["steps"] if isinstance(fields.get("steps"), int) else 0
+        summary = read_as(RunSummary, fields | paths_of(run, steps), run.summary)
+    except Damaged as fault:
+        log.warning("%s It is written again.", fault)
         return None
-    early = summary.get("stopped_early")
-    done = summary["steps"] >= train["max_steps"] or (early is not None and early == train["early_stopping_patience"])
-    return summary if done and summary["steps"] == checkpoints.latest_step(run.checkpoints) else None
+    early = summary.stopped_early
+    done = summary.steps >= max_steps or (early is not None and early == patience)
+    return summary if done and summary.steps == checkpoints.latest_step(run.checkpoints) else None
 
 
 def failure(outcome: Outcome) -> Exception:
-    """The exception for a failed attempt; unexpected ends (70) may be tried again, which `retries.py` decides."""
-    if outcome.code == ConfigError.exit_code:
+    """The exception for a failed attempt; `retries.py` decides whether an unexpected end is retried."""
+    if outcome.code == ExitCode.INVALID_CONFIG:
         return ConfigError(outcome.message)
-    if outcome.code == DataError.exit_code:
+    if outcome.code == ExitCode.INVALID_DATA:
         return DataError(outcome.message)
-    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code == TrainFailed.exit_code)
+    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code == ExitCode.UNEXPECTED)
 
 
-def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
-    """Writes summary.json of a finished run."""
+def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:
+    """Write summary.json of a finished run.
+
+    Args:
+        unigram_entropy_bits: of the validation split, per token.
+    """
     records = read_metrics(run)
     trained = [record for record in records if record["kind"] == "train"]
     losses = [record["loss"] for record in trained if record["loss"] is not None]
     validated = [record for record in records if record["kind"] == "validation"]
     seconds = sum(record["step_time"] for record in trained)
     last = validated[-1] if validated else {"loss": None, "bits_per_byte": None}
-    result = run.read(run.path / "result.json")
-    tokens = checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, result["steps"])).tokens
+    result = read_as(TrainingResult, run.read(run.path / "result.json"), run.path / "result.json")
+    tokens = checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, result.steps)).tokens
     finite = [record["loss"] for record in validated if record["loss"] is not None]
-    summary = {
+    fields = result.to_json() | paths_of(run, result.steps)
+    fields |= {
         "run": run.path.name,
-        **result,
         "train_loss": losses[-1] if losses else None,
         "validation_loss": last["loss"],
         "validation_bits_per_token": None if last["loss"] is None else last["loss"] / math.log(2),
-        "unigram_entropy_bits": reference["validation"]["unigram_entropy_bits"],
+        "unigram_entropy_bits": unigram_entropy_bits,
         "bits_per_byte": last["bits_per_byte"],
         "best_validation_loss": min(finite) if finite else None,
         "tokens": tokens,
@@ -205,21 +204,19 @@ def summarize(run: RunFolder, config: dict, reference: dict) -> dict:
         "tokens_per_second": tokens / seconds if seconds else 0.0,
         "updates_left_out": len(trained) - len(losses),
         "attempts": len(attempts(run)),
-        "goodput": goodput(run),
-    } | places(run, result["steps"])
-    write_atomic(run.summary, json.dumps(summary, indent=1))
+        "goodput": goodput(run).to_json(),
+    }
+    summary = RunSummary.from_json(fields)
+    write_atomic(run.summary, summary.model_dump_json(indent=1, exclude={"already_finished"}))
     return summary
 
 
-def places(run: RunFolder, steps: int) -> dict:
+def paths_of(run: RunFolder, steps: int) -> dict[str, Any]:
     """Where the finished run's files are now; a folder may have been moved since the summary was written."""
-    paths = {
-        "run": run.path,
-        "tensorboard": run.path / "tensorboard",
-        "loss_curve": run.path / "loss.png",  # written by whoever called, as the page is
-        "report": run.path / "report.html",
-    }
-    return {
-        "checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, steps)),
-        "paths": {name: str(path) for name, path in paths.items()},
-    }
+    paths = RunPaths(
+        run=run.path,
+        tensorboard=run.path / "tensorboard",
+        loss_curve=run.path / "loss.png",  # written by the caller, as the page is
+        report=run.path / "report.html",
+    )
+    return {"checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, steps)), "paths": paths.to_json()}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infini_llama.tasks.runs.heartbeat import PHASES, Beat, heartbeat_path, read_heartbeat
+from infini_llama.tasks.runs.heartbeat import PHASES, HeartbeatRecord, heartbeat_path, read_heartbeat
 from infini_llama.tasks.runs.status import is_here, read_status
 from infini_llama.tasks.train.launch import is_rank, is_stopped, send
 
@@ -42,9 +42,9 @@ class Watch:
     attempt_dir: Path
     processes: int
     patience: float
-    heartbeats: Callable[[int], dict[int, tuple[Beat, bool]]] = lambda node: {}
+    heartbeats: Callable[[int], dict[int, tuple[HeartbeatRecord, bool]]] = lambda node: {}
     longest: dict[str, float] = field(default_factory=dict)
-    seen: dict[int, Beat] = field(default_factory=dict)
+    seen: dict[int, HeartbeatRecord] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)  # when that was, by the clock of this process
     clock: Callable[[], float] = time.monotonic
     looked: float = float("-inf")
@@ -85,13 +85,13 @@ class Watch:
                 if self.seen or not self.nodes_meet:
                     overdue |= now - self.since.setdefault(rank, now) > self.limit("start")
                 continue
-            if status["state"] != "running":
+            if status.state != "running":
                 ended += 1
                 continue
             if is_here(status):
                 beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
             else:
-                self.far, node = True, status["node"]
+                self.far, node = True, status.node
                 relays[node] = relays[node] if node in relays else self.heartbeats(node)
                 beat, stopped = relays[node].get(rank, (None, False))
                 (self.stopped.add if stopped else self.stopped.discard)(rank)
@@ -100,13 +100,13 @@ class Watch:
             beats[rank] = beat
             before = self.seen.get(rank)
             if before is not None and before != beat and not away:  # else it may have been stopped, too
-                self.longest[before[1]] = max(self.longest.get(before[1], 0.0), beat[2] - before[2])
+                self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), beat.time - before.time)
             if before != beat:
                 self.seen[rank], self.since[rank] = beat, now
             silent_for = now - self.since[rank]
             # Whether it is stopped is only asked of one that has been silent as long as that would matter.
-            stopped = silent_for > self.limit(beat[1], stopped=True) and self._is_stopped(rank)
-            overdue |= silent_for > self.limit(beat[1], stopped)
+            stopped = silent_for > self.limit(beat.phase, stopped=True) and self._is_stopped(rank)
+            overdue |= silent_for > self.limit(beat.phase, stopped)
         if ended == self.processes:
             self.ended = now if self.ended is None else self.ended + away
             late = now - self.ended > self.limit("finish")
@@ -124,7 +124,7 @@ class Watch:
             f"rank {behind}{where}{stopped} has not moved for {silent_for:.0f} s in phase '{phase}' after step {step}"
         )
 
-    def _behind(self, beats: dict[int, Beat]) -> int:
+    def _behind(self, beats: dict[int, HeartbeatRecord]) -> int:
         """The rank in the earliest step and phase; of several, one whose process is stopped, else the longest silent one."""
 
         def place(rank: int) -> tuple[int, int, bool, float]:
@@ -136,8 +136,8 @@ class Watch:
     def _pid(self, rank: int) -> int:
         """0 where it has none on this machine, or has ended: its number may be another process's by now."""
         status = read_status(self.attempt_dir, rank)
-        here = status is not None and is_here(status) and is_rank(status["pid"], self.attempt_dir)
-        return status["pid"] if status and here else 0
+        here = status is not None and is_here(status) and is_rank(status.pid, self.attempt_dir)
+        return status.pid if status and here else 0
 
     def _is_stopped(self, rank: int) -> bool:
         return rank in self.stopped or is_stopped(self._pid(rank))
@@ -145,7 +145,7 @@ class Watch:
     def _where(self, rank: int) -> str:
         """Which host a rank is on, where that is not this one."""
         status = read_status(self.attempt_dir, rank)
-        return f" on {status['host']} (node {status['node']})" if status and not is_here(status) else ""
+        return f" on {status.host} (node {status.node})" if status and not is_here(status) else ""
 
     def dump_stacks(self) -> None:
         """Makes every rank of this machine that can still run Python's signal machinery write all its stacks into its log.

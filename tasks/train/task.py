@@ -17,8 +17,11 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 
 from infini_llama.configs.errors import ConfigError, Preempted
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.progress import Live
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.retries import Retries
@@ -29,15 +32,23 @@ LEASE = 60.0  # seconds after which the slots of a process that was killed are f
 
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)
-def train(config: dict, reference: dict, plan: dict, invocation: str, launcher: Launcher) -> dict:
+def train(
+    config: dict[str, Any], reference: dict[str, Any], environment: dict[str, Any], invocation: str, launcher: Launcher
+) -> dict[str, Any]:
     """`stage.train`, with its progress on the run's page.
 
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
     """
     try:
-        here = config["environment"]["launcher"] == "local"
-        with _gpu_slots(plan) if here else contextlib.nullcontext(), _progress(config["runtime"]["name"]):
-            return stage.train(config, reference, plan, invocation, launcher, _raise_if_suspended)
+        settings, dataset = PipelineConfig.model_validate(config), DatasetRef.from_json(reference)
+        here = settings.environment.launcher == "local"
+        slots = _gpu_slots(EnvironmentPlan.from_json(environment)) if here else contextlib.nullcontext()
+        with slots, _progress(settings.runtime.name):
+            verify_on_read = reference.get("verify_on_read", False)
+            summary = stage.train(
+                settings, dataset, environment, invocation, verify_on_read, launcher, _raise_if_suspended
+            )
+            return summary.to_json()
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped
@@ -83,9 +94,9 @@ def _progress(run: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _gpu_slots(plan: dict) -> Iterator[None]:
+def _gpu_slots(plan: EnvironmentPlan) -> Iterator[None]:
     """A slot of the server's limit for each GPU, where it has one; whether a GPU is really free is for its lock to say."""
-    wanted = len(plan["gpus"]) if plan["device"] == "cuda" else 0
+    wanted = len(plan.gpus) if plan.device == "cuda" else 0
     limit = _gpu_limit() if wanted else None
     if limit is None:
         yield

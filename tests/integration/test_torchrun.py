@@ -5,8 +5,9 @@ import subprocess
 from pathlib import Path
 
 from infini_llama.tasks.train import launch as local
+from support.records import make_plan
 
-PLAN = {"nproc_per_node": 1, "nnodes": 1, "port": "auto"}
+PLAN = make_plan()
 
 
 def test_torchrun_leaves_nothing_in_the_folder_of_temporary_files(tmp_path):

@@ -4,12 +4,14 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, point_and_prune
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging, write_atomic
 from infini_llama.tasks.train.lineage import claim
+from support.records import make_model
 
 LINEAGE = {
     "dataset": {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 16},
@@ -55,11 +57,10 @@ def make_run(
     """The folder of a run with three checkpoints, whose second attempt began at step 20."""
     given = {"data": data, "train": {"max_steps": 60, "warmup_steps": 5} | train}
     config = PipelineConfig.model_validate(given | {"runtime": {"name": name, "home": str(home)}})
-    config = config.model_dump(mode="json")
+    dataset = DatasetRef.from_json(reference)
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
-    model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
-    claim(run, config, model, reference)
+    claim(run, config, config.train.model_dump(mode="json"), make_model(config, dataset), dataset)
     records = [step_record(step) | ({"gates": gates} if gates else {}) for step in range(1, steps + 1)]
     for step in range(20, steps + 1, 20):
         loss = 6.1 - step / 100
@@ -74,7 +75,8 @@ def make_run(
     ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
     for number, (kind, code, message) in enumerate(ends, 1):
         attempt = {"attempt": number, "invocation": "vm-1-1", "from_step": 20 * (number - 1), "checkpoint_step": 20}
-        append_attempt(run, attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message})
+        record = attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message}
+        append_attempt(run, AttemptRecord.from_json(record))
     if finished:
         result = {"steps": steps, "stopped_early": None, "parameters": 1234, "weights_sha256": "ab12"}
         texts = {"sample": "def f(): </pre><script>", "samples": ["a second text"]}

@@ -11,6 +11,7 @@ from infini_llama.configs.architecture import architecture
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.lineage import claim
 from infini_llama.tasks.train.worker import checkpoint
@@ -36,12 +37,16 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
         wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
         given = {"data": data(), "model": sizes, "runtime": {"name": name, "home": str(home)}}
-        config = PipelineConfig.model_validate(given).model_dump(mode="json")
-        fields = architecture(config["model"], reference["vocab_size"], reference["sequence_length"]) | wanted
+        config = PipelineConfig.model_validate(given)
+        fields = (
+            architecture(config.model.model_dump(mode="json"), reference["vocab_size"], reference["sequence_length"])
+            | wanted
+        )
         run = RunFolder(home / "runs" / name)
         run.path.mkdir(parents=True)
-        claim(run, config, fields, reference)
-        made = Llama(LlamaConfig.from_dict(fields))
+        shape = LlamaConfig.from_dict(fields)
+        claim(run, config, config.train.model_dump(mode="json"), shape, DatasetRef.from_json(reference))
+        made = Llama(shape)
         with torch.no_grad():
             for parameter_name, parameter in made.named_parameters():
                 if "norm" in parameter_name:

@@ -226,7 +226,7 @@ def run(order: dict, ranks: Ranks, stop: StopRequest, heart: Heartbeat) -> tuple
                     "mfu": flops * targets / step_time / ceiling,
                     "memory_peak": memory_peak(),
                 }
-                metrics.train(record | timing | {"goodput": heart.ledger.spent() if heart.ledger else {}})
+                metrics.train(record | timing | {"goodput": heart.ledger.spent().to_json() if heart.ledger else {}})
             report_time = time.perf_counter() - reporting
 
             last, save_time = at.step >= train["max_steps"], 0.0

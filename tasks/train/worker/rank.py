@@ -10,6 +10,8 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from infini_llama.configs.errors import PipelineError, no_space
+from infini_llama.tasks.records.goodput import Goodput, StartTime
+from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.status import write_status
@@ -48,7 +50,11 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
     """Runs the loop; returns this rank's exit code after writing its status."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor asks for stacks by it
-    ledger = Ledger(attempt_dir / LEDGER, order["began"], order["spent"]) if rank == 0 else None
+    ledger = (
+        Ledger(attempt_dir / LEDGER, StartTime.from_json(order["began"]), Goodput.from_json(order["spent"]))
+        if rank == 0
+        else None
+    )
     heart = Heartbeat(attempt_dir, rank, ledger)
     write_status(attempt_dir, rank, "running", 70)
     torch.set_num_threads(order["plan"]["threads"])
@@ -62,7 +68,7 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
             preflight.limit(waits, order["plan"]["nnodes"]),
         )
         state, step = run(order, ranks, stop, heart)
-        write_status(attempt_dir, rank, state, EXIT_CODES[state], step)
+        write_status(attempt_dir, rank, "done" if state == "done" else "preempted", EXIT_CODES[state], step)
         ranks.leave()
         return EXIT_CODES[state]
     except BaseException as raised:
@@ -71,5 +77,7 @@ def serve(order: dict, attempt_dir: Path, rank: int) -> int:
         if isinstance(raised, torch.OutOfMemoryError):
             dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
         with contextlib.suppress(OSError):  # on a full disk the log above is the last word
-            write_status(attempt_dir, rank, "failed", exit_code(error), heart.step, describe(error, heart))
+            write_status(
+                attempt_dir, rank, "failed", exit_code(error), heart.step, RankError.from_json(describe(error, heart))
+            )
         return exit_code(error)

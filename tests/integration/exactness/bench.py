@@ -12,16 +12,18 @@ from pathlib import Path
 
 from integration.exactness.cover import Cell
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
 from infini_llama.tasks.train.attempt import write_order
 from infini_llama.tasks.train.lineage import claim
 from support.laboratory import exact_metrics
+from support.records import make_context
 
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16
 DOCUMENTS = {
@@ -106,14 +108,16 @@ class Bench:
         Args:
             lose_newest: as if the process had died before the last checkpoint: resume from the one before.
         """
-        config = parse_config(configuration(self.home, name, cell)).model_dump(mode="json")
+        config = parse_config(configuration(self.home, name, cell))
+        settings = config.model_dump(mode="json")
         run = self.run(name)
         run.path.mkdir(parents=True, exist_ok=True)
         if cell["epoch"] not in self.references:
-            self.references[cell["epoch"]] = preprocess(config["data"], str(self.home))
+            self.references[cell["epoch"]] = preprocess(settings["data"], str(self.home))
         reference = self.references[cell["epoch"]]
-        model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
-        claim(run, config, model, reference)
+        plan = EnvironmentPlan.from_json(resolve(settings, self.facts))
+        context = make_context(run, config, dataset=DatasetRef.from_json(reference), plan=plan)
+        claim(run, config, context.train, context.model, context.dataset)
         remove_staging(run)
         if lose_newest:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0])
@@ -121,8 +125,7 @@ class Bench:
         cut_metrics(run, checkpoints.step_of(chosen) if chosen else 0)
         attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
         attempt_dir.mkdir(parents=True)
-        timing = {"began": {"wall": 0.0, "monotonic": 0.0, "machine": "?"}, "spent": {}, "from_step": 0}
-        write_order(attempt_dir, run, config, model, reference, resolve(config, self.facts), chosen, timing)
+        write_order(attempt_dir, context, chosen, 0, 1.0)
         item = {"attempt_dir": str(attempt_dir), "stop_after": stop_after}
         self.queue.setdefault(cell["world"], []).append(item)
 

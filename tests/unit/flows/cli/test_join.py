@@ -7,6 +7,7 @@ import yaml
 
 from infini_llama.flows.cli.main import main
 from infini_llama.tasks.clusters import node
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 
 
@@ -20,7 +21,7 @@ def home(tmp_path, monkeypatch):
 
 def leave(home, code: int) -> None:
     append_attempt(
-        RunFolder(home / "runs" / "mine"), {"attempt": 1, "kind": "done" if code == 0 else "failed", "code": code}
+        RunFolder(home / "runs" / "mine"), AttemptRecord(attempt=1, kind="done" if code == 0 else "failed", code=code)
     )
 
 

@@ -7,21 +7,24 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
-from infini_llama.configs.schema import KubernetesConfig
+from infini_llama.configs.schema import EnvironmentConfig, KubernetesConfig
 from infini_llama.tasks.clusters import kubernetes
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.clusters.manifests import name_of
 from infini_llama.tasks.clusters.node_records import read_job
 from support.kubernetes_server import Cluster
+from support.records import make_plan
 
-PLAN = {
-    "env": {"OMP_NUM_THREADS": "1"},
-    "nnodes": 2,
-    "nproc_per_node": 4,
-    "threads": 2,
-    "device": "cuda",
-    "port": "auto",
-}
+PLAN = make_plan(
+    **{
+        "env": {"OMP_NUM_THREADS": "1"},
+        "nnodes": 2,
+        "nproc_per_node": 4,
+        "threads": 2,
+        "device": "cuda",
+        "port": "auto",
+    }
+)
 
 
 @pytest.fixture
@@ -40,9 +43,9 @@ def attempt_dir(tmp_path) -> Path:
     return path
 
 
-def wishes(attempt_dir: Path, **changed) -> dict:
+def wishes(attempt_dir: Path, **changed) -> KubernetesConfig:
     own = {"image": "registry.example/infini-llama:1", "claim": "state", "mount_path": str(attempt_dir.parents[3])}
-    return KubernetesConfig(**(own | changed)).model_dump(mode="json")
+    return KubernetesConfig(**(own | changed))
 
 
 def start(attempt_dir: Path, **changed):
@@ -113,7 +116,7 @@ def test_a_job_of_that_name_that_is_somebody_elses_is_refused(cluster, attempt_d
 
 
 def test_the_next_command_attaches_to_a_living_job_and_to_one_that_has_ended(cluster, attempt_dir):
-    launcher = ConfiguredLauncher({"kubernetes": wishes(attempt_dir)})
+    launcher = ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir)))
     start(attempt_dir)
     living = launcher.attach(attempt_dir)
     assert living is not None and living.poll() is None
@@ -128,14 +131,14 @@ def test_a_job_that_was_written_down_but_never_created_is_no_job(cluster, attemp
     with pytest.raises(ConfigError):
         start(attempt_dir)
     assert read_job(attempt_dir)["name"] == name_of(attempt_dir)
-    assert ConfiguredLauncher({"kubernetes": wishes(attempt_dir)}).attach(attempt_dir) is None
+    assert ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir))).attach(attempt_dir) is None
 
 
 def test_a_job_that_was_deleted_while_nobody_watched_has_ended(cluster, attempt_dir):
     start(attempt_dir)
     cluster.delete("jobsets", "team", name_of(attempt_dir))
     wait_for(lambda: not cluster.objects)
-    found = ConfiguredLauncher({"kubernetes": wishes(attempt_dir)}).attach(attempt_dir)
+    found = ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir))).attach(attempt_dir)
     assert found is not None and found.poll() == 1
 
 

@@ -11,21 +11,25 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import KubernetesConfig
 from infini_llama.tasks.clusters.manifests import manifest, name_of
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from support.records import make_plan
 
-PLAN = {
-    "env": {"OMP_NUM_THREADS": "1"},
-    "nnodes": 2,
-    "nproc_per_node": 8,
-    "threads": 4,
-    "device": "cuda",
-    "port": 29500,
-}
+PLAN = make_plan(
+    **{
+        "env": {"OMP_NUM_THREADS": "1"},
+        "nnodes": 2,
+        "nproc_per_node": 8,
+        "threads": 4,
+        "device": "cuda",
+        "port": 29500,
+    }
+)
 ATTEMPT = Path("/state/runs/My_run.1/logs/attempt-07")
 WISHES = {"image": "registry.example/infini-llama:1", "claim": "state", "memory": "64Gi", "service_account": "trainer"}
 
 
-def made(plan: dict = PLAN, attempt: Path = ATTEMPT, **changed) -> dict:
-    wishes = KubernetesConfig(**(WISHES | changed)).model_dump(mode="json")
+def made(plan: EnvironmentPlan = PLAN, attempt: Path = ATTEMPT, **changed) -> dict:
+    wishes = KubernetesConfig(**(WISHES | changed))
     return manifest(attempt, wishes, "team", plan, 42.5)
 
 

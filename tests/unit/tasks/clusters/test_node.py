@@ -16,9 +16,11 @@ from infini_llama.tasks.clusters import node
 from infini_llama.tasks.clusters import node_records as records
 from infini_llama.tasks.clusters import rendezvous as meeting
 from infini_llama.tasks.clusters.leader import Leader
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.storage.lease import Lease
+from support.records import make_plan
 
 
 def wait_until(condition) -> None:
@@ -78,7 +80,7 @@ def test_the_order_of_an_attempt_that_has_ended_is_not_followed(run):
         folder.mkdir(parents=True)
         (folder / "order.json").write_text("{}")
     assert node.newest_order(run).parent.name == "attempt-02"
-    append_attempt(run, {"attempt": 2, "kind": "failed", "code": 70})
+    append_attempt(run, AttemptRecord(attempt=2, kind="failed", code=70))
     assert node.newest_order(run) is None
     for number in (99, 100):
         folder = run.path / "logs" / f"attempt-{number:02d}"
@@ -121,7 +123,7 @@ def test_the_workers_get_the_grace_period_that_was_measured(tmp_path, monkeypatc
     monkeypatch.setattr(node.local, "torchrun", lambda order_path, plan, where: command)
     order = {
         "grace_period": 39.0,
-        "plan": {"nproc_per_node": 1, "env": {}},
+        "plan": make_plan().to_json(),
         "config": {"environment": {"launcher": "local"}, "runtime": {"grace_period": 25.0, "hang_after": 300.0}},
     }
     attempt_dir = tmp_path / "runs" / "mine" / "logs" / "attempt-01"
@@ -162,7 +164,7 @@ def follower(run, monkeypatch):
 
 
 def end(run: RunFolder, number: int, code: int) -> None:
-    append_attempt(run, {"attempt": number, "kind": "failed" if code else "done", "code": code})
+    append_attempt(run, AttemptRecord(attempt=number, kind="failed" if code else "done", code=code))
 
 
 @pytest.mark.parametrize("code", [0, 64, 65, 75])

@@ -9,9 +9,10 @@ from infini_llama.configs.problems import validate
 from infini_llama.configs.schema import SlurmConfig
 from infini_llama.tasks.clusters import slurm
 from infini_llama.tasks.clusters.slurm import SlurmJob, Unanswered, job_environment, name_of, options, state_of
+from support.records import make_plan
 
 ATTEMPT = Path("/state/runs/big/logs/attempt-03")
-PLAN = {"nnodes": 4, "nproc_per_node": 8, "threads": 6, "device": "cuda", "env": {}}
+PLAN = make_plan(nnodes=4, nproc_per_node=8, threads=6, device="cuda")
 SHOWN = "JobId=17 JobName=big JobState={state} Reason=None ExitCode={code} Restarts=0"
 
 
@@ -33,7 +34,7 @@ def refused(words: str) -> subprocess.CalledProcessError:
 
 def test_options_ask_for_one_task_a_node_with_its_cores_and_gpus_and_a_warning_in_time():
     wishes = SlurmConfig(partition="gpu", account="lab", time_limit="2-0", options=["--constraint=h100"])
-    asked = options(ATTEMPT, wishes.model_dump(), PLAN, 42.5)
+    asked = options(ATTEMPT, wishes, PLAN, 42.5)
     for option in ("--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=48", "--gpus-per-node=8", "--requeue"):
         assert option in asked
     assert "--signal=B:USR1@103" in asked and "--partition=gpu" in asked and "--time=2-0" in asked

@@ -13,13 +13,16 @@ from transformers import LlamaForCausalLM
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.starting import write_configuration
 from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
-from infini_llama.tasks.train.initial import initial_of, refuse_unlike
+from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.lineage import claim
 from infini_llama.tasks.train.worker.pretrained import load_pretrained
 
@@ -91,7 +94,7 @@ def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
     assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
-    fields = architecture(config["model"], initial_of(config, {})["vocab_size"], 2048)
+    fields = architecture(config["model"], initial_weights(config["train"]["init_from"]).vocab_size, 2048)
     assert LlamaConfig.from_dict(fields) == open_folder(path).config
     again = write_configuration(path, tmp_path / "infini.yaml", "infini", 128)
     assert again["digest"] == record["digest"]
@@ -205,14 +208,13 @@ def starting(theirs, built, data):
 
     def begin(**changes):
         now = config | {"model": config["model"] | changes.pop("model", {}), "train": config["train"] | changes}
-        initial = initial_of(now, run.read(run.lineage))
-        return claim(
-            run,
-            now,
-            architecture(now["model"], (initial or reference)["vocab_size"], reference["sequence_length"]),
-            reference,
-            initial,
+        initial, dataset = (
+            initial_weights(now["train"]["init_from"], run.read_lineage()),
+            DatasetRef.from_json(reference),
         )
+        fields = architecture(now["model"], (initial or dataset).vocab_size, dataset.sequence_length)
+        settings = PipelineConfig.model_validate(now)
+        return claim(run, settings, now["train"], LlamaConfig.from_dict(fields), dataset, initial)
 
     return path, run, begin
 
@@ -220,11 +222,13 @@ def starting(theirs, built, data):
 def test_a_run_remembers_what_it_started_from_by_its_digest(starting):
     path, _, begin = starting
     lineage = begin()
-    assert lineage["init_from"]["digest"] == open_folder(path).digest()
-    assert lineage["model"]["vocab_size"] == open_folder(path).config.vocab_size
+    assert lineage.init_from.digest == open_folder(path).digest()
+    assert lineage.model["vocab_size"] == open_folder(path).config.vocab_size
     elsewhere = path.rename(path.with_name("moved"))
-    assert begin(init_from=str(elsewhere)) == lineage | {"train": lineage["train"] | {"init_from": str(elsewhere)}}
-    assert begin(init_from=str(path))["init_from"] == lineage["init_from"], "a run that has begun needs no folder"
+    assert begin(init_from=str(elsewhere)) == lineage.model_copy(
+        update={"train": lineage.train | {"init_from": str(elsewhere)}}
+    )
+    assert begin(init_from=str(path)).init_from == lineage.init_from, "a run that has begun needs no folder"
 
     tensors = load_file(elsewhere / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
@@ -255,4 +259,5 @@ def test_another_architecture_or_tokenizer_is_refused_before_anything_starts(sta
     words[first], words[second] = words[second], words[first]
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match=f"knows other tokens.*data.tokenizer.path={path}"):
-        refuse_unlike({"path": str(path)}, run.read(run.lineage)["model"], home / reference["path"])
+        initial = InitialWeights(path=str(path), digest="", vocab_size=0)
+        refuse_unlike(initial, LlamaConfig.from_dict(run.require_lineage().model), home / reference["path"])

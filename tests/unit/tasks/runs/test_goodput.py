@@ -5,7 +5,9 @@ import time
 
 import pytest
 
-from infini_llama.tasks.runs.goodput import LEDGER, PARTS, Ledger, goodput
+from infini_llama.tasks.records.goodput import Goodput, StartTime
+from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
 from infini_llama.tasks.storage.lease import this_machine
 
@@ -16,7 +18,7 @@ def story(run, number: int, began: float, from_step: int, lines: list[dict], sec
     (folder / "order.json").write_text(json.dumps({"began": {"wall": began}, "from_step": from_step}))
     (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
     if seconds is not None:
-        append_attempt(run, {"attempt": number, "kind": kind, "code": 0, "seconds": seconds})
+        append_attempt(run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds))
 
 
 def line(step: int, at: float, **phases: float) -> dict:
@@ -35,12 +37,12 @@ def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
     third = [line(1, 152.0, start=2.0, data=1.0, compute=5.0), line(2, 153.0, save=1.0)]
     story(run, 3, 144.0, 1, third, 10.0, "done")
     found = goodput(run)
-    assert found["wall"] == 54.0 == pytest.approx(sum(found[part] for part in PARTS))
-    assert found["down"] == 5.0 + 4.0
-    assert found["start_up"] == 10.0 + 2.0 + 2.0
-    assert (found["training"], found["save"], found["data_wait"]) == (3.0 + 5.0, 0.5 + 1.0, 1.0 + 1.0)
-    assert found["lost_work"] == (3.5 + 4.0 + 8.0) + 3.0
-    assert found["ending"] == 1.0 and found["evaluation"] == 0.0
+    assert found.wall == 54.0 == pytest.approx(sum(found.parts().values()))
+    assert found.down == 5.0 + 4.0
+    assert found.start_up == 10.0 + 2.0 + 2.0
+    assert (found.training, found.save, found.data_wait) == (3.0 + 5.0, 0.5 + 1.0, 1.0 + 1.0)
+    assert found.lost_work == (3.5 + 4.0 + 8.0) + 3.0
+    assert found.ending == 1.0 and found.evaluation == 0.0
 
 
 def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
@@ -48,7 +50,7 @@ def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr("infini_llama.tasks.runs.goodput.attempts", lambda of: read.append(of) or attempts(of))
     for number in (1, 2, 3):
         story(run, number, number * 10.0, 0, [], 5.0, "preempted")
-    assert goodput(run)["down"] == 10.0 and len(read) == 1
+    assert goodput(run).down == 10.0 and len(read) == 1
 
 
 def test_the_hundredth_attempt_comes_after_the_ninety_ninth(tmp_path):
@@ -56,32 +58,32 @@ def test_the_hundredth_attempt_comes_after_the_ninety_ninth(tmp_path):
     story(run, 99, 10.0, 0, [line(0, 14.0, compute=4.0)], 4.0, "preempted")
     story(run, 100, 20.0, 1, [line(1, 25.0, compute=5.0)], 5.0, "done")
     found = goodput(run)
-    assert (found["wall"], found["down"], found["lost_work"], found["training"]) == (15.0, 6.0, 0.0, 9.0)
+    assert (found.wall, found.down, found.lost_work, found.training) == (15.0, 6.0, 0.0, 9.0)
 
 
 def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
     run = RunFolder(tmp_path)
     story(run, 1, 0.0, 0, [line(0, 5.0, start=1.0, compute=4.0), line(1, 6.0, save=1.0)], 6.0, "preempted")
-    assert goodput(run)["lost_work"] == 0.0
-    assert goodput(run, from_step=0, now=7.0)["lost_work"] == 5.0
+    assert goodput(run).lost_work == 0.0
+    assert goodput(run, from_step=0, now=7.0).lost_work == 5.0
 
 
 def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
-    before = dict.fromkeys((*PARTS, "share"), 0.0) | {"training": 5.0, "lost_work": 2.0, "wall": 9.0}
-    began = {"wall": 1000.0, "monotonic": time.monotonic() - 3.0, "machine": this_machine()}
+    before = Goodput(training=5.0, lost_work=2.0, wall=9.0)
+    began = StartTime(wall=1000.0, monotonic=time.monotonic() - 3.0, machine=this_machine())
     ledger = Ledger(tmp_path / LEDGER, began, before)
     ledger.leave("start")
     ledger.leave("compute")
     ledger.close_step(4)
     spent = ledger.spent()
-    assert spent["start_up"] == pytest.approx(3.0, abs=0.5) and spent["training"] >= 5.0 and spent["lost_work"] == 2.0
-    assert sum(spent[part] for part in PARTS) - 7.0 == pytest.approx(spent["wall"] - 9.0, abs=1e-6)
+    assert spent.start_up == pytest.approx(3.0, abs=0.5) and spent.training >= 5.0 and spent.lost_work == 2.0
+    assert sum(spent.parts().values()) - 7.0 == pytest.approx(spent.wall - 9.0, abs=1e-6)
     written = json.loads((tmp_path / LEDGER).read_text())
     assert written["step"] == 4 and set(written["phases"]) == {"start", "compute"}
 
 
 def test_the_clock_of_a_leader_on_another_machine_is_not_believed(tmp_path):
-    began = {"wall": time.time() - 3.0, "monotonic": time.monotonic() + 1e6, "machine": "another"}
-    ledger = Ledger(tmp_path / LEDGER, began, dict.fromkeys((*PARTS, "wall", "share"), 0.0))
+    began = StartTime(wall=time.time() - 3.0, monotonic=time.monotonic() + 1e6, machine="another")
+    ledger = Ledger(tmp_path / LEDGER, began, Goodput())
     ledger.leave("start")
-    assert ledger.spent()["start_up"] == pytest.approx(3.0, abs=1.0)
+    assert ledger.spent().start_up == pytest.approx(3.0, abs=1.0)

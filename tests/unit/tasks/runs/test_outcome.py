@@ -1,11 +1,13 @@
 """Every end of an attempt gets its class, also one without a word."""
 
+from infini_llama.tasks.records.status import RankError, RankStatus
 from infini_llama.tasks.runs.outcome import classify
 
 
 def word(rank, state, code=0, step=5, time=1.0, message=None, kind="RuntimeError"):
-    status = {"rank": rank, "pid": 1, "state": state, "code": code, "step": step, "time": time}
-    return status | ({"error": {"type": kind, "message": message, "traceback": ""}} if message else {})
+    error = RankError(type=kind, message=message) if message else None
+    place = {"pid": 1, "node": 0, "host": "here", "machine": "here"}
+    return RankStatus(rank=rank, state=state, code=code, step=step, time=time, error=error, **place)
 
 
 def test_all_done_is_done_whatever_torchrun_says():

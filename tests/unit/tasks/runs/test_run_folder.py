@@ -5,20 +5,25 @@ import json
 import pytest
 
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, cut_metrics, read_metrics
 from infini_llama.tasks.train.curriculum import in_samples
 from infini_llama.tasks.train.lineage import claim
+from support.records import make_dataset
 
-MODEL = {
-    "vocab_size": 61,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 16,
-}
-DATASET = dict.fromkeys(("path", "digest", "chunks", "chunks_digest"), "same") | {"sequence_length": 16}
+MODEL = LlamaConfig.from_dict(
+    {
+        "vocab_size": 61,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 16,
+    }
+)
+DATASET = make_dataset()
 
 
 @pytest.mark.parametrize(
@@ -27,9 +32,9 @@ DATASET = dict.fromkeys(("path", "digest", "chunks", "chunks_digest"), "same") |
 def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, caplog, now, said):
     run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
     older = {name: value for name, value in train.items() if name != "document_isolation"}
-    config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}}).model_dump(mode="json")
-    claim(run, config | {"train": older}, MODEL, DATASET)
-    claim(run, config | {"train": train | {"document_isolation": now}}, MODEL, DATASET)
+    config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}})
+    claim(run, config, older, MODEL, DATASET)
+    claim(run, config, train | {"document_isolation": now}, MODEL, DATASET)
     assert said in caplog.text and bool(caplog.text) == now
 
 
@@ -37,38 +42,37 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     """Of 100 steps the first 50 are of short rows; stopped at 60 and resumed with 200, step 61 stays one of long rows."""
     run, stage = RunFolder(tmp_path), {"sequence_length": 8, "until_fraction": 0.5}
     given = {"data": {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}}
-    config = PipelineConfig.model_validate(given | {"train": {"max_steps": 100, "warmup_steps": 5}}).model_dump(
-        mode="json"
-    )
-    reference = DATASET | {"curriculum": [{"chunks": "short", "chunks_digest": "same"}]}
-    longer = config | {"train": config["train"] | {"max_steps": 200}}
-    begun, resumed = (claim(run, each, MODEL, reference) for each in (config, longer))
-    assert begun["curriculum_ends"] == resumed["curriculum_ends"] == [50] and resumed["train"]["max_steps"] == 200
-    batch = config["train"]["global_batch_size"]
-    assert in_samples(longer, reference, resumed["curriculum_ends"]) == [{"chunks": "short", "until": 50 * batch}]
-    older = {name: value for name, value in begun.items() if name != "curriculum_ends"}
-    run.lineage.write_text(json.dumps(older))
-    assert claim(run, longer, MODEL, reference)["curriculum_ends"] == [50]
+    config = PipelineConfig.model_validate(given | {"train": {"max_steps": 100, "warmup_steps": 5}})
+    train = config.train.model_dump(mode="json")
+    table = {"chunks": "short", "chunks_digest": "same", "sequence_length": 8, "rows": 9}
+    dataset = make_dataset(curriculum=[table])
+    longer = train | {"max_steps": 200}
+    begun, resumed = (claim(run, config, each, MODEL, dataset) for each in (train, longer))
+    assert begun.curriculum_ends == resumed.curriculum_ends == (50,) and resumed.max_steps == 200
+    (stage,) = in_samples(config, dataset, resumed.curriculum_ends, 200)
+    assert (stage.chunks, stage.until) == ("short", 50 * config.train.global_batch_size)
+    run.lineage.write_text(json.dumps(begun.model_dump(mode="json", exclude={"curriculum_ends"})))
+    assert claim(run, config, longer, MODEL, dataset).curriculum_ends == (50,)
 
 
 @pytest.mark.parametrize(("before", "is_logged"), [(1, False), (2, True)])
 def test_a_run_of_an_older_version_goes_on_without_a_removed_setting(tmp_path, caplog, before, is_logged):
     run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
-    config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}}).model_dump(mode="json")
-    claim(run, config | {"train": train | {"tensor_parallel": before}}, MODEL, DATASET)
+    config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}})
+    claim(run, config, train | {"tensor_parallel": before}, MODEL, DATASET)
     caplog.clear()
-    claim(run, config | {"train": train}, MODEL, DATASET)
+    claim(run, config, train, MODEL, DATASET)
     assert ("train.tensor_parallel" in caplog.text) == is_logged == bool(caplog.text)
 
 
 def test_a_line_cut_short_costs_only_itself(tmp_path):
     run = RunFolder(tmp_path)
-    append_attempt(run, {"attempt": 1, "kind": "failed", "code": 70})
+    append_attempt(run, AttemptRecord(attempt=1, kind="failed", code=70))
     with run.attempts.open("a") as file:
         file.write('{"attempt": 2, "mess')
-    append_attempt(run, {"attempt": 3, "kind": "failed", "code": 70})
-    append_attempt(run, {"attempt": 4, "kind": "failed", "code": 70})
-    assert [record["attempt"] for record in attempts(run)] == [1, 3, 4]
+    append_attempt(run, AttemptRecord(attempt=3, kind="failed", code=70))
+    append_attempt(run, AttemptRecord(attempt=4, kind="failed", code=70))
+    assert [record.attempt for record in attempts(run)] == [1, 3, 4]
 
 
 def train_line(step: int) -> str:

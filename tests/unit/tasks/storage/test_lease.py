@@ -10,6 +10,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.storage.lease import Lease
 from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.stage import train
+from support.records import make_dataset
 
 QUICK = {"renew": 0.1, "expired": 0.6}
 
@@ -78,4 +79,4 @@ def test_a_run_that_another_machine_trains_is_refused(tmp_path):
     run = tmp_path / "runs/ours"
     run.mkdir(parents=True)
     with Lease(run / "lease", "another", renew=0.3), pytest.raises(Busy, match="runs/ours is in use by process"):
-        train(PipelineConfig.model_validate(given).model_dump(mode="json"), {}, {}, "mine")
+        train(PipelineConfig.model_validate(given), make_dataset(), {}, "mine")

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
+from infini_llama.tasks.train.run_context import RunContext
 from infini_llama.tasks.train.worker.callbacks.divergence import Diverged, Skips, next_sample
 from infini_llama.tasks.train.worker.position import Position
 from support.made_up_runs import LINEAGE
+from support.records import make_context, make_plan
 
 
 @pytest.fixture
@@ -30,23 +34,31 @@ def run(tmp_path):
     return run
 
 
+def diverged(first_skip: int, samples: int) -> RankError:
+    return RankError(type="Diverged", first_skip=first_skip, samples=samples)
+
+
 def test_the_micro_batch_halves_to_what_divides_a_ranks_share_and_stays_so(run):
-    train = {"micro_batch_size": 6, "global_batch_size": 24, "context_parallel": 1}
+    def context(micro: int, batch: int) -> RunContext:
+        config = parse_config(
+            {"data": {"source": "python-stdlib"}, "train": {"global_batch_size": batch, "micro_batch_size": 1}}
+        )
+        return make_context(run, config, plan=make_plan(nproc_per_node=2, micro_batch_size=micro))
+
     sizes = []
-    while halve_micro_batch(run, train, processes=2):
+    while halve_micro_batch(context(6, 24)):
         sizes.append(run.read(run.lineage)["micro_batch_size"])
     assert sizes == [3, 1]
-    shared = train | {"micro_batch_size": 10, "global_batch_size": 20}
-    assert halve_micro_batch(run, shared, 2) is False, "it is one already"
+    assert halve_micro_batch(context(10, 20)) is False, "it is one already"
 
 
 def test_a_rollback_abandons_what_came_after_and_leaves_the_samples_out(run):
-    assert roll_back(run, {"first_skip": 25, "samples": 260}, limit=2)
+    assert roll_back(run, diverged(25, 260), limit=2)
     assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
-    assert run.read(run.lineage)["left_out"] == [{"first": 160, "end": 260}]
-    assert roll_back(run, {"first_skip": 3, "samples": 40}, limit=2), "before every checkpoint: from the start"
-    assert run.read(run.lineage)["left_out"][-1] == {"first": 0, "end": 40}
-    assert not roll_back(run, {"first_skip": 3, "samples": 40}, limit=2)
+    assert run.read(run.lineage)["skipped_samples"] == [{"first": 160, "end": 260}]
+    assert roll_back(run, diverged(3, 40), limit=2), "before every checkpoint: from the start"
+    assert run.read(run.lineage)["skipped_samples"][-1] == {"first": 0, "end": 40}
+    assert not roll_back(run, diverged(3, 40), limit=2)
 
 
 def test_left_out_samples_are_passed_over_also_where_ranges_touch():

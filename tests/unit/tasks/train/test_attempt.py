@@ -1,6 +1,7 @@
 """An attempt's outcome on record, with real processes in the workers' place."""
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -12,12 +13,15 @@ import pytest
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
+from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import RESERVE, account_for_killed, attempt, record_attempt
+from infini_llama.tasks.train.attempt import RESERVE, attempt, record_attempt, record_killed_attempts
 from infini_llama.tasks.train.retries import Retries
+from support.made_up_runs import LINEAGE
+from support.records import make_context
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
@@ -35,14 +39,13 @@ signal.signal(signal.SIGTERM, stop)
 write_status(Path(sys.argv[1]), 0, "running", 70)
 time.sleep(100)
 """
-REFERENCE = {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 256}
-PLAN = {"nproc_per_node": 1, "nnodes": 1, "env": {}, "port": "auto", "threads": 1, "device": "cpu"}
 
 
 @pytest.fixture
 def run(tmp_path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "mine")
     folder.checkpoints.mkdir(parents=True)
+    folder.lineage.write_text(json.dumps(LINEAGE))
     return folder
 
 
@@ -57,17 +60,16 @@ def train(run, monkeypatch):
     own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
 
     def make(each_poll=lambda: None, **sections):
-        config = parse_config(own | sections).model_dump(mode="json")
-        return attempt(
-            run, ConfiguredLauncher(config["environment"]), [], config, {}, REFERENCE, PLAN, "mine", each_poll
-        )
+        config = parse_config(own | sections)
+        launcher = ConfiguredLauncher(config.environment)
+        return attempt(make_context(run, config, launcher=launcher, each_poll=each_poll))
 
     return make
 
 
 def is_up(run: RunFolder, number: int) -> bool:
     status = read_status(run.path / "logs" / f"attempt-{number:02d}", 0)
-    return status is not None and status["state"] == "running"
+    return status is not None and status.state == "running"
 
 
 def test_an_error_of_the_supervisor_is_a_failure_that_is_tried_again_not_a_request_to_stop(run, train):
@@ -79,11 +81,11 @@ def test_an_error_of_the_supervisor_is_a_failure_that_is_tried_again_not_a_reque
         train(spoil)
     assert Retries(1, 0.0, lambda: 0).delay_after(fault.value) == 0.0
     record = attempts(run)[-1]
-    assert (record["kind"], record["code"], record["step"]) == ("failed", 70, 3), "and the workers have saved"
-    assert "JSONDecodeError" in record["message"]
+    assert (record.kind, record.code, record.step) == ("failed", 70, 3), "and the workers have saved"
+    assert "JSONDecodeError" in record.message
     attempt_dir = run.path / "logs" / "attempt-01"
     ended = read_status(attempt_dir, 0)
-    assert ended is not None and not local.is_rank(ended["pid"], attempt_dir)
+    assert ended is not None and not local.is_rank(ended.pid, attempt_dir)
 
 
 def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train):
@@ -100,7 +102,7 @@ def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train)
 
     with pytest.raises(Preempted, match="was stopped"):
         train(spoil)
-    assert (attempts(run)[-1]["kind"], attempts(run)[-1]["code"]) == ("preempted", 75)
+    assert (attempts(run)[-1].kind, attempts(run)[-1].code) == ("preempted", 75)
 
 
 def test_a_request_that_comes_twice_is_one(run, train):
@@ -120,7 +122,7 @@ def test_a_request_that_comes_twice_is_one(run, train):
             train(ask_twice)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (attempts(run)[-1]["kind"], attempts(run)[-1]["code"]) == ("preempted", 75), "its workers have saved"
+    assert (attempts(run)[-1].kind, attempts(run)[-1].code) == ("preempted", 75), "its workers have saved"
 
 
 def full(*arguments: object) -> None:
@@ -138,23 +140,25 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
         lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
     )
     record_attempt(run, attempt_dir, "mine", Outcome("failed", 70, "no space"))
-    assert [record["message"] for record in attempts(run)] == ["no space"]
+    assert [record.message for record in attempts(run)] == ["no space"]
 
 
 def test_an_attempt_that_a_full_disk_refused_is_none(run, train, monkeypatch):
     monkeypatch.setattr("infini_llama.tasks.train.attempt.write_order", full)
     with pytest.raises(OSError, match="No space"):
         train()
-    assert account_for_killed(run) == 0 and attempts(run) == []
+    assert record_killed_attempts(run) == 0 and attempts(run) == []
 
 
 def test_a_rank_says_on_a_full_disk_why_it_ended(tmp_path, monkeypatch):
     write_status(tmp_path, 0, "running", 70)
     monkeypatch.setattr("infini_llama.tasks.runs.status.write_atomic", full)
-    error = {"type": "PipelineError", "message": "no space", "traceback": "line\n" * 2000, "sample_rows": [1] * 2000}
+    error = RankError(
+        type="PipelineError", message="no space", traceback="line\n" * 2000, sample_rows=tuple([1] * 2000)
+    )
     write_status(tmp_path, 0, "failed", 70, 3, error)
     status = read_status(tmp_path, 0)
-    assert (status["state"], status["step"], status["error"]["message"]) == ("failed", 3, "no space")
+    assert (status.state, status.step, status.error.message) == ("failed", 3, "no space")
     assert status_path(tmp_path, 0).stat().st_size < 4096
 
 
@@ -179,9 +183,7 @@ def test_a_status_that_cannot_be_read_just_now_is_none(tmp_path, word):
 def test_an_attempt_has_a_number_of_its_own_although_folders_of_earlier_ones_are_gone(run, train, kept):
     """Restored from a mirror, which has attempts.jsonl without the logs, or tidied by hand."""
     for number in (1, 2):
-        append_attempt(
-            run, {"attempt": number, "invocation": None, "kind": "failed", "code": 70, "message": "it was so"}
-        )
+        append_attempt(run, AttemptRecord(attempt=number, invocation=None, kind="failed", code=70, message="it was so"))
     for number in kept:
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
 
@@ -191,16 +193,16 @@ def test_an_attempt_has_a_number_of_its_own_although_folders_of_earlier_ones_are
 
     with pytest.raises(Preempted):
         train(stop_when_up)
-    assert [record["attempt"] for record in attempts(run)] == [1, 2, 3]
+    assert [record.attempt for record in attempts(run)] == [1, 2, 3]
 
 
 def test_an_attempt_that_left_no_record_was_killed_and_one_without_a_folder_never_was(run):
     for number in (2, 4):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
-    append_attempt(run, {"attempt": 2, "invocation": None, "kind": "failed", "code": 70})
-    assert account_for_killed(run) == 4
-    assert [record["attempt"] for record in attempts(run)] == [2, 4]
-    assert account_for_killed(run) == 4 and len(attempts(run)) == 2
+    append_attempt(run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70))
+    assert record_killed_attempts(run) == 4
+    assert [record.attempt for record in attempts(run)] == [2, 4]
+    assert record_killed_attempts(run) == 4 and len(attempts(run)) == 2
 
 
 def test_a_job_that_the_cluster_refuses_is_on_record_with_the_refusal(run, train, tmp_path, monkeypatch):
@@ -212,5 +214,5 @@ def test_a_job_that_the_cluster_refuses_is_on_record_with_the_refusal(run, train
     with pytest.raises(ConfigError, match="sbatch refused the job"):
         train(environment={"launcher": "slurm", "slurm": {"partition": "nowhere"}})
     (record,) = attempts(run)
-    assert (record["attempt"], record["kind"], record["code"]) == (1, "failed", 64)
-    assert "invalid partition specified: nowhere" in record["message"]
+    assert (record.attempt, record.kind, record.code) == (1, "failed", 64)
+    assert "invalid partition specified: nowhere" in record.message

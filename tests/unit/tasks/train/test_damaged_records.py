@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.tasks.clusters.restart import superseded
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.gc import Rules, leftovers
 from infini_llama.tasks.runs.load import lineage_of
@@ -20,7 +21,7 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.runs.runs import list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.train.attempt import account_for_killed
+from infini_llama.tasks.train.attempt import record_killed_attempts
 from infini_llama.tasks.train.stage import finished, summarize
 from support.made_up_runs import LINEAGE, add_checkpoint
 
@@ -47,10 +48,6 @@ def add_attempt(run: RunFolder, number: int, order: object) -> Path:
     return folder
 
 
-def settings(max_steps: int) -> dict:
-    return {"max_steps": max_steps, "early_stopping_patience": None}
-
-
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, caplog, text):
     for number, lineage in ((1, "older"), (2, "newer")):
@@ -58,7 +55,7 @@ def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, cap
     add_attempt(run, 3, {"lineage": []})
     add_attempt(run, 4, [])
     run.lineage.write_text(text)
-    assert run.read_lineage()["resumed_from"] == lineage_of(run.path)["resumed_from"] == "newer"
+    assert run.read_lineage().resumed_from == lineage_of(run.path).resumed_from == "newer"
     assert str(run.lineage) in caplog.text and "attempt-02" in caplog.text
 
 
@@ -76,34 +73,33 @@ def test_a_damaged_lineage_without_a_copy_is_named(run, caplog, text):
 
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_summary_is_none_and_named(run, caplog, text):
-    assert finished(run, settings(16)) == SUMMARY
+    assert finished(run, 16, None).validation_loss == 2.0
     run.summary.write_text(text)
-    assert finished(run, settings(16)) is None
+    assert finished(run, 16, None) is None
     assert str(run.summary) in caplog.text or text == "{}"
 
 
 def test_a_run_that_has_taken_more_steps_than_are_wanted_now_is_finished(run):
-    assert finished(run, settings(12)) == SUMMARY and finished(run, settings(20)) is None
+    assert finished(run, 12, None).steps == 16 and finished(run, 20, None) is None
 
 
 def test_a_summary_without_metrics_has_what_the_checkpoint_says(run):
     (run.path / "result.json").write_text(json.dumps({"steps": 16, "stopped_early": None, "sample": ""}))
-    reference = {"validation": {"unigram_entropy_bits": 4.0}}
-    summary = summarize(run, {}, reference)
-    assert (summary["steps"], summary["tokens"], summary["validation_loss"]) == (16, 0, None)
-    assert finished(run, settings(16)) == summary
+    summary = summarize(run, 4.0)
+    assert (summary.steps, summary.tokens, summary.validation_loss) == (16, 0, None)
+    assert finished(run, 16, None) == summary
 
 
 @pytest.mark.parametrize("line", ["[1,2]", '{"attempt": "2"}', '{"attempt": 2, "code": 70', "\0", "null"])
 def test_a_damaged_line_of_attempts_is_named_and_the_attempt_has_a_record_again(run, caplog, line):
-    append_attempt(run, {"attempt": 1, "invocation": None, "kind": "done", "code": 0})
+    append_attempt(run, AttemptRecord(attempt=1, invocation=None, kind="done", code=0))
     with run.attempts.open("a") as file:
         file.write(line + "\n")
     add_attempt(run, 1, {})
     add_attempt(run, 2, {})
-    assert account_for_killed(run) == 2
-    assert [(record["attempt"], record["code"]) for record in attempts(run)] == [(1, 0), (2, 70)]
-    assert f"{run.attempts}: line 2" in caplog.text and "cannot be read" in attempts(run)[-1]["message"]
+    assert record_killed_attempts(run) == 2
+    assert [(record.attempt, record.code) for record in attempts(run)] == [(1, 0), (2, 70)]
+    assert f"{run.attempts}: line 2" in caplog.text and "cannot be read" in attempts(run)[-1].message
 
 
 def test_bytes_that_are_not_text_are_lines_that_cannot_be_read(run):
@@ -113,15 +109,15 @@ def test_bytes_that_are_not_text_are_lines_that_cannot_be_read(run):
     run.samples.write_bytes(b"\xff\n[1]\n")
     record = RunRecord(run.path)
     assert (record.attempts, record.evaluations, record.samples) == ([], [], [])
-    assert record.config == {"train": {"max_steps": 16}} and record.goodput["wall"] == 0.0
+    assert record.config == {"train": {"max_steps": 16}} and record.goodput.wall == 0.0
 
 
 def test_a_folder_beside_the_attempts_that_is_none_is_passed_over(run):
     folder = add_attempt(run, 2, [])
     for name in ("attempt-old", "attempt-01.bak", "attempt-", "attempt-2 (copy)"):
         (folder.parent / name).mkdir()
-    assert attempt_folders(run) == [folder] and account_for_killed(run) == 2 and superseded(folder) is None
-    assert RunRecord(run.path).goodput["wall"] == 0.0
+    assert attempt_folders(run) == [folder] and record_killed_attempts(run) == 2 and superseded(folder) is None
+    assert RunRecord(run.path).goodput.wall == 0.0
 
 
 def test_steps_that_metrics_lack_before_the_checkpoint_are_found(run):
@@ -134,7 +130,7 @@ def test_a_run_that_began_at_another_runs_checkpoint_lacks_nothing_before_it(run
     other = checkpoints.checkpoint_path(tmp_path / "other", 20)
     run.lineage.write_text(json.dumps(LINEAGE | {"resumed_from": str(other)}))
     assert lacking_steps(run, 20) == []
-    append_attempt(run, {"attempt": 1, "kind": "failed", "code": 70, "from_step": 20})
+    append_attempt(run, AttemptRecord(attempt=1, kind="failed", code=70, from_step=20))
     run.metrics.write_text(json.dumps({"kind": "train", "step": 22}) + "\n")
     assert lacking_steps(run, 22) == [21]
     own = checkpoints.checkpoint_path(run.checkpoints, 16)

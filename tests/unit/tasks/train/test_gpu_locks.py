@@ -10,7 +10,8 @@ import pytest
 
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.locks import Lock
-from infini_llama.tasks.train.gpu_locks import gpus_of, held
+from infini_llama.tasks.train.gpu_locks import gpus_of, locked
+from support.records import make_plan
 
 HOLD = """
 import sys, time
@@ -26,9 +27,9 @@ def test_the_gpus_of_a_plan_by_identity_in_one_order(tmp_path):
     run = RunFolder(tmp_path)
     facts = {"gpus": [{"uuid": "b"}, {"uuid": "a"}, {"uuid": ""}]}
     (tmp_path / "environment.json").write_text(json.dumps({"facts": facts}))
-    assert gpus_of(run, {"device": "cuda", "gpus": [0, 1]}) == ["a", "b"]
-    assert gpus_of(run, {"device": "cuda", "gpus": [2]}) == ["number-2"]
-    assert gpus_of(run, {"device": "cpu", "gpus": []}) == []
+    assert gpus_of(run, make_plan(device="cuda", gpus=[0, 1])) == ["a", "b"]
+    assert gpus_of(run, make_plan(device="cuda", gpus=[2])) == ["number-2"]
+    assert gpus_of(run, make_plan()) == []
 
 
 def test_a_gpu_in_use_is_waited_for_and_a_killed_holder_frees_it(tmp_path, caplog):
@@ -44,7 +45,7 @@ def test_a_gpu_in_use_is_waited_for_and_a_killed_holder_frees_it(tmp_path, caplo
             waits.append(time.monotonic())
             holder.kill()
 
-        with held(["a", "b"], each_wait, tmp_path) as locks:
+        with locked(["a", "b"], each_wait, tmp_path) as locks:
             assert len(locks) == 2 and waits
             with pytest.raises(Exception, match="is held by"), Lock(path):
                 pass
@@ -55,7 +56,7 @@ def test_a_wait_ends_when_the_run_is_asked_to_stop(tmp_path):
     def stop() -> None:
         raise KeyboardInterrupt
 
-    with Lock(tmp_path / "gpu-a.lock"), pytest.raises(KeyboardInterrupt), held(["b", "a"], stop, tmp_path):
+    with Lock(tmp_path / "gpu-a.lock"), pytest.raises(KeyboardInterrupt), locked(["b", "a"], stop, tmp_path):
         raise AssertionError("it has a GPU that another one holds")
     with Lock(tmp_path / "gpu-b.lock"):
         pass

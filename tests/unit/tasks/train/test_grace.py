@@ -6,8 +6,9 @@ import socket
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.grace import grace_period, needed, tell_orchestrator
+from infini_llama.tasks.train.grace import grace_period, needed, request_time_to_stop
 
 STEP = {"kind": "train", "step": 1, "step_time": 2.0, "save_time": 0.0, "save_write_time": 0.0}
 SAVED = STEP | {"step": 2, "save_time": 4.0, "save_write_time": 10.0}
@@ -19,8 +20,8 @@ def run_with(tmp_path, *records) -> RunFolder:
     return run
 
 
-def limits(own: float, orchestrator: float | None) -> dict:
-    return {"grace_period": own, "orchestrator_grace": orchestrator}
+def limits(own: float, orchestrator: float | None) -> RuntimeConfig:
+    return RuntimeConfig(grace_period=own, orchestrator_grace=orchestrator)
 
 
 def test_what_is_configured_holds_until_more_was_measured(tmp_path):
@@ -41,5 +42,5 @@ def test_systemd_is_asked_for_the_time(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        tell_orchestrator(39.0)
+        request_time_to_stop(39.0)
         assert systemd.recv(200) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=44000000"

@@ -7,14 +7,19 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.patch_environment.devices import choose_devices
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.attempt import choose_checkpoint, refuse_other_model
-from infini_llama.tasks.train.length import in_steps
+from infini_llama.tasks.train.length import resolve_max_steps
+from infini_llama.tasks.train.run_context import RunContext
 from infini_llama.tasks.train.worker.callbacks.reporters import reporters
 from support.made_up_runs import LINEAGE
+from support.records import make_context, make_dataset, make_plan
 
 INFINI = {"attention": "infini", "segment_length": 32}
 CPU = {"cores": 2, "gpus": [], "gpu_problem": None}
@@ -22,6 +27,17 @@ CPU = {"cores": 2, "gpus": [], "gpu_problem": None}
 
 def settings(**sections: dict) -> dict:
     return parse_config({"data": {"source": "python-stdlib"}} | sections).model_dump(mode="json")
+
+
+def model(**changes: int) -> LlamaConfig:
+    sizes = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    return LlamaConfig.from_dict(sizes | heads | changes)
+
+
+def resuming(run: RunFolder, resume: str, invocation: str, model: LlamaConfig) -> RunContext:
+    config = parse_config({"data": {"source": "python-stdlib"}, "runtime": {"resume": resume}})
+    return make_context(run, config, invocation=invocation, model=model)
 
 
 @pytest.mark.parametrize(
@@ -98,51 +114,53 @@ def test_workers_that_share_sequences_come_in_whole_groups():
 
 
 def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):
-    reference = {"train": {"rows": 100}}
-    train = settings(train={"max_steps": 13, "global_batch_size": 8, "warmup_steps": 1})["train"]
-    assert in_steps(train, reference, tmp_path)["max_steps"] == 13
+    dataset = make_dataset()
+    train = TrainingConfig(max_steps=13, global_batch_size=8, warmup_steps=1)
+    assert resolve_max_steps(train, dataset, tmp_path) == 13
+    once = train.model_copy(update={"repeat_data": False})
     with pytest.raises(ConfigError, match=r"104 rows, and the dataset has 100 .* train at most 12 steps"):
-        in_steps(train | {"repeat_data": False}, reference, tmp_path)
-    assert in_steps(train | {"repeat_data": False, "max_steps": 12}, reference, tmp_path)["max_steps"] == 12
+        resolve_max_steps(once, dataset, tmp_path)
+    assert resolve_max_steps(once.model_copy(update={"max_steps": 12}), dataset, tmp_path) == 12
     with pytest.raises(ConfigError, match="dataset has 100"):
-        in_steps(train | {"repeat_data": False, "max_steps": None, "num_epochs": 2.0}, reference, tmp_path)
+        resolve_max_steps(once.model_copy(update={"max_steps": None, "num_epochs": 2.0}), dataset, tmp_path)
 
 
 def test_a_checkpoint_of_another_model(tmp_path):
     state = {"model": {"hidden_size": 64, "vocab_size": 512}, "world_size": 1, "step": 7}
     (tmp_path / STATE_FILE).write_text(json.dumps(state))
-    plan = {"nproc_per_node": 1, "nnodes": 1}
-    assert refuse_other_model(tmp_path, {"hidden_size": 64, "vocab_size": 512}, plan) == 7
+    assert refuse_other_model(tmp_path, model(hidden_size=64, vocab_size=512), make_plan()) == 7
     with pytest.raises(ConfigError, match=r"another architecture:\n  model.hidden_size: 64 there, 128 here"):
-        refuse_other_model(tmp_path, {"hidden_size": 128, "vocab_size": 512}, plan)
+        refuse_other_model(tmp_path, model(hidden_size=128, vocab_size=512), make_plan())
 
 
 def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
     theirs, run = checkpoint_path(tmp_path / "theirs", 7), RunFolder(tmp_path / "mine")
     run.checkpoints.mkdir(parents=True)
     run.lineage.write_text(json.dumps(LINEAGE))
-    staged, plan = staging(theirs), {"nproc_per_node": 1, "nnodes": 1}
+    staged = staging(theirs)
     (staged / STATE_FILE).write_text(json.dumps({"model": {"hidden_size": 64}, "world_size": 1, "step": 7}))
     commit(staged, theirs, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
     for _ in range(2):
         with pytest.raises(ConfigError, match="another architecture"):
-            choose_checkpoint(run, str(theirs), "a", {"hidden_size": 128}, plan)
+            choose_checkpoint(resuming(run, str(theirs), "a", model(hidden_size=128)))
         assert "resumed_from" not in run.read(run.lineage)
     for _ in range(2):
-        assert choose_checkpoint(run, str(theirs), "a", {"hidden_size": 64}, plan) == (theirs, 7)
+        assert choose_checkpoint(resuming(run, str(theirs), "a", model(hidden_size=64))) == (theirs, 7)
         assert run.read(run.lineage)["resumed_from"] == str(theirs)
 
 
 def test_what_resume_rules_holds_for_the_first_attempt_of_each_command(tmp_path):
     run = RunFolder(tmp_path / "mine")
     own = checkpoint_path(run.checkpoints, 7)
-    staged, plan = staging(own), {"nproc_per_node": 1, "nnodes": 1}
+    own.parent.mkdir(parents=True)
+    run.lineage.write_text(json.dumps(LINEAGE))
+    staged = staging(own)
     (staged / STATE_FILE).write_text(json.dumps({"model": {}, "world_size": 1, "step": 7}))
     commit(staged, own, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
-    append_attempt(run, {"attempt": 1, "invocation": "a", "kind": "failed", "code": 70})
-    assert choose_checkpoint(run, "never", "a", {}, plan) == (own, 7), "it was saved since"
+    append_attempt(run, AttemptRecord(attempt=1, invocation="a", kind="failed", code=70))
+    assert choose_checkpoint(resuming(run, "never", "a", model())) == (own, 7), "it was saved since"
     with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
-        choose_checkpoint(run, "never", "b", {}, plan)
+        choose_checkpoint(resuming(run, "never", "b", model()))
 
 
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):

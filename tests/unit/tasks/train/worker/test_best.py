@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -15,9 +15,8 @@ from infini_llama.tasks.train.lineage import claim
 from infini_llama.tasks.train.worker import loop
 from infini_llama.tasks.train.worker.callbacks.evaluate import Validation
 from infini_llama.tasks.train.worker.loop import StopRequest
+from support.records import make_context
 
-PLAN = {"device": "cpu", "nproc_per_node": 1, "nnodes": 1, "threads": 1, "precision": "fp32", "env": {}}
-PLAN |= {"attention_backend": "sdpa", "loss_chunk": 0}
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 SIZES |= {"num_key_value_heads": 1, "attention": "softmax"}
 SHORT = {"max_steps": 12, "warmup_steps": 1, "global_batch_size": 2, "micro_batch_size": 2, "sample_tokens": 1}
@@ -31,15 +30,14 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
 
     def attempt(name: str, losses: dict[int, float], stop_after: int | None = None, **changes: object) -> RunFolder:
         given = {"data": data(), "model": SIZES, "train": SHORT | changes}
-        config = parse_config(given | {"runtime": {"name": name, "home": str(home)}}).model_dump(mode="json")
+        config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
         run = RunFolder(home / "runs" / name)
-        model = architecture(config["model"], reference["vocab_size"], reference["sequence_length"])
-        claim(run, config, model, reference)
+        context = make_context(run, config, dataset=DatasetRef.from_json(reference))
+        claim(run, config, context.train, context.model, context.dataset)
         chosen = checkpoints.newest_good(run.checkpoints)
         attempt_dir = run.path / "logs" / "attempt-01"
         attempt_dir.mkdir(parents=True, exist_ok=True)
-        timing = {"began": {}, "spent": {}, "from_step": 0, "grace_period": 1.0}
-        write_order(attempt_dir, run, config, model, reference, PLAN, chosen, timing)
+        write_order(attempt_dir, context, chosen, 0, 1.0)
         heart = Heartbeat(attempt_dir, 0)
 
         def evaluate(*arguments: object) -> Validation:

@@ -14,9 +14,11 @@ from infini_llama.flows.datasets import reference_for
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
 from infini_llama.tasks.preprocess.stage import lookup, plan, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.job import CurriculumStage
 from infini_llama.tasks.train.curriculum import in_samples, last_steps, refuse_stages
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.verify_data.checks import verify
+from support.records import make_dataset
 
 CPU = torch.device("cpu")
 
@@ -65,31 +67,31 @@ def test_any_number_of_ranks_and_micro_batches_gives_the_same_rows_in_the_same_o
     assert seen == batches().rows(8 * step).tolist()
 
 
-def config(**data) -> dict:
+def config(**data) -> PipelineConfig:
     given = {"source": "python-stdlib", "sequence_length": 32} | data
     train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5}
-    return PipelineConfig.model_validate({"data": given, "train": train}).model_dump(mode="json")
+    return PipelineConfig.model_validate({"data": given, "train": train})
 
 
 def test_steps_and_shares_become_samples(caplog):
     caplog.set_level("WARNING", "infini_llama")
-    tables = {"curriculum": [{"chunks": "a"}, {"chunks": "b"}]}
+    tables = [{"chunks": name, "chunks_digest": name, "sequence_length": 8, "rows": 9} for name in ("a", "b")]
+    dataset = make_dataset(curriculum=tables)
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
     shares = [length | {"until_fraction": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
-    expected = [{"chunks": "a", "until": 200}, {"chunks": "b", "until": 400}]
-    assert last_steps(config(curriculum=shares)) == [25, 50]
-    assert in_samples(config(curriculum=shares), tables, [25, 50]) == expected and not caplog.text
+    expected = (CurriculumStage(chunks="a", until=200), CurriculumStage(chunks="b", until=400))
+    assert last_steps(config(curriculum=shares).data, 100) == (25, 50)
+    assert in_samples(config(curriculum=shares), dataset, (25, 50), 100) == expected and not caplog.text
     steps = [length | {"until_step": step} for length, step in zip(lengths, (25, 100), strict=True)]
-    assert in_samples(config(curriculum=steps), tables, last_steps(config(curriculum=steps)))[1]["until"] == 800
+    resolved = config(curriculum=steps)
+    assert in_samples(resolved, dataset, last_steps(resolved.data, 100), 100)[1].until == 800
     assert "ends at step 100, but train.max_steps=100" in caplog.text
-    told = config(curriculum=steps)
-    told["train"]["repeat_data"] = False
+    once = resolved.model_copy(update={"train": resolved.train.model_copy(update={"repeat_data": False})})
     with pytest.raises(ConfigError, match=r"data.curriculum reads the text anew"):
-        refuse_stages(told)
-    told = config(curriculum=steps)
-    told["model"] |= {"attention": "infini", "segment_length": 8}
+        refuse_stages(once)
+    infini = resolved.model.model_copy(update={"attention": "infini", "segment_length": 8})
     with pytest.raises(ConfigError, match=r"rows of 8 tokens, one segment of model.segment_length=8"):
-        refuse_stages(told)
+        refuse_stages(resolved.model_copy(update={"model": infini}))
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,6 @@ def test_the_rows_of_a_dataset_on_disk(data, tmp_path):
 
 
 def test_rows_that_may_not_repeat_cannot_be_preferred():
-    train = TrainingConfig(repeat_data=False, prefer_long_documents=1).model_dump(mode="json")
+    train = TrainingConfig(repeat_data=False, prefer_long_documents=1)
     with pytest.raises(ConfigError, match=r"train.prefer_long_documents=1 sees rows .* again"):
-        refuse_repeats(train, 10**9)
+        refuse_repeats(train, 1000, 10**9)

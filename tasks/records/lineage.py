@@ -1,0 +1,85 @@
+"""What a run is bound to, and what its training changed since."""
+
+from typing import Any
+
+from pydantic import Field, PositiveInt
+
+from infini_llama.tasks.records.record import Record
+
+
+class SampleRange(Record):
+    """Samples first … end-1."""
+
+    first: int
+    end: int
+
+
+class LineageStage(Record):
+    """A stage of data.curriculum, and the digest of its row table."""
+
+    sequence_length: int
+    until_step: int | None = None
+    until_fraction: float | None = None
+    chunks_digest: str
+
+
+class LineageDataset(Record):
+    """The dataset of a run and the order of its samples.
+
+    Attributes:
+        chunks_digest: of the row table chunks/<chunks>.
+        weights: of each source, where data.sources has weights.
+        curriculum: stages of other row lengths.
+    """
+
+    path: str
+    digest: str
+    chunks: str
+    chunks_digest: str | None = None
+    sequence_length: int
+    weights: dict[str, float] | None = None
+    curriculum: tuple[LineageStage, ...] | None = None
+
+
+class InitialWeights(Record):
+    """The Hugging Face folder that a run starts from. digest: of its configuration and weights."""
+
+    path: str
+    digest: str
+    vocab_size: int
+
+
+class Lineage(Record):
+    """Written as lineage.json when a run starts, and again when training changes it.
+
+    Attributes:
+        model: fields of LlamaConfig, by name.
+        train: settings of section `train`, by name, as the last command resolved them.
+        curriculum_ends: last step of each stage of data.curriculum; None: of an older version.
+        skipped_samples: ranges that rollbacks have left out.
+        micro_batch_size: after an out-of-memory error; None: the plan's.
+        resumed_from: the checkpoint that runtime.resume named.
+    """
+
+    dataset: LineageDataset
+    model: dict[str, Any]
+    train: dict[str, Any]
+    init_from: InitialWeights | None = None
+    curriculum_ends: tuple[int, ...] | None = None
+    skipped_samples: tuple[SampleRange, ...] = Field(default=())
+    micro_batch_size: PositiveInt | None = None
+    resumed_from: str | None = None
+
+    @classmethod
+    def upgrade(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Until version 1, the skipped samples were `left_out`."""
+        if "left_out" not in fields:
+            return fields
+        return {name: value for name, value in fields.items() if name != "left_out"} | {
+            "skipped_samples": fields["left_out"]
+        }
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.train["max_steps"]

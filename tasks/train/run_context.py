@@ -1,0 +1,58 @@
+"""What every attempt of one call of the training stage works with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.job import CurriculumStage
+from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.train.launcher import Launcher
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every attempt of one call of the training stage works with.
+
+    Attributes:
+        config: as the user wrote it.
+        train: settings of section `train`, by name, as `lineage.resolved_settings` gives them.
+        curriculum: shorter rows that the run starts with.
+        verify_on_read: shards are checked when they are first opened.
+        invocation: unique ID of one command; all its attempts share it.
+        locks: of the run and of its GPUs; torchrun holds them as long as it runs.
+        each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
+    """
+
+    run: RunFolder
+    config: PipelineConfig
+    train: dict[str, Any]
+    dataset: DatasetRef
+    model: LlamaConfig
+    plan: EnvironmentPlan
+    curriculum: tuple[CurriculumStage, ...]
+    verify_on_read: bool
+    invocation: str
+    launcher: Launcher
+    locks: tuple[Lock, ...]
+    each_poll: Callable[[], None]
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.train["max_steps"]
+
+    @property
+    def dataset_path(self) -> Path:
+        """Folder of the dataset."""
+        return self.config.runtime.home.resolve() / self.dataset.path
+
+    def micro_batch_size(self, lineage: Lineage) -> int:
+        """The micro-batch in force: the plan's, or the smaller one that an out-of-memory error led to."""
+        return min(self.plan.micro_batch_size, lineage.micro_batch_size or self.plan.micro_batch_size)

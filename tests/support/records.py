@@ -1,0 +1,60 @@
+"""Records with the fields that a test does not care about filled in."""
+
+from typing import Any
+
+from infini_llama.configs.architecture import architecture
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.train.launch import LocalLauncher
+from infini_llama.tasks.train.run_context import RunContext
+
+SPLIT = {"documents": 0, "tokens": 0, "bytes": 0, "unigram_entropy_bits": 4.0, "rows": 100}
+
+
+def make_plan(**changes: Any) -> EnvironmentPlan:
+    """One worker on a CPU."""
+    fields: dict[str, Any] = {
+        "device": "cpu",
+        "gpus": [],
+        "nproc_per_node": 1,
+        "precision": "fp32",
+        "attention_backend": "sdpa",
+        "threads": 1,
+        "distributed_backend": "gloo",
+        "micro_batch_size": 2,
+        "accumulation_steps": 1,
+    }
+    return EnvironmentPlan.from_json(fields | changes)
+
+
+def make_dataset(**changes: Any) -> DatasetRef:
+    """A dataset of 100 training rows of 16 tokens that is not on disk."""
+    fields: dict[str, Any] = dict.fromkeys(("path", "digest", "chunks", "chunks_digest"), "same")
+    fields |= {"sequence_length": 16, "vocab_size": 61, "train": SPLIT, "validation": SPLIT}
+    return DatasetRef.from_json(fields | changes)
+
+
+def make_model(config: PipelineConfig, dataset: DatasetRef) -> LlamaConfig:
+    """The architecture of a run."""
+    section = config.model.model_dump(mode="json")
+    return LlamaConfig.from_dict(architecture(section, dataset.vocab_size, dataset.sequence_length))
+
+
+def make_context(run: RunFolder, config: PipelineConfig, **changes: Any) -> RunContext:
+    """What an attempt at `run` works with; its settings are those of the configuration."""
+    dataset = changes.get("dataset") or make_dataset()
+    fields: dict[str, Any] = {
+        "train": config.train.model_dump(mode="json"),
+        "dataset": dataset,
+        "plan": make_plan(),
+        "curriculum": (),
+        "verify_on_read": False,
+        "invocation": "mine",
+        "launcher": LocalLauncher(),
+        "locks": (),
+        "each_poll": lambda: None,
+    } | changes
+    return RunContext(run=run, config=config, **({"model": make_model(config, dataset)} | fields))
