@@ -77,7 +77,7 @@ def test_names_are_short_and_of_one_place_only():
     [
         (PLAN, {"mount_path": "/data"}, "does not lie in environment.kubernetes.mount_path=/data"),
         (
-            PLAN | {"env": {"WANDB_API_KEY": "abc", "NCCL_DEBUG": "INFO"}},
+            PLAN.model_copy(update={"env": {"WANDB_API_KEY": "abc", "NCCL_DEBUG": "INFO"}}),
             {},
             "environment.env.WANDB_API_KEY may be a secret",
         ),
