@@ -53,7 +53,7 @@ def test_where_to_start_is_ruled_anew_by_each_command_of_one_process(tmp_path, m
     with pytest.raises(TrainFailed, match="no worker started"):
         pipeline.run(parse_config(settings))
     first, second = attempts(folder)
-    assert first["invocation"] == second["invocation"]
+    assert first.invocation == second.invocation
     add_checkpoint(folder, 10, 1.0)
     with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):
         pipeline.run(parse_config(settings))
