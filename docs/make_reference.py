@@ -42,6 +42,9 @@ LEGEND = """The *resume* column states what changing a key means for a run that 
 - *fixed*: refused; use another `runtime.name`.
 - *exact*: allowed, and the run logs that it is no longer bitwise identical to an uninterrupted one.
 - *free*: no effect on the weights.
+
+Keys of `data` and `train.init_from` are compared by the digests of what they lead to: another path to the same content
+is accepted.
 """
 FOOT = """
 This page is generated from the schema (`configs/schema/`) by `python docs/make_reference.py`, and a test keeps it up to date.
@@ -93,9 +96,8 @@ def kind(field: Any) -> str:
 
 def resume(field: Any) -> str:
     """What changing the key means for an existing run: fixed, exact or free; empty where the schema does not say."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    policy = extra.get("resume", next((one for one in field.metadata if type(one).__name__ == "Resume"), ""))
-    return str(policy.value if isinstance(policy, Enum) else policy).lower()
+    extra = field.json_schema_extra
+    return str(extra.get("resume", "")) if isinstance(extra, dict) else ""
 
 
 def default(field: Any) -> str:

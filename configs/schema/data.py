@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -19,15 +19,22 @@ class PasskeyConfig(Section):
     """
 
     documents: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
-        default=20_000, title="Documents", description="Number of texts to generate."
+        default=20_000,
+        title="Documents",
+        description="Number of texts to generate.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     repetitions: Annotated[int, Field(ge=1)] = Field(
         default=3,
         title="Repetitions",
         description="Maximum repetitions of the filler in one text. Each text draws its own number, from 1 up to this one.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     seed: Annotated[int, Field(ge=0)] = Field(
-        default=0, title="Seed", description="Seed for the numbers, lengths and positions."
+        default=0,
+        title="Seed",
+        description="Seed for the numbers, lengths and positions.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
 
 
@@ -40,6 +47,7 @@ class TextConfig(Section):
         description="files: the paths in data.files. python-stdlib: the .py files of the running Python's standard library, "
         "without a download. huggingface: data.dataset, through the datasets library. passkey: texts generated as "
         "data.passkey describes.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     files: list[str] = Field(
         default_factory=list,
@@ -47,35 +55,47 @@ class TextConfig(Section):
         description="Paths, folders or globs (** for any depth), relative to the working directory. txt, md, rst and py files are"
         " one document each; json, jsonl, csv, parquet and arrow files have one document per record. All may be "
         "compressed with gz, xz or zst.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     validation_files: list[str] = Field(
         default_factory=list,
         title="Validation files",
         description="Held-out text, in the same formats as data.files. It replaces data.validation_fraction, and training text "
         "that is also in these files is left out.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     dataset: str = Field(
         default="",
         title="Dataset",
         description="Name of a Hugging Face dataset, a local folder of one, or a folder written by save_to_disk (source: "
         "huggingface).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     dataset_config: str | None = Field(
-        default=None, title="Dataset configuration", description="Configuration of the dataset, if it has several."
+        default=None,
+        title="Dataset configuration",
+        description="Configuration of the dataset, if it has several.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     dataset_split: str = Field(
-        default="train", title="Dataset split", description="Split of data.dataset to train on.", min_length=1
+        default="train",
+        title="Dataset split",
+        description="Split of data.dataset to train on.",
+        min_length=1,
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     validation_split: str | None = Field(
         default=None,
         title="Validation split",
         description="Split of data.dataset to hold out. Default: data.validation_fraction of data.dataset_split.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     streaming: bool = Field(
         default=False,
         title="Streaming",
         description="Read data.dataset without a local copy. The dataset is the same, but every `run`, also a resume, reads all "
         "of it again to check for changes; `train --dataset` does not.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     passkey: PasskeyConfig = Field(
         default_factory=PasskeyConfig, title="Passkey", description="Texts to generate (source: passkey)."
@@ -85,12 +105,14 @@ class TextConfig(Section):
         title="Text column",
         description="Column or field that contains the text of a record.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = Field(
         default="auto",
         title="Format",
         description="Format of the files, whatever their names are. auto: by file name. The compression is always taken from the "
         "name.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
 
 
@@ -98,19 +120,23 @@ class SourceConfig(TextConfig):
     """One of several sources that are mixed."""
 
     name: Annotated[str, Field(pattern=SOURCE_NAME)] = Field(
-        title="Name", description="Name of the source in the dataset, in reports and in metrics."
+        title="Name",
+        description="Name of the source in the dataset, in reports and in metrics.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
         default=None,
         title="Weight",
         description="Share of the training sequences: weight / sum of weights, exactly. Default, for all sources: every sequence "
         "once per epoch.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     licence: str = Field(
         default="not stated",
         title="Licence",
         description="Licence of the text, recorded in the manifest.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FREE),
     )
 
 
@@ -121,15 +147,20 @@ class CurriculumStage(Section):
         title="Sequence length",
         description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it; every step keeps the "
         "same number of tokens.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     until_step: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, title="Until step", description="Last step of this stage."
+        default=None,
+        title="Until step",
+        description="Last step of this stage.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         title="Until fraction",
         description="The same as a fraction of the steps that the run starts with. A later change of train.max_steps does not "
         "move it.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
 
     @model_validator(mode="after")
@@ -149,28 +180,38 @@ class DataConfig(TextConfig):
         title="Sources",
         description="Several sources instead of one, each with a name and its own files, dataset, format or text_column. No "
         "sequence contains text of two sources.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     min_length: Annotated[int, Field(ge=0)] = Field(
-        default=0, title="Minimum length", description="Documents with fewer characters are left out and counted."
+        default=0,
+        title="Minimum length",
+        description="Documents with fewer characters are left out and counted.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     deduplicate: bool = Field(
         default=False,
         title="Deduplicate",
         description="Keep only the first of several documents with exactly the same text. Duplicates are counted in either case.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     on_bad_input: Literal["fail", "skip"] = Field(
         default="fail",
         title="Bad input",
         description="fail: a damaged file or record ends the build with an error that names it. skip: it is left out, named and "
         "counted.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.05,
         title="Validation fraction",
         description="Fraction of documents to hold out, chosen by a hash of their content.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
-        default=256, title="Sequence length", description="Tokens per training sequence (context length, block size)."
+        default=256,
+        title="Sequence length",
+        description="Tokens per training sequence (context length, block size).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     strategy: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = Field(
         default="concat",
@@ -178,17 +219,20 @@ class DataConfig(TextConfig):
         description="concat: documents joined by the end-of-text token and cut. window: the same, overlapping by data.stride. "
         "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
         "least). padded: one document per sequence.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     stride: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Stride",
         description="Tokens from the start of one sequence to the start of the next (strategy: window); at most sequence_length.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     curriculum: list[CurriculumStage] = Field(
         default_factory=list,
         title="Curriculum",
         description="Stages of shorter sequences before data.sequence_length. Each stage reads the text from the beginning, in "
         "its own order.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
@@ -198,23 +242,27 @@ class DataConfig(TextConfig):
         title="Tokenizer engine",
         description="Library that encodes the text. auto: the fast one of the extra `fast`, if it is installed and gives the same"
         " tokens as `tokenizers`. The dataset is the same with each.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     shard_size: ByteSize = Field(
         default=ByteSize(256 * 1024**2),
         title="Shard size",
         description="Maximum size of one token shard, for example 256MiB.",
         ge=1024,
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     num_workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1,
         title="Preprocessing workers",
         description="Processes that tokenize. The dataset is the same with any number.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     engine: Literal["local", "dask", "ray"] = Field(
         default="local",
         title="Preprocessing engine",
         description="local: processes of this machine. dask, ray: workers of a cluster (extras of the same names), which must see"
         " runtime.home and the text. The dataset is the same with each.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     engine_address: str | None = Field(
         default=None,
@@ -222,12 +270,14 @@ class DataConfig(TextConfig):
         description="Address of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379). Default: a cluster of "
         "data.num_workers workers is started on this machine.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FREE),
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto",
         title="Row table device",
         description="Device that computes the row table: auto (a GPU if there is one and the table is large), cpu, cuda or "
         "cuda:K. The dataset is the same with each.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
 
     @model_validator(mode="after")
@@ -289,10 +339,12 @@ class VerifyConfig(Section):
         default="quick",
         title="Level",
         description="quick: manifest, sizes and tokenizer. deep: also every token, and decoded samples.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     full_below: ByteSize = Field(
         default=ByteSize(20_000_000_000),
         title="Full checksums below",
         description="A dataset up to this size has every checksum checked before training; a larger one at each shard's first read.",
         ge=0,
+        json_schema_extra=on_resume(Resume.FREE),
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 
@@ -18,87 +18,105 @@ class EnvironmentConfig(Section):
     """
 
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", title="Device", description="auto: GPUs if they work, otherwise the CPU."
+        default="auto",
+        title="Device",
+        description="auto: GPUs if they work, otherwise the CPU.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = Field(
         default="auto",
         title="GPUs",
         description="Indices of the GPUs to train on. auto: those that no other process uses, or all if none is free.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         title="Workers per node",
         description="torchrun workers per machine. auto: one per GPU, or one on a CPU.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         title="Precision",
         description="fp32, or autocast over fp32 weights in bf16 or fp16 (with loss scaling). auto: bf16 on GPUs that support it,"
         " and with environment.tune on CPUs that do; otherwise fp32.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = Field(
         default="auto",
         title="Attention backend",
         description="Implementation of softmax attention. auto: sdpa, or with environment.tune the fastest one that gives correct"
         " results.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = Field(
         default="auto",
         title="Allocator",
         description="Memory allocator of CPU workers. auto: the system's, or with environment.tune an installed one.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         title="Threads",
         description="CPU threads per worker. auto: the usable cores divided by the workers.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     distributed_backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto",
         title="Communication backend",
         description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     nnodes: Annotated[int, Field(ge=1, le=65536)] = Field(
         default=1,
         title="Nodes",
         description="Machines (nodes) that train together, each with environment.nproc_per_node workers. Start `infini-llama join"
         " RUN` on the others.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         title="Node rank",
         description="Rank of this machine, from 0. auto: 0 for the command that leads the run, a free rank for those that join.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     master_addr: Annotated[str, Field(pattern=HOST)] = Field(
         default="auto",
         title="Master address",
         description="Host name or address at which the other nodes reach node 0. auto: the address of its default route.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = Field(
         default="auto",
         title="Port",
         description="Port of the rendezvous, on this machine or on node 0. auto: a free port.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     rendezvous: Literal["c10d", "static"] = Field(
         default="c10d",
         title="Rendezvous",
         description="c10d: torchrun assigns the ranks, sorted by address. static: ranks are environment.node_rank, and "
         "master_addr and port must be set; no other port is needed.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     join_timeout: Annotated[float, Field(gt=0)] = Field(
         default=600.0,
         title="Join timeout",
         description="Seconds that the nodes of a run wait for each other before an attempt fails.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     preflight_timeout: Annotated[float, Field(gt=0)] = Field(
         default=120.0,
         title="Preflight timeout",
         description="Seconds that workers have to answer each other before the first step; missing ranks are named. On one "
         "machine, at least environment.communication_timeout.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     communication_timeout: Annotated[float, Field(gt=0)] = Field(
         default=600.0,
         title="Communication timeout",
         description="Timeout of collective operations during training, in seconds. The attempt then fails and is retried.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     tune: Literal["off", "quick", "full"] = Field(
         default="off",
@@ -117,6 +135,7 @@ class EnvironmentConfig(Section):
         title="Launcher",
         description="What starts the workers. local: torchrun on this machine. slurm: a job submitted by sbatch. kubernetes: a "
         "JobSet. A job continues if this command ends, and the next command of the same run name watches it.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     node: NodeConfig = Field(
         default_factory=NodeConfig,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 
 
 class EvaluationConfig(Section):
@@ -17,16 +17,30 @@ class EvaluationConfig(Section):
         title="After training",
         description="Measurements after training: perplexity on the validation sequences, and passkey retrieval; for an "
         "Infini-Llama with and without its memory. Empty: none.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     checkpoint: Literal["latest", "best"] = Field(
-        default="latest", title="Checkpoint", description="Checkpoint to evaluate."
+        default="latest",
+        title="Checkpoint",
+        description="Checkpoint to evaluate.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     sequences: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, title="Sequences", description="Perplexity: number of validation sequences. null: all."
+        default=None,
+        title="Sequences",
+        description="Perplexity: number of validation sequences. null: all.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     passkey_lengths: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list,
         title="Passkey lengths",
         description="Lengths of the passkey texts in tokens. Empty: 1, 2, 4 and 8 sequence lengths.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
-    passkey_samples: int = Field(default=10, ge=1, title="Passkeys", description="Passkeys per length and depth.")
+    passkey_samples: int = Field(
+        default=10,
+        ge=1,
+        title="Passkeys",
+        description="Passkeys per length and depth.",
+        json_schema_extra=on_resume(Resume.FREE),
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 
 
 class RopeScaling(Section):
@@ -18,48 +18,66 @@ class RopeScaling(Section):
         title="Type",
         description="linear: all positions divided by the factor. llama3: only low frequencies scaled. yarn: scaled by index of "
         "the frequency.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     factor: Annotated[float, Field(ge=1)] = Field(
-        title="Factor", description="How many times longer sequences may become."
+        title="Factor",
+        description="How many times longer sequences may become.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, title="Original length", description="Sequence length of the earlier training (llama3, yarn)."
+        default=None,
+        title="Original length",
+        description="Sequence length of the earlier training (llama3, yarn).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     low_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Low frequency factor",
         description="Frequencies with fewer turns than this over the original length are scaled (llama3).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     high_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="High frequency factor",
         description="Frequencies with more turns than this over the original length are kept (llama3).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     beta_fast: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Beta fast",
         description="Frequencies with more turns than this over the original length are kept (yarn). Default: 32.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     beta_slow: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Beta slow",
         description="Frequencies with fewer turns than this are scaled fully (yarn). Default: 1.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     attention_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Attention factor",
         description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     mscale: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, title="mscale", description="Weight of the factor's logarithm in the attention factor (yarn)."
+        default=None,
+        title="mscale",
+        description="Weight of the factor's logarithm in the attention factor (yarn).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     mscale_all_dim: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, title="mscale of all dimensions", description="The same in its denominator (yarn)."
+        default=None,
+        title="mscale of all dimensions",
+        description="The same in its denominator (yarn).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     truncate: bool | None = Field(
         default=None,
         title="Truncate",
         description="Whether yarn's ramp starts and ends at whole indices. Default: true.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
 
     @model_validator(mode="after")
@@ -81,70 +99,104 @@ class ModelConfig(Section):
     """The architecture, with the field names of Hugging Face's LlamaConfig."""
 
     hidden_size: Annotated[int, Field(ge=1)] = Field(
-        default=256, title="Hidden size", description="Width of the residual stream."
+        default=256,
+        title="Hidden size",
+        description="Width of the residual stream.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     intermediate_size: Annotated[int, Field(ge=1)] = Field(
-        default=768, title="Intermediate size", description="Inner width of the gated feed-forward block."
+        default=768,
+        title="Intermediate size",
+        description="Inner width of the gated feed-forward block.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     num_hidden_layers: Annotated[int, Field(ge=1)] = Field(
-        default=4, title="Layers", description="Number of decoder layers."
+        default=4, title="Layers", description="Number of decoder layers.", json_schema_extra=on_resume(Resume.FIXED)
     )
     num_attention_heads: Annotated[int, Field(ge=1)] = Field(
-        default=4, title="Attention heads", description="Query heads. Must divide hidden_size."
+        default=4,
+        title="Attention heads",
+        description="Query heads. Must divide hidden_size.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     num_key_value_heads: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Key-value heads",
         description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: as many.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     rope_theta: Annotated[float, Field(gt=0)] = Field(
-        default=10_000.0, title="RoPE theta", description="Base of the rotary frequencies."
+        default=10_000.0,
+        title="RoPE theta",
+        description="Base of the rotary frequencies.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     rms_norm_eps: Annotated[float, Field(gt=0)] = Field(
-        default=1e-5, title="RMSNorm epsilon", description="Epsilon of RMSNorm."
+        default=1e-5,
+        title="RMSNorm epsilon",
+        description="Epsilon of RMSNorm.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     initializer_range: Annotated[float, Field(gt=0)] = Field(
-        default=0.02, title="Initializer range", description="Standard deviation of the initial weights."
+        default=0.02,
+        title="Initializer range",
+        description="Standard deviation of the initial weights.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     tie_word_embeddings: bool = Field(
-        default=True, title="Tie embeddings", description="Use the input embedding as the weight of the output head."
+        default=True,
+        title="Tie embeddings",
+        description="Use the input embedding as the weight of the output head.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     rope_scaling: RopeScaling | None = Field(
         default=None,
         title="RoPE scaling",
         description="Scaling of rotary positions, as in Hugging Face's configurations.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = Field(
         default="silu",
         title="Activation",
         description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     pre_norm: bool = Field(
         default=True,
         title="Pre-norm",
         description="Normalize the input of each block (pre-norm). false: normalize its sum with the residual stream (post-norm).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     qk_norm: bool = Field(
         default=False,
         title="QK-norm",
         description="RMSNorm over the queries and keys of each head, before rotary positions.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, title="Attention dropout", description="Dropout of attention weights in training."
+        default=0.0,
+        title="Attention dropout",
+        description="Dropout of attention weights in training.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, title="Dropout", description="Dropout of the output of each block in training."
+        default=0.0,
+        title="Dropout",
+        description="Dropout of the output of each block in training.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     attention: Literal["softmax", "local", "infini"] = Field(
         default="softmax",
         title="Attention",
         description="softmax: causal attention over the sequence. local: inside segments only. infini: inside segments plus a "
         "compressive memory of earlier ones (Munkhdalai et al. 2024, arXiv 2404.07143).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     segment_length: Annotated[int, Field(ge=1)] = Field(
         default=64,
         title="Segment length",
         description="Tokens per segment (attention: infini or local).",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     memory_update: Literal["linear", "delta", "delta_bounded"] = Field(
         default="linear",
@@ -152,17 +204,20 @@ class ModelConfig(Section):
         description="linear: add each segment's values (equation 8 of the paper). delta: first subtract what the memory already "
         "has (equation 9). delta_bounded: delta with a denominator that keeps the memory bounded after short "
         "segments.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     first_segment: Literal["local", "literal"] = Field(
         default="local",
         title="First segment",
         description="local: no gate while the memory is empty, so the first segment is plain attention. literal: zeros are mixed "
         "in, as in the paper's equations.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     memory_gradient_segments: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Gradient through the memory",
         description="Maximum number of segments that the gradient reaches back through the memory. Default: the whole sequence.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
 
     @model_validator(mode="after")

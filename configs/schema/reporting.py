@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.durations import COUNT
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 
 Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 
@@ -20,52 +20,61 @@ class ReportingConfig(Section):
         title="Log every",
         description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard. "
         "metrics.jsonl has every step.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     report_to: list[Literal["tensorboard", "wandb"]] = Field(
         default=["tensorboard"],
         title="Report to",
         description="Trackers beside metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with WANDB_MODE=offline).",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
         default=None,
         title="Metrics hook",
         description="A function, as module:function, that every worker calls at logged steps with the model and the step's "
         "record. The numbers that it returns by name are logged under custom.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     profile_steps: list[Annotated[int, Field(ge=1)]] | None = Field(
         default=None,
         title="Profile",
         description="First and last step that torch's profiler records, for example [20, 24]. Traces and a table are in the run's"
         " folder `profile`.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     eval_sequences: Annotated[int, Field(ge=1)] = Field(
         default=64,
         title="Evaluation sequences",
         description="Validation sequences per evaluation, the same ones each time.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     eval_tokens: Count | None = Field(
         default=None,
         title="Evaluation tokens",
         description="Validation tokens per evaluation, for example 1M, instead of eval_sequences.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     sample_prompt: str = Field(
         default="def ",
         title="Sample prompt",
         description="Prompt that the trained model continues.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FREE),
     )
     sample_prompts: list[Annotated[str, Field(min_length=1)]] = Field(
         default=[],
         title="More sample prompts",
         description="Further prompts that the trained model continues. The texts are in result.json and in the report.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     sample_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=128, title="Sample length", description="Tokens per sample."
+        default=128, title="Sample length", description="Tokens per sample.", json_schema_extra=on_resume(Resume.FREE)
     )
     sample_at_evaluation: bool = Field(
         default=True,
         title="Samples at evaluation",
         description="Also continue the prompts at each evaluation, into samples.jsonl and the report.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 
@@ -21,11 +21,13 @@ class RuntimeConfig(Section):
         title="Run name",
         description="Folder below runs/. The same name resumes the same run. {date} and {time} are replaced by the scheduled "
         "start, so that each start is a new run.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     home: Path = Field(
         default_factory=lambda: Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")),
         title="Home",
         description="Folder of datasets and runs. Default: $INFINI_LLAMA_HOME, otherwise ./workspace.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     resume: str = Field(
         default="auto",
@@ -38,30 +40,38 @@ class RuntimeConfig(Section):
         default=3,
         title="Retries",
         description="Retries of failed training without progress. Every new checkpoint renews the budget.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     retry_delay: Annotated[float, Field(ge=0)] = Field(
-        default=5.0, title="Retry delay", description="Seconds before the first retry, doubled for each further one."
+        default=5.0,
+        title="Retry delay",
+        description="Seconds before the first retry, doubled for each further one.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     max_rollbacks: Annotated[int, Field(ge=0, le=100)] = Field(
         default=2,
         title="Rollbacks",
         description="How often a diverged run returns to the last good checkpoint and skips the samples since.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     hang_after: Annotated[float, Field(gt=0)] = Field(
         default=20.0,
         title="Hang after",
         description="A worker is hung if it is silent for this many seconds beyond twice the longest measured time of its phase. "
         "Half of it applies to a stopped process.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=25.0,
         title="Grace period",
         description="Seconds that workers have to save a checkpoint when the run is asked to stop; more if saves were measured to"
         " take longer.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     orchestrator_grace: Annotated[float, Field(gt=5, le=86400)] | None = Field(
         default=None,
         title="Orchestrator grace period",
         description="Seconds between the orchestrator's SIGTERM and its SIGKILL (terminationGracePeriodSeconds in Kubernetes). A "
         "run that needs longer is refused. null: no limit.",
+        json_schema_extra=on_resume(Resume.FREE),
     )

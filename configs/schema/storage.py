@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 
 
 class StorageConfig(Section):
@@ -18,4 +18,5 @@ class StorageConfig(Section):
         description="A folder or bucket, for example /mnt/backup or s3://bucket/project. Committed datasets and checkpoints are "
         "copied there in the background, and an empty home folder is restored from it. Credentials come from the "
         "environment. null: none.",
+        json_schema_extra=on_resume(Resume.FREE),
     )

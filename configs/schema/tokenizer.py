@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from infini_llama.configs.schema.section import Section
+from infini_llama.configs.schema.section import Resume, Section, on_resume
 
 
 class TokenizerConfig(Section):
@@ -16,6 +16,7 @@ class TokenizerConfig(Section):
         default="bpe",
         title="Kind",
         description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     path: str | None = Field(
         default=None,
@@ -23,18 +24,21 @@ class TokenizerConfig(Section):
         description="A tokenizer to use unchanged: a tokenizer.json (for example that of an earlier dataset), a Hugging Face "
         "folder, or a .tiktoken rank file. Kind, size and frequency are then those of the file.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = Field(
         default=None,
         title="Encoding",
         description="A tiktoken encoding by name. Its rank file is data.tokenizer.path, or in tiktoken's cache "
         "(TIKTOKEN_CACHE_DIR), or is downloaded; its sha256 must be the published one.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     eos: str | None = Field(
         default=None,
         title="End of text",
         description="End-of-text token of a given tokenizer. Default: what its folder or the usual names define.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     pattern: str = Field(
         default=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
@@ -42,20 +46,26 @@ class TokenizerConfig(Section):
         title="Pattern",
         description="Regular expression by which a .tiktoken rank file splits text. Default: that of cl100k_base.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         title="Special tokens",
         description="Further special tokens of a trained tokenizer. Text never produces them; their IDs follow the end-of-text "
         "token's.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = Field(
         default=4096,
         title="Vocabulary size",
         description="Vocabulary size, including the 256 bytes and the end-of-text token.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     min_frequency: Annotated[int, Field(ge=1)] = Field(
-        default=2, title="Minimum frequency", description="Minimum frequency of a token pair to be merged."
+        default=2,
+        title="Minimum frequency",
+        description="Minimum frequency of a token pair to be merged.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from infini_llama.configs.durations import DURATION, duration
 from infini_llama.configs.schema.reporting import Count, ReportingConfig
+from infini_llama.configs.schema.section import Resume, on_resume
 
 Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
 
@@ -18,7 +19,10 @@ class TrainingConfig(ReportingConfig):
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        default=1234, title="Seed", description="Seed of the initial weights and of the sample order."
+        default=1234,
+        title="Seed",
+        description="Seed of the initial weights and of the sample order.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     init_from: str | None = Field(
         default=None,
@@ -26,173 +30,229 @@ class TrainingConfig(ReportingConfig):
         description="A Hugging Face folder of a Llama, or one that export wrote, whose weights (safetensors) the run starts from."
         " `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     init_gate: float = Field(
         default=-2.0,
         title="Initial gates",
         description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
         " of the memory.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     max_steps: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Steps",
         description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     num_epochs: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         title="Epochs",
         description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     max_tokens: Count | None = Field(
-        default=None, title="Tokens", description="Training tokens (targets), instead of max_steps, for example 300M."
+        default=None,
+        title="Tokens",
+        description="Training tokens (targets), instead of max_steps, for example 300M.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     repeat_data: bool = Field(
         default=True,
         title="Repeat data",
         description="Allow more than one epoch. false: a run that would need more is refused before its first step.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     global_batch_size: Annotated[int, Field(ge=1)] = Field(
         default=32,
         title="Global batch size",
         description="Sequences per optimizer step, over all workers and accumulation steps.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=8,
         title="Micro-batch size",
         description="Sequences per forward pass of one worker (per-device batch size). auto: as many as an estimate fits into "
         "memory.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     document_isolation: bool = Field(
         default=False,
         title="Document isolation",
         description="Packed documents do not attend to each other: attention stays inside each document, positions restart, and "
         "Infini-attention's memory is empty at its start.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     prefer_long_documents: Annotated[float, Field(ge=0, le=4)] = Field(
         default=0.0,
         title="Prefer long documents",
         description="Use sequences of long documents more often: twice the length means 2 to this power times as often. 0: every "
         "sequence once per epoch. Needs about 36 bytes of memory per sequence and 30 per document at start.",
+        json_schema_extra=on_resume(Resume.FIXED),
     )
     dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,
         title="Data loader workers",
         description="Threads per worker that prepare the batches of the next steps, pinned for a GPU. 0: none. The batches are "
         "the same with any number.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        default=1e-3, title="Learning rate", description="Peak learning rate, after the warm-up."
+        default=1e-3,
+        title="Learning rate",
+        description="Peak learning rate, after the warm-up.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = Field(
         default="cosine",
         title="Schedule",
         description="How the learning rate falls after the warm-up. wsd stays at the peak until the last part of the run.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     lr_power: Annotated[float, Field(gt=0)] = Field(
-        default=2.0, title="Polynomial power", description="Exponent of the polynomial schedule."
+        default=2.0,
+        title="Polynomial power",
+        description="Exponent of the polynomial schedule.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     lr_decay_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.2, title="Decay ratio", description="Fraction of all steps over which the wsd schedule falls."
+        default=0.2,
+        title="Decay ratio",
+        description="Fraction of all steps over which the wsd schedule falls.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.1, title="Final learning rate ratio", description="Final learning rate as a fraction of the peak."
+        default=0.1,
+        title="Final learning rate ratio",
+        description="Final learning rate as a fraction of the peak.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=100,
         title="Warm-up steps",
         description="Steps of linear warm-up from zero. Must be fewer than max_steps.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     optimizer: Literal["adamw", "adam", "sgd", "muon"] = Field(
         default="adamw",
         title="Optimizer",
         description="muon applies to the matrices of the layers, with adamw for all other parameters. The weight decay of adam "
         "and sgd is part of the gradient.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.95, title="Momentum", description="Momentum of sgd and muon."
+        default=0.95,
+        title="Momentum",
+        description="Momentum of sgd and muon.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     weight_decay_embeddings: bool = Field(
         default=False,
         title="Decay embeddings",
         description="Apply weight decay to embeddings too.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.1,
         title="Weight decay",
         description="Weight decay of matrices. Norms and gates have none; embeddings as weight_decay_embeddings says.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.9, title="Adam beta 1", description="Decay of the first moment."
+        default=0.9,
+        title="Adam beta 1",
+        description="Decay of the first moment.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.95, title="Adam beta 2", description="Decay of the second moment."
+        default=0.95,
+        title="Adam beta 2",
+        description="Decay of the second moment.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     adam_epsilon: Annotated[float, Field(gt=0)] = Field(
-        default=1e-8, title="Adam epsilon", description="Added to the denominator."
+        default=1e-8,
+        title="Adam epsilon",
+        description="Added to the denominator.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     gate_learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=0.01,
         title="Gate learning rate",
         description="Peak learning rate of Infini-attention's gates, an optimizer group without weight decay. The schedule is the"
         " same.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, title="Gradient clipping", description="Gradient clipping: maximum norm of the gradient."
+        default=1.0,
+        title="Gradient clipping",
+        description="Gradient clipping: maximum norm of the gradient.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         title="Loss chunk",
         description="Tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for small micro-batches, "
         "otherwise 256 on a CPU and 4096 on a GPU.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     z_loss: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,
         title="z-loss",
         description="Weight of log²(Z) in the gradient, for example 1e-4, which keeps logits small. Reported losses exclude it.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         default="none",
         title="Activation checkpointing",
         description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save memory. none: "
         "nothing. selective: all but its matrix products. full: all.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     eval_every: Interval = Field(
         default=100,
         title="Evaluate every",
         description="Steps between validation losses, or a duration such as '10M tokens' or '15 minutes'. A new lowest loss is "
         "saved at once.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Early stopping patience",
         description="End the run after this many evaluations in a row without improvement. Default: never.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     early_stopping_min_delta: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
         title="Minimum improvement",
         description="Minimum decrease of the validation loss, in nats per token, that counts as an improvement.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     save_every: Interval = Field(
         default=200,
         title="Save every",
         description="Steps between checkpoints, or a duration such as '10M tokens' or '15 minutes'. The best model is saved in "
         "addition.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     save_total_limit: Annotated[int, Field(ge=2)] = Field(
         default=3,
         title="Checkpoints kept",
         description="Newest checkpoints to keep, in addition to the best one. At least 2, so that there is another one if the "
         "newest is damaged.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     save_permanent_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Permanent every",
         description="Keep checkpoints at multiples of this step forever, in addition to train.save_total_limit. null: none.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     async_save: bool = Field(
         default=True,
         title="Asynchronous save",
         description="Copy checkpoints to memory and write them in the background. false: training waits, and no copy is needed.",
+        json_schema_extra=on_resume(Resume.FREE),
     )
     parallel: Literal["ddp", "fsdp", "hsdp", "deepspeed"] = Field(
         default="ddp",
@@ -200,56 +260,68 @@ class TrainingConfig(ReportingConfig):
         description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state are sharded "
         "over all workers (FSDP2). hsdp: sharded over train.shard_size workers, replicated over these groups. "
         "deepspeed: sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     zero_stage: Literal[1, 2, 3] | None = Field(
         default=None,
         title="ZeRO stage",
         description="What train.parallel=deepspeed shards: optimizer state (1), also gradients (2), also parameters (3). Default:"
         " the stage in train.deepspeed_config, otherwise 2.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = Field(
         default=None,
         title="DeepSpeed configuration",
         description="A JSON file for DeepSpeed, or its contents. Its zero_optimization and communication settings are used. Batch"
         ' sizes, optimizer, precision and clipping must agree with the run\'s keys, be "auto" or be left out.',
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         title="Shard size",
         description="Workers that shard one copy of the model with train.parallel=hsdp. auto: those of one machine.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     reshard_after_forward: bool = Field(
         default=True,
         title="Reshard after forward",
         description="With fsdp and hsdp, free the parameters of a layer between forward and backward (ZeRO-3). false: keep them "
         "(ZeRO-2), with more memory and less communication.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     context_parallel: Annotated[int, Field(ge=1)] = Field(
         default=1,
         title="Context parallel",
         description="Workers that share each sequence, each with a part of its segments (context parallelism). For sequences "
         "whose activations do not fit one worker; not with model.attention=softmax.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     compile: Literal["auto", "off", "block", "whole"] = Field(
         default="auto",
         title="Compile",
         description="torch.compile of each layer (block), or of model and loss (whole, not with fsdp or hsdp). Used once it "
         "agrees with eager execution on a first batch. auto: off, or with environment.tune=full if it pays.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     max_skips: Annotated[int, Field(ge=0)] = Field(
         default=10,
         title="Maximum skips",
         description="Non-finite updates that may be skipped within train.skip_window. One more rolls the run back to the last "
         "good checkpoint.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     skip_window: Annotated[int, Field(ge=1)] = Field(
-        default=100, title="Skip window", description="Steps over which skipped updates are counted."
+        default=100,
+        title="Skip window",
+        description="Steps over which skipped updates are counted.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
     spike_zscore: Annotated[float, Field(ge=3)] | None = Field(
         default=None,
         title="Loss spike threshold",
         description="Skip updates whose loss is this many robust standard deviations above the median of the last 128 losses, for"
         " example 8. null: never.",
+        json_schema_extra=on_resume(Resume.EXACT),
     )
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from infini_llama.configs.deepspeed import TAKEN, engine_settings
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import REMOVED
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
+from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -20,29 +21,7 @@ from infini_llama.tasks.train.curriculum import last_steps
 from infini_llama.tasks.train.initial import refuse_unlike
 
 log = logging.getLogger("infini_llama.train")
-# Another value of one of these is another run: the same folder is refused.
-FIXED = ("seed", "global_batch_size", "prefer_long_documents")
-# These change what is reported or kept, not what is computed.
-FREE = (
-    "log_every",
-    "eval_every",
-    "eval_sequences",
-    "eval_tokens",
-    "report_to",
-    "metrics_hook",
-    "profile_steps",
-    "save_every",
-    "save_total_limit",
-    "save_permanent_every",
-    "async_save",
-    "dataloader_num_workers",
-    "sample_prompt",
-    "sample_prompts",
-    "sample_tokens",
-    "sample_at_evaluation",
-    "repeat_data",  # only refuses
-    "init_from",  # by its digest
-)
+POLICIES = resume_policies(TrainingConfig)
 
 
 def resolved_settings(config: PipelineConfig, plan: EnvironmentPlan, max_steps: int) -> dict[str, Any]:
@@ -117,7 +96,8 @@ def _refuse_another(
     refused = [*_differences(known, _bound_dataset(config, dataset).to_json(), "dataset").values()]
     refused += _differences(LlamaConfig.from_dict(before.model).to_dict(), model.to_dict(), "model").values()
     changed = _differences(_all_settings(before.train), _all_settings(train), "train")
-    refused += [line for name, line in changed.items() if name in FIXED]
+    changed.pop("init_from", None)  # compared by its digest, below
+    refused += [line for name, line in changed.items() if POLICIES.get(name) is Resume.FIXED]
     started, starts = (start.digest if start else "no weights" for start in (before.init_from, initial))
     refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
     if refused:
@@ -126,7 +106,7 @@ def _refuse_another(
             + "\n  ".join(refused)
         )
     for name, line in changed.items():
-        if name not in FREE:
+        if POLICIES.get(name) is not Resume.FREE:
             log.warning("%s: from here on the run is no longer the one that began.", line)
 
 
