@@ -21,9 +21,10 @@ from pathlib import Path
 
 import torch
 
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu
-from infini_llama.tasks.train.worker.saver import Saver
+from infini_llama.tasks.train.worker.checkpointer import BackgroundSave
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 RESULTS = Path(__file__).with_name("results") / "checkpoint.jsonl"
@@ -78,9 +79,8 @@ def measure(megabytes: int, rounds: int, home: Path, ranks: Ranks) -> dict:
         for name, value in state.items():
             memory[name].copy_(value)
 
-    keep = {"save_total_limit": 2, "save_permanent_every": None}
-    background = Saver(home / "async", keep | {"async_save": True}, ranks, None)
-    waiting = Saver(home / "sync", keep | {"async_save": False}, ranks, None)
+    background = BackgroundSave(home / "async", TrainingConfig(save_total_limit=2), ranks, None)
+    waiting = BackgroundSave(home / "sync", TrainingConfig(save_total_limit=2, async_save=False), ranks, None)
     scalars = {"step": 0, "validation_loss": None}
     times: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "write", "torch_save", "save")}
     for step in range(1, rounds + 2):

@@ -35,7 +35,7 @@ def rank(update: str, length: int) -> None:
 
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
-    ranks.share_rows(ranks.world_size)
+    ranks.use_context_parallel(ranks.world_size)
     config = LlamaConfig(
         VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, length, attention="infini", segment_length=SEGMENT,
         memory_update=update,  # type: ignore[arg-type]

@@ -16,12 +16,13 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.ceiling import matmul_ceiling
-from infini_llama.tasks.train.worker.compiling import compile_if_it_agrees
+from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
+from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
-from infini_llama.tasks.train.worker.step import accumulate, train_step
-from infini_llama.tasks.train.worker.strategies.native import LossModule
+from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
+from infini_llama.tasks.train.worker.trainer import optimizer_step
 
 ROWS, LENGTH, RATE = 4, 512, 1e-3
 SIZES = {"s": (256, 768, 6, 8, 4), "m": (512, 1408, 8, 8, 4)}
@@ -41,7 +42,7 @@ class Turns:
 
     def begin(self) -> None:
         sys.stdin.readline()
-        self.ceiling = matmul_ceiling(torch.device("cpu"), torch.bfloat16)
+        self.ceiling = peak_flops(torch.device("cpu"), torch.bfloat16)
         self.losses, self.wall, self.cpu = [], time.perf_counter(), time.process_time()
 
     def end(self, then: Callable[[], dict[str, Any]] = dict) -> None:
@@ -97,26 +98,26 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
     """The workers' own step, with the settings that environment.tune=full arrives at."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(one)
-    ranks, module = Ranks("cpu", "gloo"), LossModule(model)
+    ranks = Ranks("cpu", "gloo")
     model.loss_chunk = 0 if compiled or order["vocabulary"] * ROWS * LENGTH * 4 < 32 * 2**20 else 256
-    train = TrainingConfig(learning_rate=RATE, weight_decay=0.0).model_dump()
-    optimizer = build_optimizer(model, train)
+    train = TrainingConfig(learning_rate=RATE, weight_decay=0.0)
+    strategy = build_strategy(model, train, "bf16", ROWS, ranks, build_optimizer)
 
     def parts(rows: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
         return [(rows[:, :-1], rows[:, 1:])]
 
     def first_batch() -> float:
-        return accumulate(module, parts(batch_of(0, order["vocabulary"])), ROWS * LENGTH, ranks, autocast()).item()
+        return strategy.accumulate(parts(batch_of(0, order["vocabulary"])), ROWS * LENGTH).item()
 
     if compiled:
         run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}"
         run.mkdir(parents=True, exist_ok=True)
-        if compile_if_it_agrees(module, "whole", "bf16", first_batch, ranks, run) is None:
+        if compile_if_it_agrees(strategy.module, model, "whole", "bf16", first_batch, ranks, run) is None:
             raise RuntimeError((run / "compile.json").read_text(encoding="utf-8"))
 
     def step(rows: torch.Tensor) -> float:
-        result = train_step(module, optimizer, parts(rows), ROWS * LENGTH, 1.0, ranks, autocast(), lambda: False)
-        return result.loss
+        batch = GlobalBatch(parts(rows), ROWS * LENGTH)
+        return optimizer_step(strategy, batch, 1.0, lambda loss: False, lambda: False, ranks).loss
 
     return step
 

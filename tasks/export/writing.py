@@ -20,7 +20,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.artifacts import staging, sync
-from infini_llama.tasks.train.worker.checkpoint import state_hash, tensors
+from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
 INDEX = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -94,7 +94,7 @@ def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: in
         "dataset_digest": lineage.dataset.digest,
         "sequence_length": lineage.dataset.sequence_length,
         "vocabulary": vocabulary,
-        "weights_sha256": state_hash(tensors(model, optimizer=None), "model."),
+        "weights_sha256": state_hash(model_tensors(model), "model."),
         "train": lineage.train,
         "infini_llama": version("infini-llama"),
     }

@@ -1,6 +1,7 @@
 """Everything that the workers of one attempt are given."""
 
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -20,12 +21,14 @@ class CurriculumStage(Record):
 
 
 class TrainingJob(Record):
-    """Written before an attempt starts its workers, as job.json in the attempt's folder.
+    """Written before an attempt starts its workers, into the attempt's folder.
 
     Attributes:
-        config: as the user wrote it; values of environment.env are masked.
+        config: as the user wrote it; values of environment.env are masked. What an attempt resolves has a field of its own here.
         max_steps: resolved from train.max_steps, num_epochs or max_tokens.
         micro_batch_size: in force in this attempt.
+        compile: resolved from train.compile.
+        curriculum: the shorter rows that the run starts with, in order.
         source_weights: by source, where data.sources has weights.
         verify_on_read: check each shard's checksum when it is first opened.
         resume_from: checkpoint folder; None: start from step 0.
@@ -50,10 +53,29 @@ class TrainingJob(Record):
     config: PipelineConfig
     max_steps: int
     micro_batch_size: int
-    deepspeed_config: dict[str, object] = Field(default_factory=dict)
+    compile: Literal["off", "block", "whole"] = "off"
     model: LlamaConfig
     plan: EnvironmentPlan
     started: StartTime
-    goodput: Goodput
-    from_step: int
-    grace_period: float
+    goodput: Goodput = Field(default_factory=Goodput)
+    from_step: int = 0
+    grace_period: float = 0.0
+
+    @classmethod
+    def upgrade(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """From order.json, whose `config` has resolved values and the curriculum in samples."""
+        if "began" not in fields:
+            return fields
+        config = fields["config"]
+        train = config["train"]
+        return fields | {
+            "curriculum": config["data"]["curriculum"],
+            "source_weights": fields["weights"],
+            "skipped_samples": fields["left_out"],
+            "config": config | {"data": config["data"] | {"curriculum": []}},
+            "max_steps": train["max_steps"],
+            "micro_batch_size": train["micro_batch_size"],
+            "compile": train["compile"],
+            "started": fields["began"],
+            "goodput": fields["spent"],
+        }

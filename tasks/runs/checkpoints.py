@@ -4,13 +4,12 @@ import logging
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.storage.artifacts import (
     Damaged,
     check,
@@ -20,27 +19,11 @@ from infini_llama.tasks.storage.artifacts import (
     remove,
     set_pointer,
 )
-from infini_llama.tasks.train.worker.position import Position
 
 KIND, FORMAT_VERSION = "checkpoint", 2
 STATE_FILE = "train_state.json"
 NAME = re.compile(r"step-[0-9]{8,}")
 log = logging.getLogger("infini_llama.train")
-
-
-@dataclass
-class TrainState(Position):
-    """The scalars of a checkpoint: how far the run had come, and what was trained by how many workers.
-
-    dataset: digest of the dataset.
-    """
-
-    world_size: int = 1
-    model: dict[str, Any] = field(default_factory=dict)
-    dataset: str | None = None
-
-
-_STATE = TypeAdapter(TrainState)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -100,7 +83,7 @@ def read_state(checkpoint: Path) -> TrainState:
         Damaged: the file is missing, is not JSON, or has a field of another type.
     """
     try:
-        return _STATE.validate_json((checkpoint / STATE_FILE).read_bytes(), strict=True)
+        return TrainState.read_json((checkpoint / STATE_FILE).read_bytes())
     except FileNotFoundError:
         raise Damaged(f"{checkpoint / STATE_FILE} is missing.") from None
     except ValidationError as fault:

@@ -12,7 +12,7 @@ from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import read_manifest
-from infini_llama.tasks.train.worker import checkpoint as tensors_of
+from infini_llama.tasks.storage.tensors import load_tensors, model_tensors
 
 
 class TrainedRun(NamedTuple):
@@ -48,7 +48,7 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
         try:
             checkpoints.verify(chosen, checksums=True)
             model = Llama(LlamaConfig.from_dict(lineage_of(run_dir).model))
-            tensors_of.load(chosen, tensors_of.tensors(model, optimizer=None))
+            load_tensors(chosen, model_tensors(model))
             return model, chosen
         except (DataError, OSError):
             if chosen.is_dir():

@@ -50,7 +50,7 @@ def test_updates_are_left_out_whole_and_a_loss_scale_changes_nothing(found, stag
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_whole_model_is_at_hand(found, stage):
     assert found[stage]["whole"]
-    assert found[stage]["unhooked"] == found[stage]["unhooked_is"]
+    assert found[stage]["plain"] == found[stage]["plain_is"]
 
 
 def test_any_strategy_goes_on_from_any_other(found):

@@ -13,13 +13,13 @@ SECRET = "hunter2"
 FAULT = """
 def change(module):
     assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]
-    step, calls = module.train_step, []
+    step, calls = module.optimizer_step, []
     def failing(*arguments):
         calls.append(1)
         if len(calls) == 25 and os.environ["RANK"] == "1" and once():
             raise RuntimeError("the injected fault")
         return step(*arguments)
-    module.train_step = failing
+    module.optimizer_step = failing
 """
 
 
@@ -32,7 +32,7 @@ def task_states(home) -> list[tuple[str, str]]:
 
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
-    fault = inject(tmp_path, "infini_llama.tasks.train.worker.step", FAULT)
+    fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
     started = lab.start("raises", *OVERRIDES, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False)
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 # A rank whose number is given as an argument sleeps through the preflight; one behind "dumb" comes, and then exchanges nothing.
 PROGRAM = """
 import os, sys, time
-from infini_llama.tasks.train.worker import preflight
+from infini_llama.tasks.train.worker.strategies import preflight
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 rank = os.environ["RANK"]
 if rank in sys.argv[1:]:

@@ -22,14 +22,15 @@ from infini_llama.tasks.runs.run_folder import RunFolder, remove_staging
 SAVER = """
 import json, os, sys
 import torch
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.train.worker.checkpointer import BackgroundSave
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.saver import Saver
 
 def save_for_ever(folder, asynchronous, first, say):
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
-    train = {"save_total_limit": 2, "save_permanent_every": None, "async_save": asynchronous}
-    saver = Saver(folder, train, ranks, None)
+    train = TrainingConfig(save_total_limit=2, async_save=asynchronous)
+    saver = BackgroundSave(folder, train, ranks, None)
     step = first
     while True:
         state = {f"{part}.{layer}": torch.full((256, 512), float(step)) for layer in range(8) for part in "ab"}
@@ -85,13 +86,13 @@ def strikes(tmp_path: Path, count: int, seed: int) -> None:
 def whole_and_newest(run: RunFolder, announced: int) -> None:
     import torch
 
-    from infini_llama.tasks.train.worker.checkpoint import load
+    from infini_llama.tasks.storage.tensors import load_tensors
 
     newest = checkpoints.newest_good(run.checkpoints)
     assert newest is not None and checkpoints.step_of(newest) in (announced, announced + 1), newest
     assert not list(run.checkpoints.glob("*.damaged-*")), "a half-written checkpoint had a checkpoint's name"
     state = {f"{part}.{layer}": torch.zeros(256, 512) for layer in range(8) for part in "ab"}
-    load(newest, state)
+    load_tensors(newest, state)
     assert all(value.unique().tolist() == [float(checkpoints.step_of(newest))] for value in state.values())
 
 

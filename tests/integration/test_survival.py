@@ -41,33 +41,33 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(lab, uninterrupted):
 
 OUT_OF_MEMORY = """
 def change(module):
-    accumulate = module.accumulate
-    def tight(wrapped, micro_batches, *arguments):
+    accumulate = module.SingleRank.accumulate
+    def tight(strategy, micro_batches, *arguments):
         micro_batches = list(micro_batches)
         if len(micro_batches[0][0]) > 4:
             import torch
             raise torch.OutOfMemoryError("CUDA out of memory (as if)")
-        return accumulate(wrapped, micro_batches, *arguments)
-    module.accumulate = tight
+        return accumulate(strategy, micro_batches, *arguments)
+    module.SingleRank.accumulate = tight
 """
 
 
 SLOW_SAVE = """
 def change(module):
-    save, calls = module.save, []
+    save, calls = module.save_checkpoint, []
     def slow(*arguments):
         calls.append(1)
         if len(calls) > 1:
             import time
             time.sleep(60)
         return save(*arguments)
-    module.save = slow
+    module.save_checkpoint = slow
 """
 
 
 def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
-    slow = inject(tmp_path, "infini_llama.tasks.train.worker.checkpoint", SLOW_SAVE)
+    slow = inject(tmp_path, "infini_llama.tasks.train.worker.checkpointer", SLOW_SAVE)
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
     lab.wait_for_step("twice-stopped", 14, started)
     started.process.send_signal(signal.SIGINT)
@@ -92,7 +92,9 @@ def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, unint
 
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterrupted, tmp_path):
     expected, _ = uninterrupted("softmax", 2)
-    summary = lab.finish("tight", *SOFTMAX_2, inject(tmp_path, "infini_llama.tasks.train.worker.step", OUT_OF_MEMORY))
+    summary = lab.finish(
+        "tight", *SOFTMAX_2, inject(tmp_path, "infini_llama.tasks.train.worker.strategies.native", OUT_OF_MEMORY)
+    )
     first, second = attempts(lab, "tight")
     assert (first["code"], second["kind"]) == (71, "done")
     assert (first["error"]["phase"], first["error"]["sample_rows"]) == ("start", None), "found before the first step"
@@ -139,7 +141,7 @@ def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninte
     assert expected["updates_left_out"] == 3
     lines = exact_metrics(lab.run_dir("poison-calm"))
     assert [line["step"] for line in lines if line["kind"] == "train" and line["loss"] is None] == [22, 23, 24]
-    assert "update left out, rows [" in (lab.run_dir("poison-calm") / "logs/attempt-01/rank-0.log").read_text()
+    assert "update skipped, rows [" in (lab.run_dir("poison-calm") / "logs/attempt-01/rank-0.log").read_text()
 
     started = lab.start("poison-killed", *SOFTMAX_2, injected)
     lab.wait_for_step("poison-killed", 34, started)

@@ -13,8 +13,9 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.tensors import model_tensors
 from infini_llama.tasks.train.lineage import claim
-from infini_llama.tasks.train.worker import checkpoint
+from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
@@ -64,7 +65,7 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
             "model": fields,
             "dataset": reference["digest"],
         }
-        checkpoint.save(run.checkpoints, 7, checkpoint.tensors(made, optimizer=None), scalars)
+        save_checkpoint(run.checkpoints, 7, model_tensors(made), scalars)
         line = {"kind": "validation", "step": 7, "loss": 5.5, "bits_per_byte": 2.25}
         run.metrics.write_text(json.dumps(line) + "\n")
         return run.path, made.eval()

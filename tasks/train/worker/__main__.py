@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """A killed torchrun would leave its ranks running; the kernel ends them instead (Linux)."""
+    """Have the kernel kill this rank when torchrun is killed (Linux)."""
     if sys.platform == "linux":
         launcher = os.environ.get("INFINI_LLAMA_LAUNCHER_PID")
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -25,7 +25,7 @@ def die_with_parent() -> None:
 
 
 def log_to(path: Path) -> None:
-    """Sends everything this process prints, from any library, to `path`."""
+    """Redirect everything this process prints, from any library, to `path`."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -35,18 +35,19 @@ def log_to(path: Path) -> None:
 
 def main() -> int:
     die_with_parent()
-    order_path = Path(sys.argv[1])
-    order, attempt_dir = json.loads(order_path.read_text(encoding="utf-8")), order_path.parent
-    patches = order["plan"].get("patches", [])
+    job_file = Path(sys.argv[1])
+    fields, attempt_dir = json.loads(job_file.read_text(encoding="utf-8")), job_file.parent
+    patches = fields["plan"].get("patches", [])
     if RENDEZVOUS in patches:  # without it, there may be no rank to name the log by
         apply([RENDEZVOUS])
     rank = int(os.environ["RANK"])
     log_to(attempt_dir / f"rank-{rank}.log")
     apply(patches)
 
-    from infini_llama.tasks.train.worker.rank import serve
+    from infini_llama.tasks.records.job import TrainingJob
+    from infini_llama.tasks.train.worker.rank import run_rank
 
-    return serve(order, attempt_dir, rank)
+    return run_rank(TrainingJob.from_json(fields), attempt_dir, rank)
 
 
 if __name__ == "__main__":

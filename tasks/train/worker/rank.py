@@ -1,83 +1,93 @@
-"""One rank from start to last word: whatever happens in the loop becomes an exit code and a status file."""
+"""One rank from start to end: whatever happens in the trainer becomes an exit code and a status file."""
 
 import contextlib
 import faulthandler
 import logging
 import signal
+import traceback
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from infini_llama.configs.errors import PipelineError, no_space
-from infini_llama.tasks.records.goodput import Goodput, StartTime
+from infini_llama.configs.errors import ExitCode, PipelineError, no_space
+from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.status import write_status
-from infini_llama.tasks.train.worker import preflight
-from infini_llama.tasks.train.worker.callbacks.divergence import Diverged
-from infini_llama.tasks.train.worker.failure import describe, dump_gpu_memory
-from infini_llama.tasks.train.worker.loop import StopRequest, run
+from infini_llama.tasks.train.worker.callbacks.memory import dump_gpu_memory, memory
+from infini_llama.tasks.train.worker.callbacks.update_policy import Diverged
+from infini_llama.tasks.train.worker.strategies.preflight import preflight_timeout
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 
-EXIT_CODES = {"done": 0, "preempted": 75}
+ON_SAMPLES = ("data", "compute")  # phases in which the samples of the step may be the cause of a failure
 log = logging.getLogger("infini_llama.worker")
 
 
 def exit_code(error: BaseException) -> int:
-    """The class of a failure as an exit code (docs/resume.md)."""
+    """The exit code of a failure (docs/resume.md)."""
     if isinstance(error, PipelineError):
         return error.exit_code
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(
-        error
-    ):  # torch on a CPU
-        return 71
-    if isinstance(error, Diverged):
-        return 72
-    return 70
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if out_of_memory or "can't allocate memory" in str(error):  # torch on a CPU
+        return ExitCode.OUT_OF_MEMORY
+    return ExitCode.DIVERGED if isinstance(error, Diverged) else ExitCode.UNEXPECTED
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What lies below DCP's wrapper: the first rank's own exception, and a full disk in words."""
+    """The exception below DCP's wrapper: the first rank's own; a full disk becomes a sentence."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     sentence = no_space(error)
     return PipelineError(sentence) if sentence else error
 
 
-def serve(order: dict, attempt_dir: Path, rank: int) -> int:
-    """Runs the loop; returns this rank's exit code after writing its status."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor asks for stacks by it
-    ledger = (
-        Ledger(attempt_dir / LEDGER, StartTime.from_json(order["began"]), Goodput.from_json(order["spent"]))
-        if rank == 0
-        else None
+def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
+    """The error of a status file: what failed, in which phase, on which samples, and with how much memory."""
+    rows = heartbeat.sample_rows() if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES else None
+    return RankError(
+        type=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        phase=heartbeat.phase,
+        sample_rows=None if rows is None else tuple(rows),
+        memory=memory(),
+        **(error.details if isinstance(error, Diverged) else {}),
     )
-    heart = Heartbeat(attempt_dir, rank, ledger)
-    write_status(attempt_dir, rank, "running", 70)
-    torch.set_num_threads(order["plan"]["threads"])
+
+
+def run_rank(job: TrainingJob, attempt_dir: Path, rank: int) -> int:
+    """Train; returns this rank's exit code after writing its status."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor requests stacks by it
+    ledger = None
+    if rank == 0:
+        ledger = Ledger(attempt_dir / LEDGER, job.started, job.goodput)
+    heartbeat = Heartbeat(attempt_dir, rank, ledger)
+    write_status(attempt_dir, rank, "running", ExitCode.UNEXPECTED)
+    torch.set_num_threads(job.plan.threads)
     try:
         stop = StopRequest()
-        waits = order["config"]["environment"]
+        environment = job.config.environment
         ranks = Ranks(
-            order["plan"]["device"],
-            order["plan"]["distributed_backend"],
-            waits["communication_timeout"],
-            preflight.limit(waits, order["plan"]["nnodes"]),
+            job.plan.device,
+            job.plan.distributed_backend,
+            environment.communication_timeout,
+            preflight_timeout(environment, job.plan.nnodes),
         )
-        state, step = run(order, ranks, stop, heart)
-        write_status(attempt_dir, rank, "done" if state == "done" else "preempted", EXIT_CODES[state], step)
+        trainer = Trainer(job, ranks, stop, heartbeat)
+        outcome = trainer.fit()
+        code = ExitCode.FINISHED if outcome == "done" else ExitCode.PREEMPTED
+        write_status(attempt_dir, rank, outcome, code, trainer.state.step)
         ranks.leave()
-        return EXIT_CODES[state]
+        return code
     except BaseException as raised:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
         if isinstance(raised, torch.OutOfMemoryError):
             dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
-        with contextlib.suppress(OSError):  # on a full disk the log above is the last word
-            write_status(
-                attempt_dir, rank, "failed", exit_code(error), heart.step, RankError.from_json(describe(error, heart))
-            )
+        with contextlib.suppress(OSError):  # on a full disk only the log above is written
+            write_status(attempt_dir, rank, "failed", exit_code(error), heartbeat.step, describe(error, heartbeat))
         return exit_code(error)

@@ -2,8 +2,10 @@
 
 import math
 
+from infini_llama.configs.schema import TrainingConfig
 
-def factor(train: dict, step: int) -> float:
+
+def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
     """The share of the peak rate that the step after `step` completed ones uses: linear warm-up, then `train.lr_schedule`.
 
     With p the progress from the end of the warm-up to `max_steps`, r = `min_learning_rate_ratio`:
@@ -14,20 +16,20 @@ def factor(train: dict, step: int) -> float:
     wsd: 1, and over the last `lr_decay_ratio` of all steps down to r, linearly (warm-up, stable, decay: Hu et al. 2024, arXiv
         2404.06395, section 4; linear as in Haegele et al. 2024, arXiv 2405.18392).
     """
-    warmup, total, low = train["warmup_steps"], train["max_steps"], train["min_learning_rate_ratio"]
+    warmup, total, low = train.warmup_steps, max_steps, train.min_learning_rate_ratio
     if step < warmup:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
-    match train["lr_schedule"]:
+    match train.lr_schedule:
         case "cosine":
             return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
         case "linear":
             return 1 - (1 - low) * progress
         case "polynomial":
-            return low + (1 - low) * (1 - progress) ** train["lr_power"]
+            return low + (1 - low) * (1 - progress) ** train.lr_power
         case "inverse_sqrt":
             return max(low, math.sqrt(max(1, warmup) / (step + 1)))
         case "wsd":
-            decay = max(1, round(train["lr_decay_ratio"] * total))
+            decay = max(1, round(train.lr_decay_ratio * total))
             return 1 - (1 - low) * min(1.0, max(0, step - (total - decay)) / decay)
     return 1.0

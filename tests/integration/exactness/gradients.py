@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.checkpoint import state_hash, tensors
-from infini_llama.tasks.train.worker.step import accumulate
-from infini_llama.tasks.train.worker.strategies.native import LossModule, clip, distribute, gathered, whole
+from infini_llama.tasks.storage.tensors import full_tensor, model_tensors, state_hash
+from infini_llama.tasks.train.worker.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 STRATEGIES = {
@@ -50,32 +51,35 @@ def differences(attention: str, strategy: str, micro: int, context: int, ranks: 
     norm = nn.utils.clip_grad_norm_(alone.parameters(), CLIP)
 
     model = small_model(attention)
-    untouched = state_hash(tensors(model, None), "model.")
-    ranks.share_rows(context)
-    module = distribute(LossModule(model, ranks.context), STRATEGIES[strategy] | {"shard_size": 2}, ranks)
-    assert state_hash(tensors(model, None), "model.") == untouched
-    share = len(inputs) // ranks.groups
-    mine = slice(ranks.group * share, (ranks.group + 1) * share)
+    untouched = state_hash(model_tensors(model), "model.")
+    ranks.use_context_parallel(context)
+    train = TrainingConfig(max_grad_norm=CLIP, **STRATEGIES[strategy])
+    kind, autocast = DDP if train.parallel == "ddp" else FSDP, torch.autocast("cpu", enabled=False)
+    parallel = kind(model, train, ranks, autocast, build_optimizer)
+    assert state_hash(model_tensors(model), "model.") == untouched
+    share = len(inputs) // ranks.data_world_size
+    mine = slice(ranks.data_rank * share, (ranks.data_rank + 1) * share)
     batches = list(zip(inputs[mine].split(micro), labels[mine].split(micro), strict=True))
     found = {}
     for _ in range(2):  # DDP lays out its buckets anew after the first
-        module.zero_grad(set_to_none=True)
-        total = accumulate(module, batches, count, ranks, torch.autocast("cpu", enabled=False))
+        parallel.discard_gradients()
+        total = parallel.accumulate(batches, count)
         loss = ranks.sum(total.double().item())[0] / count
         found["loss"] = abs(loss - mean.item()) / mean.item()
         found["gradients"] = max(
-            float((whole(parameter.grad) - expected[name]).abs().max() / expected[name].abs().max())
+            float((full_tensor(parameter.grad) - expected[name]).abs().max() / expected[name].abs().max())
             for name, parameter in model.named_parameters()
         )
-    found["norm"] = float((clip(module, CLIP) - norm).abs() / norm)
+    parallel.clip_gradients()
+    found["norm"] = float((parallel.norm - norm).abs() / norm)
     found["clipped"] = max(
-        float((whole(parameter.grad) - parameter_alone.grad).abs().max() / parameter_alone.grad.abs().max())
+        float((full_tensor(parameter.grad) - parameter_alone.grad).abs().max() / parameter_alone.grad.abs().max())
         for parameter, parameter_alone in zip(model.parameters(), alone.parameters(), strict=True)
     )
-    copy = gathered(model, ranks)
+    copy = parallel.to_plain_model()
     assert (copy is not None) == ranks.is_first
     if copy is not None:
-        assert state_hash(tensors(copy, None), "model.") == untouched
+        assert state_hash(model_tensors(copy), "model.") == untouched
         assert copy.lm_head.weight is copy.model.embed_tokens.weight
     return found
 

@@ -8,11 +8,13 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.train.worker import loop
+from infini_llama.tasks.train.worker import trainer
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -24,7 +26,7 @@ class StopAfter:
         self.left = steps
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         if self.left is not None:
             self.left -= 1
         return self.left == 0
@@ -43,17 +45,18 @@ class Noted(TrainBatches):
 
 
 def main() -> None:
-    loop.TrainBatches = Noted
+    trainer.TrainBatches = Noted
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     for item in json.loads(Path(sys.argv[1]).read_text()):
         folder = Path(item["attempt_dir"])
         Noted.file = folder / f"rows-{ranks.rank}.jsonl"
-        order = json.loads((folder / "order.json").read_text())
+        job = TrainingJob.from_json(json.loads((folder / "order.json").read_text()))
         torch._dynamo.reset()
         try:
-            state, step = loop.run(order, ranks, StopAfter(item["stop_after"]), Heartbeat(folder, ranks.rank))
-            outcome = f"{state} {step}"
+            stop = cast(trainer.StopRequest, StopAfter(item["stop_after"]))
+            one = trainer.Trainer(job, ranks, stop, Heartbeat(folder, ranks.rank))
+            outcome = f"{one.fit()} {one.state.step}"
         except BaseException:
             outcome = traceback.format_exc()
         (folder / f"outcome-{ranks.rank}").write_text(outcome)

@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 
-from infini_llama.configs.deepspeed import engine_settings
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker import checkpoint
+from infini_llama.tasks.records.plan import Precision
+from infini_llama.tasks.storage.tensors import model_tensors, state_hash
+from infini_llama.tasks.train.worker.callbacks.callback import Update
+from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
+from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-from infini_llama.tasks.train.worker.step import StepResult, accumulate, train_step
-from infini_llama.tasks.train.worker.strategies.deepspeed import Zero
-from infini_llama.tasks.train.worker.strategies.native import LossModule, distribute
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
+from infini_llama.tasks.train.worker.trainer import optimizer_step
 
 STEPS, SAVED = 5, 3
 ROWS = torch.randint(0, 61, (STEPS, 8, 14), generator=torch.Generator().manual_seed(3))
@@ -27,82 +29,45 @@ SMALL = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 500, "st
 class Training:
     """A model of 61 words under one strategy; the stages as numbers, 0 for DDP. Its three gates a layer are no halves for two."""
 
-    def __init__(self, stage: int, ranks: Ranks, precision: str = "fp32") -> None:
-        self.ranks, self.stage = ranks, stage
+    def __init__(self, stage: int, ranks: Ranks, precision: Precision = "fp32") -> None:
+        self.ranks = ranks
         parallel: dict[str, Any] = {"parallel": "ddp"}
         if stage:
             parallel = {"parallel": "deepspeed", "deepspeed_config": {"zero_optimization": SMALL | {"stage": stage}}}
-        config = TrainingConfig(
+        self.train = TrainingConfig(
             max_steps=STEPS, warmup_steps=1, global_batch_size=8, micro_batch_size=2, max_grad_norm=0.5, **parallel
         )
-        self.train = config.model_dump(mode="json")
         torch.manual_seed(0)
         self.model = Llama(LlamaConfig(61, 18, 37, 2, 3, 1, 16, attention="infini", segment_length=4))
-        module = LossModule(self.model)
-        self.autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision != "fp32")
-        self.zero = None
-        if stage:
-            self.optimizer = build_optimizer(self.model, self.train)
-            settings = engine_settings(self.train, precision, ranks.world_size)
-            self.module = self.zero = Zero(module, self.model, self.optimizer, settings, ranks, self.autocast)
-            self.autocast = torch.autocast("cpu", enabled=False)
-        else:
-            self.module = distribute(module, self.train, ranks)
-            self.optimizer = build_optimizer(self.model, self.train)
-        accumulate(self.module, self.batches(0)[:1], 26, ranks, self.autocast)
-        if self.zero:
-            self.zero.forget()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.strategy = build_strategy(self.model, self.train, precision, 2, ranks, build_optimizer)
+        self.strategy.accumulate(self.batches(0)[:1], 26)
+        self.strategy.discard_gradients()
 
     def batches(self, step: int) -> list:
         mine = ROWS[step][self.ranks.rank * 4 : self.ranks.rank * 4 + 4]
         return [(rows[:, :-1], rows[:, 1:], None) for rows in mine.split(2)]
 
-    def step(self, step: int, spike: bool = False, scale: float = 1.0) -> StepResult:
-        set_learning_rate(self.optimizer, self.train, step)
-        clip, targets = self.train["max_grad_norm"], 8 * 13
-        return train_step(
-            self.module,
-            self.optimizer,
-            self.batches(step),
-            targets,
-            clip,
-            self.ranks,
-            self.autocast,
-            lambda: False,
-            lambda loss: spike,
-            scale,
-        )
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        if self.zero:
-            return self.zero.tensors()
-        return checkpoint.tensors(self.model, self.optimizer)
+    def step(self, step: int, spike: bool = False, scale: float = 1.0) -> Update:
+        set_learning_rate(self.strategy.optimizer, self.train, STEPS, step)
+        batch = GlobalBatch(self.batches(step), 8 * 13)
+        return optimizer_step(self.strategy, batch, scale, lambda loss: spike, lambda: False, self.ranks)
 
     def hashes(self) -> list[str]:
-        state = self.tensors()
-        return [checkpoint.state_hash(state, part) for part in ("model.", "optimizer.")]
-
-    def load(self, source: Path) -> None:
-        if not self.zero:
-            checkpoint.prime(self.optimizer)
-        state = self.tensors()
-        checkpoint.load(source, state)
-        if self.zero:
-            self.zero.take(state)
+        state = self.strategy.tensors()
+        return [state_hash(state, part) for part in ("model.", "optimizer.")]
 
 
 def of_stage(stage: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     straight = Training(stage, ranks)
     results = [straight.step(step) for step in range(SAVED)]
-    source = checkpoint.save(folder / f"stage-{stage}", SAVED, straight.tensors(), {}, ranks.saving_group)
+    source = save_checkpoint(folder / f"stage-{stage}", SAVED, straight.strategy.tensors(), {}, ranks.saving_group)
     results += [straight.step(step) for step in range(SAVED, STEPS)]
     found["losses"], found["norms"] = [r.loss for r in results], [r.grad_norm for r in results]
     found["uninterrupted"] = straight.hashes()
 
     resumed = Training(stage, ranks)
-    resumed.load(source)
+    resumed.strategy.load_tensors(source)
     for step in range(SAVED, STEPS):
         resumed.step(step)
     found["resumed"] = resumed.hashes()
@@ -118,13 +83,11 @@ def of_stage(stage: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
     found["scaled"] = [scaled.step(step, scale=1024.0).loss for step in range(STEPS)]
     found["scaled_hashes"] = scaled.hashes()
     if stage:
-        assert straight.zero is not None
-        alone = straight.zero.unhooked(straight.model, ranks)
-        if ranks.is_first:
-            same = {f"model.{name}": parameter.detach() for name, parameter in alone.named_parameters()}
-            found["unhooked"] = checkpoint.state_hash(same, "model.")
-        found["unhooked_is"] = straight.hashes()[0]
-        with straight.zero.whole():
+        alone = straight.strategy.to_plain_model()
+        if alone is not None:
+            found["plain"] = state_hash(model_tensors(alone), "model.")
+        found["plain_is"] = straight.hashes()[0]
+        with straight.strategy.full_parameters():
             found["whole"] = all(parameter.numel() for parameter in straight.model.parameters())
         half = Training(stage, ranks, "bf16")
         found["bf16"] = [half.step(step).loss for step in range(STEPS)]
@@ -139,7 +102,7 @@ def main() -> None:
     for stage in stages:  # any strategy reads what any other wrote
         for source in stages:
             reader = Training(stage, ranks)
-            reader.load(folder / f"stage-{source}" / f"step-{SAVED:08d}")
+            reader.strategy.load_tensors(folder / f"stage-{source}" / f"step-{SAVED:08d}")
             found[f"{stage} from {source}"] = [reader.step(step).loss for step in range(SAVED, STEPS)]
     if ranks.is_first:
         (folder / "found.json").write_text(json.dumps(found))

@@ -35,13 +35,13 @@ STARTING_SECONDS = 3.0  # from the first worker's process to about the first ste
 
 RAISE = """
 def change(module):
-    step, calls = module.train_step, []
+    step, calls = module.optimizer_step, []
     def failing(*arguments):
         calls.append(1)
         if len(calls) == AT and os.environ["RANK"] == "1" and once():
             END
         return step(*arguments)
-    module.train_step = failing
+    module.optimizer_step = failing
 """
 RENAME = """
 def change(module):
@@ -256,9 +256,9 @@ FAULTS: dict[str, Fault] = {
     "SIGTERM command": Fault(signalled(signal.SIGTERM, command_of)),
     "SIGINT command": Fault(signalled(signal.SIGINT, command_of)),
     "raise": Fault(
-        injected("infini_llama.tasks.train.worker.step", RAISE, END='raise RuntimeError("the injected fault")')
+        injected("infini_llama.tasks.train.worker.trainer", RAISE, END='raise RuntimeError("the injected fault")')
     ),
-    "exit": Fault(injected("infini_llama.tasks.train.worker.step", RAISE, END="os._exit(3)")),
+    "exit": Fault(injected("infini_llama.tasks.train.worker.trainer", RAISE, END="os._exit(3)")),
     "kill before the rename": Fault(
         injected("infini_llama.tasks.storage.artifacts", RENAME, BEFORE="os.kill(os.getpid(), signal.SIGKILL)")
     ),

@@ -15,13 +15,13 @@ LONG = ("train.max_steps=6000", "train.save_every=20", "train.eval_every=3000")
 # One rank raises once, in the middle of training.
 FAULT = """
 def change(module):
-    step, calls = module.train_step, []
+    step, calls = module.optimizer_step, []
     def failing(*arguments):
         calls.append(1)
         if len(calls) == 25 and os.environ["RANK"] == "1" and once():
             raise RuntimeError("the injected fault")
         return step(*arguments)
-    module.train_step = failing
+    module.optimizer_step = failing
 """
 DEPLOY = """
 import sys
@@ -33,7 +33,7 @@ deploy([sys.argv[1]], silent_for=timedelta(seconds=float(sys.argv[2])))
 
 def crashed(house, name: str, folder) -> str:
     """Id of a run whose worker has failed at step 25 and which nobody has tried again."""
-    run = house.submit(name, "runtime.retries=0", inject(folder, "infini_llama.tasks.train.worker.step", FAULT))
+    run = house.submit(name, "runtime.retries=0", inject(folder, "infini_llama.tasks.train.worker.trainer", FAULT))
     assert house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")["state_type"] == "FAILED"
     assert "the injected fault" in house.get(run)["state"]["message"] or house.attempts(name)[0]["kind"] == "failed"
     assert "training-" + name in house.artifacts(run), "a failed run has its card too"

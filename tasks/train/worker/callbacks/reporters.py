@@ -1,7 +1,8 @@
-"""Where curves are drawn beside metrics.jsonl: TensorBoard and Weights & Biases, told the same names."""
+"""Curves beside metrics.jsonl: TensorBoard and Weights & Biases, under the same names."""
 
 import json
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,9 +11,11 @@ from torch.utils.tensorboard import SummaryWriter
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.storage.artifacts import write_atomic
 
+Settings = dict[str, Any]  # the configuration as JSON
+
 
 class Reporter(Protocol):
-    """Draws what it is told; names are group/name, as in train/loss."""
+    """Draws curves; names are group/name, as in train/loss."""
 
     def scalars(self, values: dict[str, float], step: int) -> None: ...
 
@@ -26,7 +29,7 @@ class Reporter(Protocol):
 class TensorBoard:
     """Event files in `tensorboard` of the run's folder."""
 
-    def __init__(self, run_dir: Path, first_step: int, config: dict) -> None:
+    def __init__(self, run_dir: Path, first_step: int, config: Settings) -> None:
         # purge_step hides what an earlier attempt wrote beyond the checkpoint this one starts from
         self.board = SummaryWriter(run_dir / "tensorboard", purge_step=first_step + 1)
         self.settings = flat(config)
@@ -52,12 +55,12 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run a training run, over all its attempts: `wandb.json` of the run's folder has its id and the last step it was told.
+    """One W&B run per training run, over all its attempts: `wandb.json` of the run's folder has its id and the last step sent.
 
-    A step that is done again after a crash is not told again: its numbers are the same to the bit.
+    A step that is repeated after a crash is not sent again: its numbers are bitwise equal.
     """
 
-    def __init__(self, run_dir: Path, config: dict) -> None:
+    def __init__(self, run_dir: Path, config: Settings) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -65,10 +68,10 @@ class WeightsAndBiases:
                 "train.report_to has wandb, but it is not installed; run pip install 'infini-llama[wandb]', or take it out."
             ) from error
         self.file = run_dir / "wandb.json"
-        known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        self.id, self.told = known.get("id") or uuid.uuid4().hex[:8], known.get("step", -1)
+        recorded = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
+        self.id, self.sent = recorded.get("id") or uuid.uuid4().hex[:8], recorded.get("step", -1)
         # Before W&B creates its run: an attempt that ends inside init resumes that run instead of creating another.
-        write_atomic(self.file, json.dumps({"id": self.id, "step": self.told}))
+        write_atomic(self.file, json.dumps({"id": self.id, "step": self.sent}))
         try:
             self.run = wandb.init(
                 project="infini-llama",
@@ -85,7 +88,7 @@ class WeightsAndBiases:
                 "environment.env.WANDB_MODE=offline."
             ) from error
         self.waiting: dict[str, Any] = {}
-        self.step = self.told
+        self.step = self.sent
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         self._add(dict(values), step)
@@ -97,13 +100,13 @@ class WeightsAndBiases:
         self._add({name: table}, step)
 
     def sync(self) -> None:
-        """W&B's own process keeps what it was told."""
+        """W&B's own process persists what was sent."""
 
     def send(self) -> None:
-        """Tells W&B the step that is complete, once: first noted, then sent."""
+        """Send the complete step to W&B, once: it is recorded first."""
         if self.waiting:
-            self.told = self.step
-            write_atomic(self.file, json.dumps({"id": self.id, "step": self.told}))
+            self.sent = self.step
+            write_atomic(self.file, json.dumps({"id": self.id, "step": self.sent}))
             self.run.log(self.waiting, step=self.step)
             self.waiting = {}
 
@@ -113,8 +116,8 @@ class WeightsAndBiases:
         self.run.finish()
 
     def _add(self, values: dict[str, Any], step: int) -> None:
-        """All that belongs to one step is sent together: W&B knows a step only once."""
-        if step <= self.told:
+        """Collect what belongs to one step: W&B accepts a step only once."""
+        if step <= self.sent:
             return
         if step != self.step:
             self.send()
@@ -122,11 +125,11 @@ class WeightsAndBiases:
         self.waiting |= values
 
 
-def reporters(names: list[str], run_dir: Path, first_step: int, config: dict) -> list[Reporter]:
-    """Those of `train.report_to`.
+def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: Settings) -> list[Reporter]:
+    """The reporters that `train.report_to` names.
 
     Raises:
-        ConfigError: W&B is wanted and cannot be had.
+        ConfigError: W&B is requested and not available.
     """
     found: list[Reporter] = []
     if "tensorboard" in names:
@@ -136,8 +139,8 @@ def reporters(names: list[str], run_dir: Path, first_step: int, config: dict) ->
     return found
 
 
-def flat(section: dict, prefix: str = "") -> dict[str, bool | int | float | str]:
-    """{"train": {"seed": 1}} as {"train.seed": 1}; what is no number is text."""
+def flat(section: Settings, prefix: str = "") -> dict[str, bool | int | float | str]:
+    """{"train": {"seed": 1}} as {"train.seed": 1}; what is not a number becomes text."""
     found: dict[str, bool | int | float | str] = {}
     for key, value in section.items():
         if isinstance(value, dict):

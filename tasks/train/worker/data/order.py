@@ -1,8 +1,11 @@
 """The order of samples: a pure function of (seed, epoch, position), so that seeking costs nothing and no rank keeps state."""
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
+
+from infini_llama.tasks.records.lineage import SampleRange
 
 ROUNDS = 6
 
@@ -60,3 +63,11 @@ def sample_rows(first: int, count: int, size: int, seed: int) -> np.ndarray:
         chosen = epochs == epoch
         rows[chosen] = permute(positions[chosen], size, seed, int(epoch))
     return rows
+
+
+def next_sample(samples: int, skipped: Sequence[SampleRange]) -> int:
+    """The first sample from number `samples` on that is in none of the ranges that a rollback has left out."""
+    for span in sorted(skipped, key=lambda span: span.first):
+        if span.first <= samples < span.end:
+            samples = span.end
+    return samples

@@ -1,25 +1,30 @@
-"""Batches of the steps to come, built by threads while the current step computes; which batches, and their order, stay the same."""
+"""Global batches, built ahead by threads while the current step computes; the batches and their order stay the same."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
 from infini_llama.tasks.train.worker.data.loader import Batch, TrainBatches
 
-Step = tuple[list[Batch], int]  # this rank's micro-batches, and the labels that count over all ranks
+
+class GlobalBatch(NamedTuple):
+    """One step's data: this rank's micro-batches, and the number of targets over all ranks."""
+
+    micro_batches: list[Batch]
+    targets: int
 
 
 class Prefetch:
-    """Gives a step's batches by the samples consumed before it.
+    """Global batches by the samples consumed before them.
 
-    Threads build them in memory of the CPU, pinned where training is on a GPU; the thread that trains copies them over. An error of
-    theirs is raised at the step whose batch it is.
+    Threads build them in CPU memory, pinned if training is on a GPU; the training thread copies them to the device. An
+    exception in a thread is raised at the step whose batch it is.
 
     Args:
-        following: the samples consumed before the step after the one that began at some number of samples.
-        workers: threads, and steps built ahead; 0: each step is built when it is asked for, on the device itself.
+        following: samples consumed before the next step, from those before a step.
+        workers: threads, and steps built ahead; 0: each batch is built when it is requested, on the device itself.
     """
 
     def __init__(
@@ -27,30 +32,31 @@ class Prefetch:
     ) -> None:
         self.batches, self.device, self.following, self.workers = batches, device, following, workers
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
-        self.ahead: dict[int, Future[Step]] = {}
+        self.ahead: dict[int, Future[GlobalBatch]] = {}
 
-    def step(self, samples: int) -> Step:
-        """The batches, on the device, of the step that follows `samples` samples."""
+    def batch_at(self, samples: int) -> GlobalBatch:
+        """The batch of the step that follows `samples` samples, on the device."""
         if self.threads is None:
-            return list(self.batches.micro_batches(samples, self.device)), self.batches.targets(samples)
-        wanted = [samples]
-        while len(wanted) <= self.workers:
-            wanted.append(self.following(wanted[-1]))
-        # What was built for a place that is never reached is dropped.
-        self.ahead = {at: self.ahead.get(at) or self.threads.submit(self._build, at) for at in wanted}
-        micro_batches, targets = self.ahead.pop(samples).result()
-        return [tuple(part.to(self.device, non_blocking=True) for part in batch) for batch in micro_batches], targets
+            return GlobalBatch(list(self.batches.micro_batches(samples, self.device)), self.batches.targets(samples))
+        needed = [samples]
+        while len(needed) <= self.workers:
+            needed.append(self.following(needed[-1]))
+        # A batch built for a position that is never reached is dropped.
+        self.ahead = {first: self.ahead.get(first) or self.threads.submit(self._build, first) for first in needed}
+        built = self.ahead.pop(samples).result()
+        moved = [tuple(part.to(self.device, non_blocking=True) for part in batch) for batch in built.micro_batches]
+        return GlobalBatch(moved, built.targets)
 
-    def _build(self, samples: int) -> Step:
+    def _build(self, samples: int) -> GlobalBatch:
         built = list(self.batches.micro_batches(samples, torch.device("cpu")))
         if self.device.type == "cuda":
             built = [tuple(part.pin_memory() for part in batch) for batch in built]
-        return built, self.batches.targets(samples)
+        return GlobalBatch(built, self.batches.targets(samples))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits for the steps that threads are building, and leaves out those they have not begun."""
+        """Wait for the batches that threads are building, and cancel the others."""
         if self.threads is not None:
             self.threads.shutdown(wait=True, cancel_futures=True)

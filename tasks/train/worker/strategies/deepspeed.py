@@ -1,14 +1,15 @@
-"""train.parallel=deepspeed: DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) below this project's loop and checkpoints.
+"""train.parallel=deepspeed: DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) below this project's trainer and checkpoints.
 
-The engine partitions, reduces, clips and updates. Its own checkpoints are pickles and are not used: what it partitions is asked for
-parameter by parameter, and stands in a checkpoint under the names and in the shapes of every other strategy.
+The engine partitions, reduces, clips and updates. Its own checkpoints are pickles and are not used: what it partitions is gathered
+parameter by parameter, and a checkpoint has it under the names and in the shapes of every other strategy.
 """
 
 import logging
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,15 +19,16 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.checkpoint import prime
-from infini_llama.tasks.train.worker.strategies.native import of_tensors
+from infini_llama.tasks.storage.tensors import full_tensor, load_tensors
+from infini_llama.tasks.train.worker.strategies.compiling import Compiled
+from infini_llama.tasks.train.worker.strategies.native import Batch, LossModule, init_optimizer_state, plain_model
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def load_deepspeed(device: torch.device) -> Any:
-    """The package, told which device to use.
+    """Import the package for one kind of device.
 
     Raises:
         ConfigError: it is not installed, or does not import.
@@ -49,7 +51,7 @@ def load_deepspeed(device: torch.device) -> Any:
 
 
 class InPrecision(nn.Module):
-    """Forward under autocast of its own: the engine switches off any around it. Weights stay in fp32, as everywhere here."""
+    """Forward under autocast of its own: the engine switches off any around it. Weights stay in fp32, as under every strategy."""
 
     def __init__(self, module: nn.Module, autocast: torch.autocast) -> None:
         super().__init__()
@@ -60,76 +62,79 @@ class InPrecision(nn.Module):
             return self.module(*batch)
 
 
-class Zero(nn.Module):
-    """The engine around a model and its optimizer, which it makes its own.
+class DeepSpeed:
+    """The engine around a model and its optimizer, which it makes its own; see `Strategy` for the methods.
 
     Args:
-        module: returns the sum of a micro-batch's losses.
         optimizer: AdamW or Adam over the parameters of `model`; its groups hold this rank's flat partitions afterwards.
         settings: of `configs.deepspeed.engine_settings`.
     """
 
     def __init__(
         self,
-        module: nn.Module,
         model: Llama,
         optimizer: torch.optim.Optimizer,
         settings: dict[str, Any],
         ranks: Ranks,
         autocast: torch.autocast,
     ) -> None:
-        super().__init__()
         self.deepspeed = load_deepspeed(ranks.device)
+        self.model, self.ranks, self.optimizer = model, ranks, optimizer
+        self.compiled: Compiled | None = None
         self.parameters_by_name = dict(model.named_parameters())
-        self.optimizer, self.wanted = optimizer, True
+        self.wanted = True
         update = optimizer.step
-        # The engine has no word for leaving out an update whose gradients are finite, as one after a loss spike.
+        # The engine cannot skip an update whose gradients are finite, as one after a loss spike.
         optimizer.step = lambda *_: update() if self.wanted else None  # pyright: ignore[reportAttributeAccessIssue]
+        inner = InPrecision(LossModule(model, ranks.context), autocast)
         self.engine = self.deepspeed.initialize(
-            model=InPrecision(module, autocast), optimizer=optimizer, config=settings, dist_init_required=False
+            model=inner, optimizer=optimizer, config=settings, dist_init_required=False
         )[0]
-        prime(optimizer)  # the engine finds the moments of all groups when it has updated the first one
+        self.module: nn.Module = self.engine
+        init_optimizer_state(optimizer)  # the engine finds the moments of all groups when it has updated the first one
+        self.autocast = torch.autocast(ranks.device.type, enabled=False)
         self.stage = settings["zero_optimization"]["stage"]
         self.mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        return self.engine(*batch)
+    def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
+        for number, batch in enumerate(micro_batches):
+            loss = self.engine(*batch)
+            # The engine averages over the ranks, whose number is multiplied in beforehand.
+            self.engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
+            self.engine.backward(loss * (self.ranks.world_size / targets * scale), scale_wrt_gas=False)
+            total += loss.detach()
+        return total
 
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Adds the gradients of `loss`, averaged over the ranks; `last` of an update's micro-batches."""
-        self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss, scale_wrt_gas=False)
+    def clip_gradients(self, scale: float = 1.0) -> None:
+        """The engine clips in `update`, in its own partitions."""
 
-    def step(self, wanted: bool, scale: float = 1.0) -> float:
-        """Clips and updates where that is `wanted` and the gradients are finite; returns their norm before clipping, inf where not.
-
-        Args:
-            scale: what the losses were multiplied by.
-        """
+    def update(self, wanted: bool, scale: float = 1.0) -> float:
         self.wanted = wanted
         self.engine.optimizer.override_loss_scale(scale)
         self.engine.step()
         self.engine.optimizer.override_loss_scale(1.0)
         return _finite_or_inf(float(self.engine.get_global_grad_norm()))
 
-    def forget(self) -> None:
-        """Drops the gradients of a throw-away batch, with an update of rate 0; the moments exist from here on, and are zero.
+    def discard_gradients(self) -> None:
+        """An update of rate 0; the moments exist from here on, and are zero.
 
         Raises:
             FloatingPointError: the gradients are not finite.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
-        if not math.isfinite(self.step(wanted=True)):
+        if not math.isfinite(self.update(wanted=True)):
             raise FloatingPointError("the gradients of the first batch are not finite")
         for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()
+        self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def tensors(self) -> dict[str, torch.Tensor]:
-        """As `checkpoint.tensors`; each rank holds its rows of every tensor, as under FSDP2. Every rank has to ask."""
-        utils, state = self.deepspeed.utils, {}
+        """Each rank has its rows of every tensor, as under FSDP2."""
+        utils, state = self.deepspeed.utils, dict[str, torch.Tensor]()
         for name, parameter in self.parameters_by_name.items():
             state[f"model.{name}"] = self._rows(utils.safe_get_full_fp32_param(parameter))
             for moment in MOMENTS:
@@ -138,14 +143,15 @@ class Zero(nn.Module):
         return state
 
     @torch.no_grad()
-    def take(self, state: dict[str, torch.Tensor]) -> None:
-        """Puts what `tensors` named, filled from a checkpoint, into this rank's partitions. Every rank has to ask."""
+    def load_tensors(self, checkpoint: Path) -> None:
+        tensors = self.tensors()
+        load_tensors(checkpoint, tensors)
         utils = self.deepspeed.utils
         for name, parameter in self.parameters_by_name.items():
-            weights = _gathered(state[f"model.{name}"])
-            with self.whole([parameter], modified=True):
+            weights = full_tensor(tensors[f"model.{name}"])
+            with self._gathered([parameter], modified=True):
                 parameter.copy_(weights)
-            moments = {moment: _gathered(state[f"optimizer.{name}.{moment}"]) for moment in MOMENTS}
+            moments = {moment: full_tensor(tensors[f"optimizer.{name}.{moment}"]) for moment in MOMENTS}
             if self.stage < 3:
                 utils.safe_set_full_fp32_param(parameter, weights)
                 for moment, value in moments.items():
@@ -155,26 +161,27 @@ class Zero(nn.Module):
                 for moment, value in moments.items():
                     utils.safe_set_local_optimizer_state(parameter, self._partition(parameter, value), moment)
         for updates in self._updates():
-            updates.copy_(state[f"optimizer.{next(iter(self.parameters_by_name))}.step"])
+            updates.copy_(tensors[f"optimizer.{next(iter(self.parameters_by_name))}.step"])
+
+    def full_parameters(self) -> AbstractContextManager[None]:
+        return self._gathered(list(self.parameters_by_name.values()))
 
     @contextmanager
-    def whole(self, parameters: list[nn.Parameter] | None = None, modified: bool = False) -> Iterator[None]:
-        """Within it the parameters (all without a list) are whole on every rank; stage 3 alone splits them. Every rank has to ask."""
-        chosen = list(self.parameters_by_name.values()) if parameters is None else parameters
+    def _gathered(self, parameters: list[nn.Parameter], modified: bool = False) -> Iterator[None]:
+        """Inside, these parameters are whole on every rank; stage 3 alone splits them."""
         first = 0 if modified else None
-        with self.deepspeed.zero.GatheredParameters(chosen, modifier_rank=first, enabled=self.stage == 3):
+        with self.deepspeed.zero.GatheredParameters(parameters, modifier_rank=first, enabled=self.stage == 3):
             yield
 
-    def unhooked(self, model: Llama, ranks: Ranks) -> Llama:
-        """On the first rank a model that it can use alone: stage 3's has hooks that ask all ranks. Every rank has to ask."""
+    def to_plain_model(self) -> Llama | None:
         if self.stage < 3:
-            return model
-        state = {}
+            return self.model if self.ranks.is_first else None
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters_by_name.items():
-            with self.whole([parameter]):
-                if ranks.is_first:
-                    state[name] = parameter.detach().clone()
-        return of_tensors(model, state) if ranks.is_first else model
+            with self._gathered([parameter]):
+                if self.ranks.is_first:
+                    tensors[name] = parameter.detach().clone()
+        return plain_model(self.model, tensors) if self.ranks.is_first else None
 
     def _updates(self) -> list[torch.Tensor]:
         """How many updates each partition has had, which is the same for all."""
@@ -191,9 +198,5 @@ class Zero(nn.Module):
 
 
 def _finite_or_inf(norm: float) -> float:
-    """As which of inf, nan and -1 the engine tells of gradients that are not finite depends on its stage."""
+    """Whether the engine reports gradients that are not finite as inf, nan or -1 depends on its stage."""
     return norm if math.isfinite(norm) and norm >= 0 else math.inf
-
-
-def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,26 +1,33 @@
-"""How the model lies on the ranks: a whole copy each (DDP), or each rank its share of every parameter (FSDP2, HSDP)."""
+"""Strategies of torch itself: a copy of the model per rank (DDP), or a shard of every parameter (FSDP2, HSDP)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.storage.tensors import full_tensor, load_tensors, model_tensors
+from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+
+Batch = tuple[torch.Tensor, ...]  # arguments of LossModule.forward
 
 
 class LossModule(nn.Module):
     """Llama with its loss inside forward, where DistributedDataParallel and FSDP see it.
 
-    With a `context` the loss is that of this rank's part of the rows; gradients of all ranks' losses together are right once they
-    are summed over the ranks, whatever part each of them had.
+    With a `context` the loss is that of this rank's part of the sequences; gradients of all ranks' losses together are right
+    once they are summed over the ranks, whatever part each of them had.
     """
 
     def __init__(self, model: Llama, context: Context | None = None) -> None:
@@ -30,9 +37,9 @@ class LossModule(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum of the token cross-entropies of whole rows input_ids [b, T] against labels [b, T], a scalar in fp32.
+        """Sum of the token cross-entropies of whole sequences input_ids [b, T] against labels [b, T], a scalar in fp32.
 
-        documents [b, T], where given, keeps the documents of a row apart (`model.layout`).
+        documents [b, T], where given, keeps the documents of a sequence apart (`model.layout`).
         """
         if self.context is not None:
             size = self.model.config.segment_length
@@ -40,69 +47,142 @@ class LossModule(nn.Module):
         return self.model.loss(input_ids, labels, documents, self.context)[0]
 
 
-def distribute(module: LossModule, train: dict, ranks: Ranks) -> nn.Module:
-    """The module to train with, under `train.parallel`; each strategy averages gradients over the ranks.
+class SingleRank:
+    """No strategy at all, and what DDP and FSDP add to; see `Strategy` for the methods."""
 
-    ddp: DistributedDataParallel. fsdp: every layer's parameters, gradients and optimizer state are split over all ranks
-    (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054: stage 3, or 2 where `train.reshard_after_forward` is off). hsdp: split over
-    `train.shard_size` ranks, and copied over the groups of that many. The parameters of `module` keep their names, and under
-    the last two become DTensors in place. One rank alone needs none of them.
+    def __init__(
+        self,
+        model: Llama,
+        train: TrainingConfig,
+        ranks: Ranks,
+        autocast: torch.autocast,
+        build_optimizer: Callable[[Llama, TrainingConfig], torch.optim.Optimizer],
+    ) -> None:
+        self.model, self.train, self.ranks, self.autocast = model, train, ranks, autocast
+        self.module: nn.Module = LossModule(model, ranks.context)
+        self.wrapped = self._wrap(model, self.module)  # before the optimizer, which is given the sharded parameters
+        self.optimizer = build_optimizer(model, train)
+        self.compiled: Compiled | None = None
+        self.norm = torch.zeros(())
+
+    def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
+        return module
+
+    def _synchronized(self, last: bool) -> AbstractContextManager[None]:
+        """Backward passes inside reduce gradients over the ranks only where this is the `last` one of a step."""
+        return nullcontext()
+
+    def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
+        for number, batch in enumerate(micro_batches):
+            with self._synchronized(last=number == len(micro_batches) - 1):
+                with self.autocast:
+                    loss = self.wrapped(*batch)
+                # The strategy averages over the ranks, whose number is multiplied in beforehand.
+                (loss * (self.ranks.world_size / targets * scale)).backward()
+            total += loss.detach()
+        return total
+
+    def clip_gradients(self, scale: float = 1.0) -> None:
+        parameters = [parameter for parameter in self.wrapped.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if scale != 1.0:
+            for gradient in gradients:
+                gradient.mul_(1.0 / scale)
+        self.norm = full_tensor(nn.utils.get_total_norm(gradients))
+        nn.utils.clip_grads_with_norm_(parameters, self.train.max_grad_norm, self.norm)
+
+    def update(self, wanted: bool, scale: float = 1.0) -> float:
+        norm = self.norm.item()
+        if wanted and math.isfinite(norm):
+            self.optimizer.step()
+        self.discard_gradients()
+        return norm
+
+    def discard_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = model_tensors(self.model)
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                found[f"optimizer.{name}.{key}"] = value
+        return found
+
+    def load_tensors(self, checkpoint: Path) -> None:
+        init_optimizer_state(self.optimizer)
+        load_tensors(checkpoint, self.tensors())
+
+    def full_parameters(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def to_plain_model(self) -> Llama | None:
+        if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
+            return self.model if self.ranks.is_first else None
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            full = full_tensor(parameter.detach())
+            if self.ranks.is_first:
+                tensors[name] = full
+        return plain_model(self.model, tensors) if self.ranks.is_first else None
+
+
+class DDP(SingleRank):
+    """DistributedDataParallel: a copy of the model per rank; gradients are averaged over the ranks."""
+
+    wrapped: DistributedDataParallel
+
+    def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
+        devices = [self.ranks.local_rank] if self.ranks.device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
+
+    @contextmanager
+    def _synchronized(self, last: bool) -> Iterator[None]:
+        with nullcontext() if last else self.wrapped.no_sync():
+            yield
+
+
+class FSDP(SingleRank):
+    """FSDP2: parameters, gradients and optimizer state of every layer are split over all ranks, or for hsdp over groups of
+    `train.shard_size` ranks, between which they are copied.
+
+    (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054: stage 3, or 2 where `train.reshard_after_forward` is off.) The parameters
+    of the model keep their names and become DTensors in place.
+    """
+
+    def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
+        shape = mesh_shape(self.train, self.ranks)
+        names = ("replicas", "shards")[-len(shape) :]
+        mesh = init_device_mesh(self.ranks.device.type, shape, mesh_dim_names=names)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=self.train.reshard_after_forward)
+        fully_shard(module, mesh=mesh, reshard_after_forward=self.train.reshard_after_forward)  # in place
+        return module
+
+    def _synchronized(self, last: bool) -> AbstractContextManager[None]:
+        self.wrapped.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]
+        return nullcontext()
+
+
+def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
+    """fsdp: (ranks,); hsdp: (copies of the model, ranks per copy).
 
     Raises:
-        ConfigError: the ranks are not whole groups of `train.shard_size`.
+        ConfigError: the ranks are not a multiple of `train.shard_size`.
     """
-    if ranks.world_size == 1:
-        return module
-    if train["parallel"] == "ddp":
-        devices = [ranks.local_rank] if ranks.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
-    shape = mesh_shape(train, ranks)
-    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
-    reshard = train["reshard_after_forward"]
-    for layer in module.model.model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
-    return module
-
-
-def mesh_shape(train: dict, ranks: Ranks) -> tuple[int, ...]:
-    """fsdp: (ranks,); hsdp: (groups that have whole parameters between them, ranks of one)."""
-    if train["parallel"] == "fsdp":
+    if train.parallel == "fsdp":
         return (ranks.world_size,)
-    size = ranks.local_world_size if train["shard_size"] == "auto" else train["shard_size"]
+    size = ranks.local_world_size if train.shard_size == "auto" else train.shard_size
     if ranks.world_size % size:
         raise ConfigError(
-            f"train.shard_size={train['shard_size']}, but {ranks.world_size} worker(s) are no whole groups of {size}; "
+            f"train.shard_size={train.shard_size}, but {ranks.world_size} worker(s) are no whole groups of {size}; "
             "choose a divisor, or train.parallel=fsdp."
         )
     return ranks.world_size // size, size
 
 
-@contextmanager
-def synchronized(module: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients are reduced over the ranks by the backward passes inside only where this is the `last` one of a step."""
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(last)
-        yield
-    elif isinstance(module, DistributedDataParallel) and not last:
-        with module.no_sync():
-            yield
-    else:
-        yield
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor of one that may be sharded; every rank has to ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that may be sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def replica_of(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:
-    """(which of them this rank has, how many) equal copies of this rank's part there are."""
+    """(index of this rank's copy, number of equal copies) of this rank's part of a tensor."""
     if not isinstance(value, DTensor):
         return ranks.rank, ranks.world_size
     index, count = 0, 1
@@ -113,32 +193,20 @@ def replica_of(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:
     return index, count
 
 
-def gathered(model: Llama, ranks: Ranks) -> Llama | None:
-    """The whole model on the first rank, None on the others; the model itself where it is not sharded."""
-    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        return model if ranks.is_first else None
-    state = {}
-    for name, parameter in model.named_parameters():
-        full = whole(parameter.detach())
-        if ranks.is_first:
-            state[name] = full
-    if not ranks.is_first:
-        return None
-    return of_tensors(model, state)
-
-
-def of_tensors(model: Llama, state: dict[str, torch.Tensor]) -> Llama:
-    """A plain model of the same configuration that holds `state`'s tensors themselves, not copies of them."""
+def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
+    """A model of the same configuration without hooks or shards that has `tensors` themselves, not copies of them."""
     with torch.device("meta"):
         plain = Llama(model.config)
-    plain.load_state_dict(state, strict=False, assign=True)  # a tied head is not in it
+    plain.load_state_dict(tensors, strict=False, assign=True)  # a tied head is not in it
     plain.tie_weights()
     return plain
 
 
-def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
-    """Scales all gradients down to the global 2-norm `max_norm`; returns the norm before that, the same on every rank."""
-    parameters = [parameter for parameter in module.parameters() if parameter.grad is not None]
-    norm = whole(nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
-    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm
+def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimizer allocate its state, which it otherwise does at its first step, so that it can be loaded into."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""The ranks: process group, device and the few things they agree on."""
+"""The ranks: process group, device and collective decisions."""
 
 import os
 from datetime import timedelta
@@ -9,15 +9,15 @@ import torch.distributed as dist
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.context import Context
-from infini_llama.tasks.train.worker.preflight import preflight
+from infini_llama.tasks.train.worker.strategies.preflight import preflight
 
 
 class Ranks:
-    """This process's place among the workers that torchrun started, and what they decide together.
+    """This process among the workers that torchrun started.
 
     Args:
-        timeout_seconds: that one waits for another in any exchange.
-        preflight_seconds: that they get to find each other (`preflight`); None: that is not tried.
+        timeout_seconds: of every collective call.
+        preflight_seconds: of `preflight`; None: it is skipped.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Ranks:
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         else:
             dist.init_process_group(backend, timeout=timeout)
-        # Checkpoints are written beside the training steps, so their agreements must not get between the gradients'.
+        # Checkpoints are written beside the training steps, so their collective calls need a group of their own.
         self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
         self.timeout, self.context = timeout, cast(Context | None, None)
 
-    def share_rows(self, size: int) -> None:
-        """Lets every `size` neighbours have the same rows, each its part of them (`model.context`); all ranks have to ask.
+    def use_context_parallel(self, size: int) -> None:
+        """Give every `size` neighbouring ranks the same sequences, each a part of them (`model.context`). A collective call.
 
         Raises:
-            ConfigError: the ranks are not whole groups of `size`.
+            ConfigError: the world size is not a multiple of `size`.
         """
         self.context = None
         if self.world_size % size:
@@ -55,18 +55,18 @@ class Ranks:
             self.context = Context(group, self.rank % size, size)
 
     @property
-    def groups(self) -> int:
-        """How many groups of ranks have rows of their own: each rank, or with context parallelism several together."""
+    def data_world_size(self) -> int:
+        """Among how many a global batch is split: the ranks, or with context parallelism groups of them."""
         return self.world_size if self.context is None else self.world_size // self.context.size
 
     @property
-    def group(self) -> int:
-        """Which of them this rank is in."""
+    def data_rank(self) -> int:
+        """Which of them this rank is, or is part of."""
         return self.rank if self.context is None else self.rank // self.context.size
 
     @property
-    def counts_rows(self) -> bool:
-        """Whether this rank is the one of its group that counts what the rows hold."""
+    def is_context_rank0(self) -> bool:
+        """Whether this rank counts what the sequences hold for all that share them."""
         return self.context is None or self.context.place == 0
 
     @property

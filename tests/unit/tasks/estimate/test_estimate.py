@@ -11,13 +11,14 @@ from torch.utils._pytree import tree_leaves
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.flows.pipeline import resolved
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import flops_per_token, parameters
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate import run
 from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
-from infini_llama.tasks.train.worker.build import save_memory
+from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 
@@ -56,8 +57,9 @@ def real_peak(config: dict, precision: str, loss_chunk: int) -> int:
     gc.collect()
     with LiveBytes() as live:
         model = Llama(LlamaConfig.from_dict(fields))
-        save_memory(model, config["train"], loss_chunk)
-        optimizer = build_optimizer(model, config["train"])
+        train = TrainingConfig.model_validate(config["train"])
+        save_memory(model, train, loss_chunk)
+        optimizer = build_optimizer(model, train)
         for _ in range(2):
             for _ in range(2):
                 ids, labels = torch.zeros((3, 256), dtype=torch.long), torch.zeros((3, 256), dtype=torch.long)

@@ -13,7 +13,7 @@ from infini_llama.tasks.evaluate.stage import evaluate
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
-from infini_llama.tasks.train.worker.callbacks.evaluate import evaluate as in_training
+from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 
 INFINI = {"attention": "infini", "segment_length": 4}
@@ -24,7 +24,9 @@ def test_rows_cost_what_training_says_they_cost(run_of, ranks):
     dataset, chunks = dataset_of(folder), lineage_of(folder)["dataset"]["chunks"]
     reader, token_bytes = TokenReader(dataset, chunks, "validation"), np.load(dataset / "token_bytes.npy")
     found = evaluate(folder, sequences=5)["model"]
-    said = in_training(LossModule(model), reader, token_bytes, 5, 2, ranks, torch.autocast("cpu", enabled=False))
+    said = ValidationSet(reader, token_bytes, 5, 2).measure(
+        LossModule(model), ranks, torch.autocast("cpu", enabled=False)
+    )
     assert found["tokens"] == said.tokens == 5 * 16
     assert found["loss"] == pytest.approx(said.loss, rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(said.bits_per_byte, rel=1e-5)

@@ -24,7 +24,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.lineage import claim
-from infini_llama.tasks.train.worker.pretrained import load_pretrained
+from infini_llama.tasks.train.worker.initial_model import load_pretrained
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 

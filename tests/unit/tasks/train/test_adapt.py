@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
 from infini_llama.tasks.train.run_context import RunContext
-from infini_llama.tasks.train.worker.callbacks.divergence import Diverged, Skips, next_sample
-from infini_llama.tasks.train.worker.position import Position
+from infini_llama.tasks.train.worker.data.order import next_sample
 from support.made_up_runs import LINEAGE
 from support.records import make_context, make_plan
 
@@ -62,21 +62,8 @@ def test_a_rollback_abandons_what_came_after_and_leaves_the_samples_out(run):
 
 
 def test_left_out_samples_are_passed_over_also_where_ranges_touch():
-    ranges = [{"first": 40, "end": 60}, {"first": 10, "end": 20}, {"first": 20, "end": 40}]
+    ranges = [SampleRange(first=first, end=end) for first, end in ((40, 60), (10, 20), (20, 40))]
     assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [0, 9, 60, 60, 60, 60, 60]
-
-
-def test_skips_outside_the_window_are_forgotten():
-    at = Position()
-    skips = Skips(limit=2, window=10, at=at)
-    for step in (1, 2, 13, 14):
-        at.step = step
-        skips.note()
-    assert Position.of(at.scalars()).skips == [13, 14]
-    at.step, at.samples = 15, 120
-    with pytest.raises(Diverged) as raised:
-        skips.note()
-    assert raised.value.details == {"first_skip": 13, "samples": 120}
 
 
 @given(step=st.integers(0, 12), torn=st.integers(0, 30))

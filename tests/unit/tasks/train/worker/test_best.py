@@ -7,14 +7,14 @@ import pytest
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.attempt import write_order
 from infini_llama.tasks.train.lineage import claim
-from infini_llama.tasks.train.worker import loop
-from infini_llama.tasks.train.worker.callbacks.evaluate import Validation
-from infini_llama.tasks.train.worker.loop import StopRequest
+from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
+from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_context
 
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -38,19 +38,20 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         attempt_dir = run.path / "logs" / "attempt-01"
         attempt_dir.mkdir(parents=True, exist_ok=True)
         write_order(attempt_dir, context, chosen, 0, 1.0)
-        heart = Heartbeat(attempt_dir, 0)
+        heartbeat = Heartbeat(attempt_dir, 0)
 
-        def evaluate(*arguments: object) -> Validation:
-            return Validation(losses[heart.step], 1.0, 10)
+        def measure(*arguments: object) -> Validation:
+            return Validation(losses[heartbeat.step], 1.0, 10)
 
         class Stop(StopRequest):
-            asked = property(lambda self: heart.step + 1 == stop_after)
+            requested = property(lambda self: heartbeat.step + 1 == stop_after)
 
             def __init__(self) -> None:
                 pass
 
-        monkeypatch.setattr(loop, "evaluate", evaluate)
-        loop.run(json.loads((attempt_dir / "order.json").read_text()), ranks, Stop(), heart)
+        monkeypatch.setattr(ValidationSet, "measure", measure)
+        job = TrainingJob.from_json(json.loads((attempt_dir / "order.json").read_text()))
+        Trainer(job, ranks, Stop(), heartbeat).fit()
         return run
 
     return attempt

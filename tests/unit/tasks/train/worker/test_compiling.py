@@ -7,19 +7,10 @@ import torch
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker import compiling
-from infini_llama.tasks.train.worker.compiling import Compiled, compile_if_it_agrees, eager
+from infini_llama.tasks.train.worker.strategies import compiling
+from infini_llama.tasks.train.worker.strategies.compiling import Compiled, compile_if_it_agrees, eager
 from infini_llama.tasks.train.worker.strategies.native import LossModule
-
-
-class OneRank:
-    is_first = True
-
-    def sum(self, *values: float) -> list[float]:
-        return list(values)
-
-    def all(self, condition: bool) -> bool:
-        return condition
+from support.one_rank import OneRank
 
 
 @pytest.fixture
@@ -46,7 +37,7 @@ def compile_as(module: LossModule, run_dir, forward, monkeypatch):
         loss.backward()
         return loss.item()
 
-    return compile_if_it_agrees(module, "block", "fp32", first_batch, OneRank(), run_dir)
+    return compile_if_it_agrees(module, module.model, "block", "fp32", first_batch, OneRank(), run_dir)
 
 
 def called(module: LossModule) -> bool:
@@ -103,8 +94,8 @@ def test_leaving_compiled_code_that_an_earlier_attempt_used_costs_exactness_alou
 
 
 def test_whole_takes_the_loss_with_it(module):
-    assert Compiled(module, "whole").parts == [module]
-    assert len(Compiled(module, "block").parts) == 2
+    assert Compiled(module, module.model, "whole").parts == [module]
+    assert len(Compiled(module, module.model, "block").parts) == 2
 
 
 def test_the_cache_lies_beside_the_runs_unless_the_user_has_another(tmp_path, monkeypatch):

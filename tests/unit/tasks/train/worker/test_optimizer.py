@@ -6,8 +6,9 @@ import torch
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.checkpoint import prime, tensors
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.strategies.native import init_optimizer_state
+from support.one_rank import alone
 
 
 def model_of(tied=False):
@@ -16,7 +17,7 @@ def model_of(tied=False):
 
 
 def settings(**changes):
-    return TrainingConfig(**changes).model_dump()
+    return TrainingConfig(**changes)
 
 
 def names_by_group(model, optimizer):
@@ -43,7 +44,7 @@ def test_muon_is_for_the_matrices_of_layers(tied):
     groups = names_by_group(model, optimizer)
     assert groups["matrices"] == {name for name, _ in model.named_parameters() if "_proj" in name}
     assert groups.get("decay", set()) == (set() if tied else {"lm_head.weight"})
-    assert set_learning_rate(optimizer, settings(optimizer="muon", warmup_steps=0), 0) == 1e-3
+    assert set_learning_rate(optimizer, settings(optimizer="muon", warmup_steps=0), 1000, 0) == 1e-3
     assert {group["lr"] for group in optimizer.param_groups} == {1e-3, 1e-2}
 
 
@@ -55,23 +56,25 @@ def test_what_is_loaded_goes_on_as_if_never_interrupted(kind):
 
     def steps(model, optimizer, first, last):
         for step in range(first, last):
-            set_learning_rate(optimizer, train, step)
+            set_learning_rate(optimizer, train, 1000, step)
             model.loss(batches[step, :, :-1], batches[step, :, 1:])[0].backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    whole, optimizer = model_of(), None
-    optimizer = build_optimizer(whole, train)
+    whole = model_of()
+    strategy = alone(whole, train)
+    optimizer = strategy.optimizer
     before = [parameter.clone() for parameter in whole.parameters()]
     steps(whole, optimizer, 0, 1)
-    saved = {name: value.clone() for name, value in tensors(whole, optimizer).items()}
+    saved = {name: value.clone() for name, value in strategy.tensors().items()}
     steps(whole, optimizer, 1, 3)
     assert all(not torch.equal(a, b) for a, b in zip(before, whole.parameters(), strict=True))
 
     resumed = model_of()
-    other = build_optimizer(resumed, train)
-    prime(other)
-    state = tensors(resumed, other)
+    again = alone(resumed, train)
+    other = again.optimizer
+    init_optimizer_state(other)
+    state = again.tensors()
     assert state.keys() == saved.keys()
     with torch.no_grad():
         for name, value in saved.items():

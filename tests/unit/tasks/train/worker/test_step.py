@@ -10,23 +10,14 @@ from torch import nn
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.callbacks.observe import gate_means, parameter_norm
+from infini_llama.tasks.train.worker.callbacks.step_metrics import gate_means, parameter_norm
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
-from infini_llama.tasks.train.worker.loop import step_seed
+from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-from infini_llama.tasks.train.worker.step import accumulate, train_step
-from infini_llama.tasks.train.worker.strategies.native import LossModule
+from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed
+from support.one_rank import OneRank, alone
 
-TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2).model_dump()
-
-
-class OneRank:
-    """The one rank of a world without a process group."""
-
-    world_size, device = 1, torch.device("cpu")
-
-    def sum(self, *values: float) -> list[float]:
-        return list(values)
+TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2)
 
 
 class Rows:
@@ -52,12 +43,12 @@ def small_model(attention="infini") -> Llama:
     return Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention=attention, segment_length=4)).double()
 
 
-def no_autocast() -> torch.autocast:
-    return torch.autocast("cpu", enabled=False)
-
-
 def batches(rows: torch.Tensor, size: int):
     return [(part[:, :-1], part[:, 1:]) for part in rows.split(size)]
+
+
+def step(strategy, rows: torch.Tensor, scale: float = 1.0, is_spike=lambda loss: False):
+    return optimizer_step(strategy, GlobalBatch(batches(rows, 2), 26), scale, is_spike, lambda: False, OneRank())
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
@@ -68,7 +59,7 @@ def test_gradients_and_loss_equal_those_of_the_whole_batch(attention, micro):
     inputs, labels = rows[:, :-1], rows[:, 1:]
     mean = nn.functional.cross_entropy(whole(inputs).flatten(0, 1), labels.flatten())
     mean.backward()
-    total = accumulate(LossModule(split), batches(rows, micro), labels.numel(), OneRank(), no_autocast())
+    total = alone(split).accumulate(batches(rows, micro), labels.numel())
     assert total.item() / labels.numel() == pytest.approx(mean.item(), rel=1e-6)
     for (name, expected), (_, found) in zip(whole.named_parameters(), split.named_parameters(), strict=True):
         assert torch.allclose(expected.grad, found.grad, rtol=1e-9, atol=1e-12), name
@@ -90,10 +81,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
         model.lm_head.weight[3, 3] = float("nan")
     before = [parameter.clone() for parameter in model.parameters()]
     rows = torch.randint(0, 61, (2, 14))
-    optimizer = build_optimizer(model, TRAIN)
-    result = train_step(
-        LossModule(model), optimizer, batches(rows, 2), 26, 1.0, OneRank(), no_autocast(), lambda: False
-    )
+    result = step(alone(model, TRAIN), rows)
     assert result.skipped and not math.isfinite(result.loss)
     assert all(parameter.grad is None for parameter in model.parameters())
     for old, new in zip(before, model.parameters(), strict=True):
@@ -104,24 +92,14 @@ def test_a_spike_changes_nothing_either():
     model = small_model()
     before = [parameter.clone() for parameter in model.parameters()]
     rows = torch.randint(0, 61, (2, 14))
-    result = train_step(
-        LossModule(model),
-        build_optimizer(model, TRAIN),
-        batches(rows, 2),
-        26,
-        1.0,
-        OneRank(),
-        no_autocast(),
-        lambda: False,
-        lambda loss: loss > 1.0,
-    )
+    result = step(alone(model, TRAIN), rows, is_spike=lambda loss: loss > 1.0)
     assert result.skipped and math.isfinite(result.loss)
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_gates_have_a_group_and_a_rate_of_their_own():
     optimizer = build_optimizer(small_model(), TRAIN)
-    assert set_learning_rate(optimizer, TRAIN, 4) == 5e-4
+    assert set_learning_rate(optimizer, TRAIN, 110, 4) == 5e-4
     rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert rates == {"decay": (5e-4, 0.1), "no_decay": (5e-4, 0.0), "gates": (5e-3, 0.0)}
     assert {group["name"] for group in build_optimizer(small_model("softmax"), TRAIN).param_groups} == {
@@ -135,9 +113,7 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
     rows, results = torch.randint(0, 61, (2, 14)), []
     for factor in (1.0, scale):
         model = small_model()
-        optimizer = build_optimizer(model, TRAIN)
-        ranks = (OneRank(), no_autocast(), lambda: False)
-        results.append(train_step(LossModule(model), optimizer, batches(rows, 2), 26, 1.0, *ranks, scale=factor))
+        results.append(step(alone(model, TRAIN), rows, factor))
         results.append([parameter.clone() for parameter in model.parameters()])
     assert results[0] == results[2] and all(torch.equal(a, b) for a, b in zip(results[1], results[3], strict=True))
 

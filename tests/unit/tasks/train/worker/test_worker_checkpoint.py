@@ -19,59 +19,56 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from infini_llama.configs.errors import DataError
-from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.artifacts import check, file_checksum
-from infini_llama.tasks.train.worker.checkpoint import load, prime, save, state_hash, tensors
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
-from infini_llama.tasks.train.worker.storage import TensorWriter
+from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors, model_tensors, state_hash
+from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
+from infini_llama.tasks.train.worker.strategies.native import SingleRank, init_optimizer_state
+from support.one_rank import alone
 
-TRAIN = TrainingConfig().model_dump()
 
-
-def trained(seed: int) -> tuple[Llama, torch.optim.Optimizer]:
+def trained(seed: int) -> SingleRank:
     torch.manual_seed(seed)
     model = Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4))
-    optimizer = build_optimizer(model, TRAIN)
+    strategy = alone(model)
     for _ in range(3):
         ids = torch.randint(0, 61, (2, 13))
         model.loss(ids[:, :-1], ids[:, 1:])[0].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer
+        strategy.optimizer.step()
+        strategy.optimizer.zero_grad()
+    return strategy
 
 
 @pytest.fixture
 def saved(ranks, tmp_path):
-    model, optimizer = trained(1)
-    state = tensors(model, optimizer)
-    return save(tmp_path, 3, state, {"step": 3}), state
+    state = trained(1).tensors()
+    return save_checkpoint(tmp_path, 3, state, {"step": 3}), state
 
 
 def test_weights_and_moments_come_back_to_the_bit(saved):
     path, state = saved
     check(path, "checkpoint", checksums=True)
-    model, optimizer = trained(2)
-    other = tensors(model, optimizer)
+    strategy = trained(2)
+    other = strategy.tensors()
     assert state_hash(other, "model.") != state_hash(state, "model.")
-    load(path, other)
+    load_tensors(path, other)
     for prefix in ("model.", "optimizer."):
         assert state_hash(other, prefix) == state_hash(state, prefix)
-    assert sum(name.endswith(".exp_avg") for name in state) == len(list(model.parameters()))
+    assert sum(name.endswith(".exp_avg") for name in state) == len(list(strategy.model.parameters()))
 
 
-def test_a_primed_optimizer_has_every_tensor_and_moves_no_weight(saved):
+def test_an_initialized_optimizer_has_every_tensor_and_moves_no_weight(saved):
     path, state = saved
     torch.manual_seed(5)
     model = Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4))
-    before = state_hash(tensors(model, None), "model.")
-    optimizer = build_optimizer(model, TRAIN)
-    prime(optimizer)
-    assert state_hash(tensors(model, None), "model.") == before
-    assert tensors(model, optimizer).keys() == state.keys()
-    load(path, tensors(model, optimizer))
-    assert state_hash(tensors(model, optimizer), "optimizer.") == state_hash(state, "optimizer.")
+    before = state_hash(model_tensors(model), "model.")
+    strategy = alone(model)
+    init_optimizer_state(strategy.optimizer)
+    assert state_hash(model_tensors(model), "model.") == before
+    assert strategy.tensors().keys() == state.keys()
+    strategy.load_tensors(path)
+    assert state_hash(strategy.tensors(), "optimizer.") == state_hash(state, "optimizer.")
 
 
 def test_the_hash_sees_one_bit_a_name_and_a_shape():
@@ -115,7 +112,7 @@ def test_a_table_that_asks_for_anything_else_is_refused(saved, change, sentence)
     change(table["tensors"]["model.lm_head.weight" if "model.lm_head.weight" in state else min(state)]["parts"][0])
     (path / "tensors.json").write_text(json.dumps(table))
     with pytest.raises(DataError, match=sentence):
-        load(path, state)
+        load_tensors(path, state)
 
 
 def test_unknown_types_and_byte_orders_are_refused(saved):
@@ -124,16 +121,16 @@ def test_unknown_types_and_byte_orders_are_refused(saved):
     for change in ({"byteorder": "middle"}, {"tensors": table["tensors"] | {min(state): {"dtype": "object"}}}):
         (path / "tensors.json").write_text(json.dumps(table | change))
         with pytest.raises(DataError, match="cannot be loaded"):
-            load(path, state)
+            load_tensors(path, state)
 
 
 def test_another_model_is_told_by_name(saved):
     path, state = saved
     name = min(state)
     with pytest.raises(DataError, match="Missing key"):
-        load(path, state | {"model.unknown": torch.zeros(2)})
+        load_tensors(path, state | {"model.unknown": torch.zeros(2)})
     with pytest.raises(DataError, match=f"Size mismatch.*{name}"):
-        load(path, {name: torch.zeros(3, 3)})
+        load_tensors(path, {name: torch.zeros(3, 3)})
 
 
 @given(st.data())
@@ -159,7 +156,7 @@ def test_any_block_of_any_tensor_comes_back(tmp_path_factory, data):
     writers[0].finish(metadata, results)
     assert all(file_checksum(folder / name) == checksum for name, checksum in writers[0].checksums.items())
     found = torch.zeros_like(whole)
-    load(folder, {"t": found})
+    load_tensors(folder, {"t": found})
     assert torch.equal(found, whole)
 
 
@@ -178,10 +175,10 @@ def test_no_path_of_this_machine_is_in_a_checkpoint(saved, tmp_path):
 
 
 def test_it_loads_without_a_process_group(ranks, tmp_path):
-    model, _ = trained(3)
-    path = save(tmp_path, 1, tensors(model, None), {"step": 1})
+    model = trained(3).model
+    path = save_checkpoint(tmp_path, 1, model_tensors(model), {"step": 1})
     dist.destroy_process_group()
-    fresh, _ = trained(4)
-    load(path, tensors(fresh, None))
-    assert state_hash(tensors(fresh, None), "model.") == state_hash(tensors(model, None), "model.")
+    fresh = trained(4).model
+    load_tensors(path, model_tensors(fresh))
+    assert state_hash(model_tensors(fresh), "model.") == state_hash(model_tensors(model), "model.")
     dist.init_process_group("gloo")  # the fixture leaves it

@@ -11,13 +11,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics
-from infini_llama.tasks.train.worker.callbacks.evaluate import rows_with
-from infini_llama.tasks.train.worker.callbacks.hook import ask, load_hook
-from infini_llama.tasks.train.worker.callbacks.metrics import Metrics
-from infini_llama.tasks.train.worker.callbacks.profiling import Profiler
+from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
+from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
+from infini_llama.tasks.train.worker.callbacks.metrics_hook import call_hook, load_hook
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
+from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
 from infini_llama.tasks.train.worker.callbacks.reporters import TensorBoard, flat
-from infini_llama.tasks.train.worker.ceiling import matmul_ceiling
+from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
@@ -31,7 +33,7 @@ def step(number: int, loss: float = 2.0) -> dict:
 
 def attempt(run_dir, first: int, last: int) -> None:
     cut_metrics(RunFolder(run_dir), first)
-    metrics = Metrics(run_dir, 2, [TensorBoard(run_dir, first, CONFIG)])
+    metrics = MetricsWriter(run_dir, 2, [TensorBoard(run_dir, first, CONFIG)])
     for number in range(first + 1, last + 1):
         metrics.train(step(number))
         if number % 2 == 0:
@@ -78,10 +80,10 @@ def test_a_hook_is_asked_and_its_faults_are_sentences(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     model = Llama(LlamaConfig(61, 16, 32, 1, 2, 2, 16))
-    found = ask(load_hook("mine:largest"), "mine:largest", model, {"step": 1})
+    found = call_hook(load_hook("mine:largest"), "mine:largest", model, {"step": 1})
     assert found == {"largest": 1.0}
     with pytest.raises(ConfigError, match="mine:wrong returned 3"):
-        ask(load_hook("mine:wrong"), "mine:wrong", model, {})
+        call_hook(load_hook("mine:wrong"), "mine:wrong", model, {})
     for name in ("nowhere:at_all", "mine:missing"):
         with pytest.raises(ConfigError, match=f"train.metrics_hook={name} cannot be imported"):
             load_hook(name)
@@ -89,23 +91,24 @@ def test_a_hook_is_asked_and_its_faults_are_sentences(tmp_path, monkeypatch):
 
 
 def test_the_profiler_records_its_span_alone_and_ends_with_the_run(tmp_path):
-    profiler = Profiler(tmp_path / "profile", [2, 9], 0)
+    profiler = Profiler(tmp_path / "profile", [2, 9], 0, max_steps=3)
+    result = StepResult(Update(2.0, 1.0, False, False), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
     for number in (1, 2, 3):
-        profiler.before(number)
+        profiler.on_step_start(TrainState(step=number - 1))
         assert (profiler.running is not None) == (number >= 2)
         torch.ones(8, 8) @ torch.ones(8, 8)
-        profiler.after(number, last=number == 3)
+        profiler.on_step_end(TrainState(step=number), result)
     assert "aten::mm" in (tmp_path / "profile/rank-0.txt").read_text()
     assert (tmp_path / "profile/rank-0.trace.json.gz").stat().st_size > 0
-    Profiler(tmp_path / "none", None, 0).before(1)
+    Profiler(tmp_path / "none", None, 0, 3).on_step_start(TrainState())
     assert not (tmp_path / "none").exists()
 
 
-def test_the_ceiling_is_that_of_a_product_and_leaves_the_generators_alone():
+def test_the_peak_is_that_of_a_product_and_leaves_the_generators_alone():
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    assert 1e8 < matmul_ceiling(torch.device("cpu"), torch.float32) < 1e15
+    assert 1e8 < peak_flops(torch.device("cpu"), torch.float32) < 1e15
     assert torch.equal(torch.rand(1), expected)
 
 

@@ -5,7 +5,7 @@ import torch
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.artifacts import read_manifest
-from infini_llama.tasks.train.worker.callbacks.sample import sample_texts
+from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 
 
 def test_prompts_are_continued_each_for_itself(built):

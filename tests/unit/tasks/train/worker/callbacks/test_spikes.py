@@ -1,4 +1,4 @@
-"""Spikes are found, noise is not, and a restart judges alike."""
+"""Spikes are found, noise is not, the budget of skipped updates holds, and a resumed run decides the same."""
 
 import math
 import random
@@ -6,61 +6,82 @@ import random
 import numpy as np
 import pytest
 
-from infini_llama.tasks.train.worker.callbacks.divergence import Skips
-from infini_llama.tasks.train.worker.callbacks.spikes import ENOUGH, HISTORY, Spikes
-from infini_llama.tasks.train.worker.loop import note_update
-from infini_llama.tasks.train.worker.position import Position
-from infini_llama.tasks.train.worker.step import StepResult
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
+from infini_llama.tasks.train.worker.callbacks.update_policy import (
+    ENOUGH,
+    HISTORY,
+    Diverged,
+    SpikeDetector,
+    UpdatePolicy,
+)
 
 
 @pytest.fixture
 def spikes():
     rng = random.Random(3)
-    spikes = Spikes(8.0, Position())
+    spikes = SpikeDetector(8.0)
     for step in range(200):
         loss = 5.0 - step / 200 + rng.gauss(0, 0.05)
         assert not spikes.is_spike(loss), "noise on a falling loss"
-        spikes.note(loss)
+        spikes.add(loss)
     return spikes
+
+
+def policy(fp16: bool = False, **changes) -> UpdatePolicy:
+    return UpdatePolicy(TrainingConfig(spike_zscore=8.0, **changes), fp16, lambda samples: np.arange(3))
+
+
+def end_step(policy: UpdatePolicy, step: int, loss: float = 2.0, skipped: bool = False) -> None:
+    result = StepResult(Update(loss, 1.0, False, skipped), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
+    policy.on_step_end(TrainState(step=step, samples=step * 8), result)
 
 
 def test_a_loss_far_above_the_last_ones_is_a_spike_also_behind_other_spikes(spikes):
     assert spikes.is_spike(8.0) and not spikes.is_spike(1.0) and not spikes.is_spike(4.3)
     for _ in range(HISTORY // 3):
-        spikes.note(50.0)
+        spikes.add(50.0)
     assert spikes.is_spike(20.0), "a mean and a standard deviation would have been moved"
 
 
-def test_what_a_checkpoint_keeps_judges_alike(spikes):
-    kept = spikes.at.scalars()
-    again = Spikes(8.0, Position.of(kept))
-    assert len(again.at.losses) == HISTORY
-    assert [again.is_spike(loss / 10) for loss in range(30, 90)] == [
+def test_a_resumed_policy_decides_the_same(spikes):
+    first, again = policy(), policy()
+    first.spikes = spikes
+    first.skips = [3]
+    again.load_state_dict(TrainState(**first.state_dict()))
+    assert len(again.spikes.losses) == HISTORY and again.skips == [3]
+    assert [again.spikes.is_spike(loss / 10) for loss in range(30, 90)] == [
         spikes.is_spike(loss / 10) for loss in range(30, 90)
     ]
-    older = {name: value for name, value in kept.items() if name != "losses"}
-    assert Position.of(older).losses == [], "checkpoints of before are read"
+    assert TrainState.read_json("{}").losses == [], "checkpoints of older versions are read"
 
 
 def test_off_by_default_and_silent_until_enough_was_seen():
-    off, young = Spikes(None, Position()), Spikes(3.0, Position())
+    off, young = SpikeDetector(None), SpikeDetector(3.0)
     for _ in range(ENOUGH - 1):
-        off.note(1.0)
-        young.note(1.0)
-    assert not off.at.losses and not off.is_spike(1e9) and not young.is_spike(1e9)
-    young.note(1.0)
+        off.add(1.0)
+        young.add(1.0)
+    assert not off.losses and not off.is_spike(1e9) and not young.is_spike(1e9)
+    young.add(1.0)
     assert young.is_spike(1.1) and not young.is_spike(1.002), "equal losses do not make every difference a spike"
 
 
-def test_a_loss_that_an_overflow_left_out_is_not_remembered():
-    at = Position(step=7)
-    skips, spikes = Skips(3, 10, at), Spikes(8.0, at)
+def test_an_update_that_an_overflow_left_out_does_not_count():
+    fp16 = policy(fp16=True)
+    end_step(fp16, 5)
+    end_step(fp16, 6, math.inf, skipped=True)
+    assert (fp16.spikes.losses, fp16.skips) == ([2.0], [])
+    fp16.scaler.scale = 1.0
+    end_step(fp16, 7, math.nan, skipped=True)
+    assert (fp16.spikes.losses, fp16.skips) == ([2.0], [7])
 
-    def note(loss: float, skipped: bool, overflow: bool) -> None:
-        note_update(StepResult(loss, 1.0, False, skipped), overflow, skips, spikes, lambda: np.arange(3))
 
-    note(2.0, skipped=False, overflow=False)
-    note(math.inf, skipped=True, overflow=True)
-    assert (at.losses, at.skips) == ([2.0], [])
-    note(math.nan, skipped=True, overflow=False)
-    assert (at.losses, at.skips) == ([2.0], [7])
+def test_skips_outside_the_window_do_not_count():
+    limited = policy(max_skips=2, skip_window=10)
+    for step in (1, 2, 13, 14):
+        end_step(limited, step, math.nan, skipped=True)
+    assert limited.state_dict()["skips"] == [13, 14]
+    with pytest.raises(Diverged) as raised:
+        end_step(limited, 15, math.nan, skipped=True)
+    assert raised.value.details == {"first_skip": 13, "samples": 120}

@@ -6,12 +6,13 @@ import torch
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.train.worker.callbacks.divergence import next_sample
+from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.data.prefetch import Prefetch
 
 CPU = torch.device("cpu")
-LEFT_OUT = [{"first": 16, "end": 32}]
+LEFT_OUT = [SampleRange(first=16, end=32)]
 
 
 class Rows(TokenReader):
@@ -46,7 +47,7 @@ def steps(reader: Rows, workers: int, first: int = 0, count: int = 12) -> list[t
     batches, seen, at = TrainBatches(reader, 7, 8, 2, 0, 1), [], first
     with Prefetch(batches, CPU, following, workers) as prefetch:
         for _ in range(count):
-            built, targets = prefetch.step(at)
+            built, targets = prefetch.batch_at(at)
             seen.append((at, [[part.tolist() for part in batch] for batch in built], targets))
             at = following(at)
     return seen
@@ -67,14 +68,14 @@ def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
     damaged = int(batches.rows(32)[3])
     assert all(damaged not in batches.rows(at) for at in (0, 8))
     with Prefetch(TrainBatches(Rows(damaged), 7, 8, 2, 0, 1), CPU, following, workers) as prefetch:
-        prefetch.step(0), prefetch.step(8)
+        prefetch.batch_at(0), prefetch.batch_at(8)
         with pytest.raises(DataError, match=f"row {damaged} is damaged"):
-            prefetch.step(32)
+            prefetch.batch_at(32)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("data_")]
 
 
 def test_a_jump_to_another_place_is_followed():
     with Prefetch(TrainBatches(Rows(), 7, 8, 2, 0, 1), CPU, following, 2) as prefetch:
-        prefetch.step(0)
-        jumped = prefetch.step(80)
+        prefetch.batch_at(0)
+        jumped = prefetch.batch_at(80)
     assert torch.equal(jumped[0][0][0], next(TrainBatches(Rows(), 7, 8, 2, 0, 1).micro_batches(80, CPU))[0])

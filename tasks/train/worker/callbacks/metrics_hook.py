@@ -1,4 +1,4 @@
-"""train.metrics_hook: a function of the user's own, whose numbers are reported beside ours."""
+"""train.metrics_hook: a function of the user's, whose numbers are reported beside the built-in metrics."""
 
 import importlib
 from collections.abc import Callable
@@ -27,11 +27,11 @@ def load_hook(name: str | None) -> Hook | None:
             "environment.env.PYTHONPATH."
         ) from error
     if not callable(found):
-        raise ConfigError(f"train.metrics_hook={name} is no function.")
+        raise ConfigError(f"train.metrics_hook={name} is not a function.")
     return cast(Hook, found)
 
 
-def ask(hook: Hook, name: str, model: Llama, record: dict[str, Any]) -> dict[str, float]:
+def call_hook(hook: Hook, name: str, model: Llama, record: dict[str, Any]) -> dict[str, float]:
     """The hook's numbers for this step.
 
     Raises:

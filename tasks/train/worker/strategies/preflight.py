@@ -1,9 +1,8 @@
-"""Before anything is trained: is every rank there, and do they all reach each other. Who does not is named, within a short time."""
+"""Check before training that every rank has started and reaches all others, within a short time; name those that do not."""
 
 import socket
 import time
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,42 +10,42 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from infini_llama.configs.errors import PipelineError
+from infini_llama.configs.schema import EnvironmentConfig
 
 POLL_SECONDS = 0.05
 
 
-def limit(waits: dict[str, Any], nnodes: int) -> float:
-    """Seconds for the preflight, of the config's section environment: one machine, which may be loaded, gets at least as long as
-    its ranks have for each other in training."""
-    seconds = waits["preflight_timeout"]
-    return seconds if nnodes > 1 else max(seconds, waits["communication_timeout"])
+def preflight_timeout(environment: EnvironmentConfig, nnodes: int) -> float:
+    """Seconds for the preflight. On one machine, which may be loaded, at least as long as for a collective call in training."""
+    seconds = environment.preflight_timeout
+    return seconds if nnodes > 1 else max(seconds, environment.communication_timeout)
 
 
 def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> Store:
-    """Every rank reports at the store where torchrun lets them meet; then one barrier and one sum over a group of their own.
+    """Every rank reports to torchrun's store; then one barrier and one sum over a process group.
 
-    The group is taken down again: that of the training has other time-outs.
+    The group is destroyed again: that of the training has other timeouts.
 
     Args:
-        seconds: for all of it.
+        seconds: for the whole preflight.
         afterwards: seconds that the store waits for a key from then on.
 
     Returns:
-        the store, by which the training's group is to be made.
+        the store for the training's process group.
 
     Raises:
-        PipelineError: names the ranks that are not there, or what is wrong between those that are; another attempt may succeed.
+        PipelineError: names the missing ranks, or what failed between those that are there; another attempt may succeed.
     """
     until = time.monotonic() + seconds
-    time_out = timedelta(seconds=seconds)
-    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=time_out)))
+    timeout = timedelta(seconds=seconds)
+    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
     store.set(f"there-{rank}", socket.gethostname())
     _await(store, "there", world_size, until, f"has not come within {seconds:g} s (environment.preflight_timeout)")
     try:
         dist.init_process_group(
-            "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=time_out
+            "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=timeout
         )
-        dist.monitored_barrier(timeout=time_out, wait_all_ranks=True)
+        dist.monitored_barrier(timeout=timeout, wait_all_ranks=True)
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == world_size
@@ -65,7 +64,7 @@ def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> 
 
 
 def _await(store: Store, what: str, world_size: int, until: float, complaint: str) -> None:
-    """Waits until each rank has set `what`; afterwards says which has not, with the host where that is known."""
+    """Wait until each rank has set `what`; then name those that have not, with the host where it is known."""
     missing = list(range(world_size))
     while missing := [rank for rank in missing if not store.check([f"{what}-{rank}"])]:
         if time.monotonic() > until:

@@ -1,5 +1,6 @@
 """When something is due, when a run ends early, fp16's scale: functions of what a checkpoint holds."""
 
+import json
 import math
 
 import pytest
@@ -7,16 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_llama.configs.durations import count, duration
-from infini_llama.tasks.train.worker import loss_scale
-from infini_llama.tasks.train.worker.every import Every
-from infini_llama.tasks.train.worker.position import Position
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.train.worker.callbacks.callback import Interval
+from infini_llama.tasks.train.worker.callbacks.update_policy import LossScaler
+from support.one_rank import OneRank
 
 
-class OneRank:
-    is_first = True
-
-    def sum(self, *values):
-        return list(values)
+def reloaded(state: TrainState) -> TrainState:
+    return TrainState.read_json(json.dumps(state.to_json()))
 
 
 @pytest.mark.parametrize(
@@ -49,15 +48,16 @@ def test_counts():
 @given(steps=st.lists(st.integers(1, 50), min_size=1, max_size=60), every=st.integers(1, 100), cut=st.integers(0, 59))
 def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, cut):
     def due(at, tokens):
-        asked, answers = Every(f"{every} tokens", at, OneRank()), []
+        interval, answers = Interval(f"{every} tokens", OneRank()), []
+        interval.start(at)
         for more in tokens:
             at.advance(samples=1, tokens=more)
-            answers.append(asked.due(at))
+            answers.append(interval.is_due(at))
         return answers
 
-    whole = due(Position(), steps)
-    first = Position()
-    assert due(first, steps[:cut]) + due(Position.of(first.scalars()), steps[cut:]) == whole
+    whole = due(TrainState(), steps)
+    first = TrainState()
+    assert due(first, steps[:cut]) + due(reloaded(first), steps[cut:]) == whole
     crossed = sum(steps) // every
     assert sum(whole) <= crossed and (crossed == 0 or any(whole))
 
@@ -65,8 +65,8 @@ def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, 
 def test_by_seconds_the_clock_decides(monkeypatch):
     clock = iter((100.0, 130.0, 160.0, 160.0, 170.0, 219.0, 220.0, 220.0))  # once more where it is due
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    asked = Every("1 minutes", Position(), OneRank())
-    answers = [asked.due(Position()) for _ in range(5)]
+    interval = Interval("1 minutes", OneRank())
+    answers = [interval.is_due(TrainState()) for _ in range(5)]
     assert answers == [False, True, False, False, True]
 
 
@@ -79,13 +79,13 @@ def test_early_stopping_survives_a_restart(losses, patience, cut):
     def ends(at, heard):
         answers = []
         for loss in heard:
-            at.note_validation(loss, 0.1)
-            answers.append(at.ended(100, patience))
+            at.record_validation(loss, 0.1)
+            answers.append(at.is_finished(100, patience))
         return answers
 
-    first = Position()
-    answers = ends(first, losses[:cut]) + ends(Position.of(first.scalars()), losses[cut:])
-    assert answers == ends(Position(), losses)
+    first = TrainState()
+    answers = ends(first, losses[:cut]) + ends(reloaded(first), losses[cut:])
+    assert answers == ends(TrainState(), losses)
     best, stale, expected = math.inf, 0, []  # by its definition
     for loss in losses:
         gained = math.isfinite(loss) and loss < best - 0.1
@@ -95,24 +95,24 @@ def test_early_stopping_survives_a_restart(losses, patience, cut):
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best():
-    at = Position()
-    at.note_validation(math.nan, 0.0)
+    at = TrainState()
+    at.record_validation(math.nan, 0.0)
     assert (at.validation_loss, at.best_validation_loss) == (None, None)
-    at.note_validation(2.0, 0.0)
+    at.record_validation(2.0, 0.0)
     at.advance(1, 1)
-    at.note_validation(math.nan, 0.0)
+    at.record_validation(math.nan, 0.0)
     assert (at.validation_loss, at.best_validation_loss) == (None, 2.0)
 
 
 def test_the_loss_scale_halves_and_grows():
-    at = Position()
-    assert loss_scale.current(at, "bf16") == 1.0 and loss_scale.current(at, "fp16") == 2.0**16
-    assert loss_scale.adjust(at, 2.0**16, finite=False)  # explained by the scale
-    assert loss_scale.current(at, "fp16") == 2.0**15
-    for _ in range(1999):
-        assert not loss_scale.adjust(at, loss_scale.current(at, "fp16"), finite=True)
-    assert loss_scale.current(Position.of(at.scalars()), "fp16") == 2.0**15
-    loss_scale.adjust(at, 2.0**15, finite=True)
-    assert loss_scale.current(at, "fp16") == 2.0**16 and at.steps_at_scale == 0
-    at.loss_scale = 1.0
-    assert not loss_scale.adjust(at, 1.0, finite=False)  # nothing left to lower: the update itself is at fault
+    scaler = LossScaler(enabled=True)
+    assert LossScaler(enabled=False).current == 1.0 and scaler.current == 2.0**16
+    assert scaler.adjust(finite=False), "explained by the scale"
+    assert scaler.current == 2.0**15
+    assert not any(scaler.adjust(finite=True) for _ in range(1999))
+    assert (scaler.scale, scaler.steps) == (2.0**15, 1999)
+    scaler.adjust(finite=True)
+    assert scaler.current == 2.0**16 and scaler.steps == 0
+    scaler.scale = 1.0
+    assert not scaler.adjust(finite=False), "nothing left to lower: the update itself is at fault"
+    assert not LossScaler(enabled=False).adjust(finite=False)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage.artifacts import Damaged, check
-from infini_llama.tasks.train.worker import saver as saving
-from infini_llama.tasks.train.worker.checkpoint import load
+from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors
+from infini_llama.tasks.train.worker.checkpointer import BackgroundSave
 from infini_llama.tasks.train.worker.rank import exit_code, root_cause
-from infini_llama.tasks.train.worker.saver import Saver
 
-TRAIN = {"save_total_limit": 2, "save_permanent_every": None, "async_save": True}
+TRAIN = TrainingConfig(save_total_limit=2)
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -27,7 +27,7 @@ def scalars(step: int) -> dict:
 
 def loaded(folder: Path, step: int) -> float:
     found = state(-1.0)
-    load(checkpoints.checkpoint_path(folder, step), found)
+    load_tensors(checkpoints.checkpoint_path(folder, step), found)
     assert found["a"].unique().tolist() == [found["b"].item()]
     return found["b"].item()
 
@@ -39,7 +39,7 @@ def held(gate: threading.Event):
 
 def test_what_training_does_after_the_save_is_not_in_it(ranks, tmp_path):
     gate, tensors = threading.Event(), state(1.0)
-    with Saver(tmp_path, TRAIN, ranks, held(gate)) as saver:
+    with BackgroundSave(tmp_path, TRAIN, ranks, held(gate)) as saver:
         saver.save(1, tensors, scalars(1))
         for value in tensors.values():
             value.fill_(2.0)
@@ -60,7 +60,7 @@ def test_a_second_save_waits_for_the_first(ranks, tmp_path):
         saver.save(2, state(2.0), scalars(2))
         done.set()
 
-    with Saver(tmp_path, TRAIN, ranks, held(gate)) as saver:
+    with BackgroundSave(tmp_path, TRAIN, ranks, held(gate)) as saver:
         thread = threading.Thread(target=training)
         thread.start()
         assert entered.wait(10) and not done.wait(0.3), "a second copy was made while the first was being written"
@@ -76,7 +76,7 @@ def full_disk() -> None:
 
 @pytest.mark.parametrize("when", ["poll", "next save", "leaving"])
 def test_a_save_that_fails_is_a_failure_with_its_class(ranks, tmp_path, when):
-    with pytest.raises(OSError) as raised, Saver(tmp_path, TRAIN, ranks, full_disk) as saver:
+    with pytest.raises(OSError) as raised, BackgroundSave(tmp_path, TRAIN, ranks, full_disk) as saver:
         saver.save(1, state(1.0), scalars(1))
         while when == "poll":
             saver.poll()
@@ -91,8 +91,8 @@ def test_a_disk_that_fills_while_writing_is_told_by_the_files_name(ranks, tmp_pa
     def failing(self, plan, planner):
         full_disk()
 
-    monkeypatch.setattr(saving.checkpoint.TensorWriter, "write_data", failing)
-    saver = Saver(tmp_path, TRAIN, ranks, None)
+    monkeypatch.setattr(TensorWriter, "write_data", failing)
+    saver = BackgroundSave(tmp_path, TRAIN, ranks, None)
     saver.save(1, state(1.0), scalars(1))
     with pytest.raises(BaseException) as raised:
         saver.wait()
@@ -100,7 +100,7 @@ def test_a_disk_that_fills_while_writing_is_told_by_the_files_name(ranks, tmp_pa
 
 
 def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(ranks, tmp_path, caplog):
-    with pytest.raises(KeyError, match="of training"), Saver(tmp_path, TRAIN, ranks, full_disk) as saver:
+    with pytest.raises(KeyError, match="of training"), BackgroundSave(tmp_path, TRAIN, ranks, full_disk) as saver:
         saver.save(1, state(1.0), scalars(1))
         raise KeyError("of training")
     assert "the pending save failed as well" in caplog.text
@@ -108,7 +108,7 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(ranks, tm
 
 def test_an_error_of_training_lets_the_pending_save_finish(ranks, tmp_path):
     gate = threading.Event()
-    with pytest.raises(KeyError), Saver(tmp_path, TRAIN, ranks, held(gate)) as saver:
+    with pytest.raises(KeyError), BackgroundSave(tmp_path, TRAIN, ranks, held(gate)) as saver:
         saver.save(1, state(1.0), scalars(1))
         gate.set()
         raise KeyError("of training")
@@ -117,7 +117,7 @@ def test_an_error_of_training_lets_the_pending_save_finish(ranks, tmp_path):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_any_flipped_bit_is_found(ranks, tmp_path, asynchronous):
-    with Saver(tmp_path, TRAIN | {"async_save": asynchronous}, ranks, None) as saver:
+    with BackgroundSave(tmp_path, TrainingConfig(save_total_limit=2, async_save=asynchronous), ranks, None) as saver:
         saver.save(1, state(1.0), scalars(1))
         saver.save(2, state(2.0), scalars(2))
     newest, older = checkpoints.committed(tmp_path)

@@ -1,23 +1,28 @@
-"""The files of a checkpoint, below torch.distributed.checkpoint's planning: raw bytes of tensors and a table in JSON, no pickle.
+"""Tensors in a folder, written and read through torch.distributed.checkpoint: raw bytes and a table in JSON, no pickle.
 
 `rank-00000.bin` holds the parts that this rank wrote, one after another, each at a multiple of 64 bytes. `tensors.json` lists them:
 {"byteorder", "tensors": {name: {"dtype", "shape", "parts": [{"offsets", "sizes", "file", "start"}]}}}; a part is the block of
 its tensor that begins at `offsets`, in row-major order.
 """
 
+import hashlib
 import json
 import math
 import mmap
 import os
 import re
 import sys
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from blake3 import blake3
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -27,7 +32,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from infini_llama.configs.errors import DataError
@@ -40,9 +47,52 @@ DTYPES: dict[str, torch.dtype] = {
 }
 
 
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor of one that may be sharded. A collective call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter, under its name in a checkpoint."""
+    return {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def state_hash(tensors: dict[str, torch.Tensor], prefix: str) -> str:
+    """sha256 over names, types, shapes and bytes of the tensors below `prefix`: equal if and only if bitwise equal.
+
+    A collective call: sharded tensors are gathered one at a time.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(name for name in tensors if name.startswith(prefix)):
+        value = full_tensor(tensors[name].detach()).cpu().contiguous()
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill `tensors` in place. The caller has verified the folder's checksums.
+
+    Raises:
+        DataError: the folder holds something other than these tensors.
+    """
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    try:
+        with warnings.catch_warnings():  # loading without a process group is intended
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp_load(tensors, storage_reader=TensorReader(folder), planner=planner, no_dist=not dist.is_initialized())
+    except CheckpointException as error:  # not an Exception, and it hides the sentence that says what is wrong
+        raise DataError(f"{folder} cannot be loaded: {next(iter(error.failures.values()))[0]}") from error
+
+
 @dataclass(frozen=True)
-class Place:
-    """Where a part lies: file, first byte, and the checksum of the whole file."""
+class Location:
+    """Where a part is: file, first byte, and the checksum of the whole file."""
 
     file: str
     start: int
@@ -86,13 +136,13 @@ class TensorWriter(StorageWriter):
             os.fsync(file.fileno())
         checksum = "blake3:" + digest.hexdigest()
         result: Future[list[WriteResult]] = Future()
-        result.set_result([WriteResult(index, size, Place(name, start, checksum)) for index, start, size in starts])
+        result.set_result([WriteResult(index, size, Location(name, start, checksum)) for index, start, size in starts])
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         parts = defaultdict(list)
         for written in (one for of_rank in results for one in of_rank):
-            place: Place = written.storage_data
+            place: Location = written.storage_data
             self.checksums[place.file] = place.checksum
             entry = metadata.state_dict_metadata[written.index.fqn]
             assert isinstance(entry, TensorStorageMetadata)

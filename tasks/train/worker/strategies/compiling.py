@@ -1,4 +1,4 @@
-"""torch.compile, believed only after it agreed with eager execution on a first batch, and never silently off."""
+"""torch.compile, used only after it agreed with eager execution on a first batch; that it is not used is logged."""
 
 import json
 import logging
@@ -12,9 +12,10 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
+from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import write_atomic
-from infini_llama.tasks.train.worker.strategies.native import LossModule, local_part
+from infini_llama.tasks.storage.tensors import local_shard
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 # Largest relative difference of the loss, and of the gradients as one vector, that rounding explains.
@@ -25,11 +26,11 @@ log = logging.getLogger("infini_llama.worker")
 class Compiled:
     """The compiled forward functions of the layers ("block") or of the whole model and loss ("whole"), on or off.
 
-    They take the place of `forward` itself, so that hooks around the modules (those of FSDP) run as they do without.
+    They replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without.
     """
 
-    def __init__(self, module: LossModule, what: str) -> None:
-        self.parts: list[nn.Module] = [*module.model.model.layers] if what == "block" else [module]
+    def __init__(self, module: nn.Module, model: Llama, what: str) -> None:
+        self.parts: list[nn.Module] = [*model.model.layers] if what == "block" else [module]
         # One shape each, so that no later shape changes the code of an earlier one; dropout draws as without compilation.
         inductor.fallback_random = True
         self.forwards = [torch.compile(part.forward, dynamic=False) for part in self.parts]
@@ -45,7 +46,7 @@ class Compiled:
 
 @contextmanager
 def eager(compiled: Compiled | None) -> Iterator[None]:
-    """Evaluation runs without compiled code: other shapes, no gradients, too seldom to pay for code of its own."""
+    """Run without compiled code inside: evaluation has other shapes and no gradients, and is too rare to pay for code of its own."""
     if compiled is None:
         yield
         return
@@ -57,20 +58,28 @@ def eager(compiled: Compiled | None) -> Iterator[None]:
 
 
 def use_cache(home: Path) -> None:
-    """Keeps compiled code in `home`/compile-cache for all attempts and runs, unless TORCHINDUCTOR_CACHE_DIR says otherwise."""
+    """Keeps compiled code in `home`/compile-cache for all attempts and runs, unless TORCHINDUCTOR_CACHE_DIR is set."""
     folder = Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "compile-cache")))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def compile_if_it_agrees(
-    module: LossModule, what: str, precision: str, first_batch: Callable[[], float], ranks: Ranks, run_dir: Path
+    module: nn.Module,
+    model: Llama,
+    what: str,
+    precision: str,
+    first_batch: Callable[[], float],
+    ranks: Ranks,
+    run_dir: Path,
 ) -> Compiled | None:
-    """train.compile: the compiled module, switched on, where loss and gradients of a first batch agree on all ranks; else None, said aloud.
+    """The compiled module, switched on, if loss and gradients of a first batch agree on all ranks; else None, logged as a warning.
 
-    What was found is kept in compile.json of the run: a run that began without stays so, and one that has to leave compiled code
-    says that it is no longer bitwise the same.
+    The result is recorded in compile.json of the run: a run that started without compiled code stays so, and one that can no
+    longer use it logs that it is no longer bitwise the same.
 
     Args:
+        module: the loss module around `model`.
+        what: off, block or whole.
         first_batch: forward and backward of this rank's first micro-batch from the same random state each time; returns its
             loss and leaves the gradients in the parameters of `module`.
     """
@@ -83,7 +92,7 @@ def compile_if_it_agrees(
         log.warning("train.compile=%s stays off, as this run began: %s", what, before.get("reason"))
         return None
     began = time.perf_counter()
-    compiled = Compiled(module, what)
+    compiled = Compiled(module, model, what)
     reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[precision])
     seconds = time.perf_counter() - began
     if ranks.is_first:
@@ -108,9 +117,9 @@ def compile_if_it_agrees(
 
 
 def disagreement(
-    module: LossModule, compiled: Compiled, first_batch: Callable[[], float], ranks: Ranks, tolerance: float
+    module: nn.Module, compiled: Compiled, first_batch: Callable[[], float], ranks: Ranks, tolerance: float
 ) -> str:
-    """Why compiled code is not believed, empty where it is; leaves it switched on."""
+    """Why compiled code cannot be used, empty where it can; leaves it switched on."""
     eager_loss = first_batch()
     expected = {name: gradient.clone() for name, gradient in _gradients(module)}
     module.zero_grad(set_to_none=True)
@@ -143,4 +152,4 @@ def disagreement(
 
 def _gradients(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """This rank's part of every gradient, by parameter name."""
-    return [(name, local_part(value.grad)) for name, value in module.named_parameters() if value.grad is not None]
+    return [(name, local_shard(value.grad)) for name, value in module.named_parameters() if value.grad is not None]

@@ -1,0 +1,81 @@
+"""The state of a training beside its tensors: the scalars of a checkpoint."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+
+@dataclass
+class TrainState:
+    """How far a run is. It changes with every step; a checkpoint has it as train_state.json, under these names.
+
+    Attributes:
+        step: completed optimizer steps.
+        samples: consumed ones, including those whose update was skipped.
+        tokens: targets trained on.
+        validation_loss: measured at this step, nats per token.
+        best_validation_loss: the lowest so far.
+        skips: of the update policy: recent steps whose update was skipped.
+        losses: of the update policy: those of recent updates, in which spikes are looked for.
+        stopping_loss: the validation loss that the next one is compared with for early stopping.
+        stale_validations: since one was lower than `stopping_loss` by `train.early_stopping_min_delta`.
+        loss_scale, steps_at_scale: of the update policy, with fp16.
+        world_size: workers that train.
+        model: fields of LlamaConfig.
+        dataset: digest of the dataset.
+    """
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    validation_loss: float | None = None
+    best_validation_loss: float | None = None
+    skips: list[int] = field(default_factory=list[int])
+    losses: list[float] = field(default_factory=list[float])
+    stopping_loss: float | None = None
+    stale_validations: int = 0
+    loss_scale: float | None = None
+    steps_at_scale: int = 0
+    world_size: int = 1
+    model: dict[str, Any] = field(default_factory=dict[str, Any])
+    dataset: str | None = None
+
+    @classmethod
+    def read_json(cls, text: bytes | str) -> "TrainState":
+        """Parse a checkpoint's train_state.json; fields that an older version did not write have their defaults.
+
+        Raises:
+            pydantic.ValidationError: it is not JSON, or a field has another type.
+        """
+        return _ADAPTER.validate_json(text, strict=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields; later changes of this state do not change them."""
+        return asdict(self)
+
+    def advance(self, samples: int, tokens: int) -> None:
+        """Count one more step, over this many samples and targets."""
+        self.step, self.samples, self.tokens = self.step + 1, self.samples + samples, self.tokens + tokens
+        self.validation_loss = None
+
+    def record_validation(self, loss: float, min_delta: float) -> None:
+        """Record a validation loss of this step; one that is not finite is not kept and never the best."""
+        if not math.isfinite(loss):
+            self.stale_validations += 1
+            return
+        self.validation_loss = loss
+        if self.best_validation_loss is None or loss < self.best_validation_loss:
+            self.best_validation_loss = loss
+        if self.stopping_loss is None or loss < self.stopping_loss - min_delta:
+            self.stopping_loss, self.stale_validations = loss, 0
+        else:
+            self.stale_validations += 1
+
+    def is_finished(self, max_steps: int, patience: int | None) -> bool:
+        """Whether all steps are done, or `patience` validations in a row brought no gain."""
+        return self.step >= max_steps or (patience is not None and self.stale_validations >= patience)
+
+
+_ADAPTER = TypeAdapter(TrainState)

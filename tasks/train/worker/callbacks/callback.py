@@ -1,0 +1,104 @@
+"""What a callback is, what it is given after a step, and when something is due."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from infini_llama.configs.durations import duration
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an optimizer step did; the same on every rank.
+
+    Attributes:
+        loss: mean over the global batch, nats per token.
+        grad_norm: before clipping.
+        stop_requested: on any rank.
+        skipped: the weights were not updated.
+    """
+
+    loss: float
+    grad_norm: float
+    stop_requested: bool
+    skipped: bool
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds. data: part of step; save: that the step before waited for its save; save_write: of a background save that has ended."""
+
+    step: float
+    data: float
+    save: float
+    save_write: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One completed step. samples: consumed before it; targets: trained on in it, over all ranks."""
+
+    update: Update
+    samples: int
+    targets: int
+    learning_rate: float
+    loss_scale: float
+    times: StepTimes
+
+
+class Callback:
+    """Called by the Trainer on every rank, in the order of its list; a subclass overrides what it needs."""
+
+    def on_train_start(self, state: TrainState) -> None:
+        """After the checkpoint was loaded, before the first step."""
+
+    def on_step_start(self, state: TrainState) -> None:
+        """Before a step; `state` is that of the steps before it."""
+
+    def on_step_end(self, state: TrainState, result: StepResult) -> None:
+        """After a step, whose `state` it is, and before that state is saved."""
+
+    def on_train_end(self, finished: bool) -> None:
+        """After the last step of this attempt; not called after an exception."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs of this callback: fields of TrainState."""
+        return {}
+
+    def load_state_dict(self, state: TrainState) -> None:
+        """Continue from the fields that `state_dict` returned."""
+
+
+class Interval:
+    """Whether something is due that happens every so many steps, tokens or seconds (eval_every, save_every).
+
+    By steps and tokens that is a function of the train state alone. By seconds, the first rank's clock decides for all, counted
+    from the start of the attempt or the last time.
+    """
+
+    def __init__(self, value: int | str, ranks: Ranks) -> None:
+        self.number, self.unit = duration(value)
+        self.ranks, self.tokens, self.last = ranks, 0, time.monotonic()
+
+    def start(self, state: TrainState) -> None:
+        """Count from here."""
+        self.tokens, self.last = state.tokens, time.monotonic()
+
+    def is_due(self, state: TrainState) -> bool:
+        """Called exactly once after each step. By seconds, a collective call."""
+        if self.unit == "steps":
+            return state.step % self.number == 0
+        if self.unit == "tokens":
+            before, self.tokens = self.tokens, state.tokens
+            return before // self.number < state.tokens // self.number
+        mine = self.ranks.is_first and time.monotonic() - self.last >= self.number
+        if due := self.ranks.sum(float(mine))[0] > 0:
+            self.last = time.monotonic()
+        return due

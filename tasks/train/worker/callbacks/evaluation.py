@@ -1,0 +1,136 @@
+"""Validation loss over a fixed set of held-out rows, the same at every world size."""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from infini_llama.configs.durations import count
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval, StepResult
+from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
+from infini_llama.tasks.train.worker.data.loader import to_batch
+from infini_llama.tasks.train.worker.strategies.compiling import eager
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Validation:
+    """loss in nats per token; bits_per_byte over the UTF-8 bytes of the same targets, comparable between tokenizers."""
+
+    loss: float
+    bits_per_byte: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """The first `sequences` rows of the validation split, all if it has fewer.
+
+    Attributes:
+        token_bytes: int64 [vocabulary], UTF-8 bytes of each token.
+        micro_batch: rows per forward pass.
+        isolate: keep the documents of a row apart, as training does.
+    """
+
+    reader: TokenReader
+    token_bytes: np.ndarray
+    sequences: int
+    micro_batch: int
+    isolate: bool = False
+
+    def measure(self, module: nn.Module, ranks: Ranks, autocast: torch.autocast) -> Validation:
+        """Mean over all targets; data rank r takes rows r, r + data_world_size, … A collective call.
+
+        All ranks make the same number of forward passes, as sharded parameters need all of them; one that has no row left computes
+        one that does not count.
+        """
+        sequences, step = min(self.sequences, len(self.reader)), ranks.data_world_size
+        rows = np.arange(ranks.data_rank, sequences, step, dtype=np.int64)
+        bytes_of = torch.from_numpy(self.token_bytes)
+        loss_sum, target_bytes, targets = 0.0, 0, 0
+        module.eval()
+        with torch.no_grad():
+            for start in range(0, -(-sequences // step), self.micro_batch):
+                chosen = rows[start : start + self.micro_batch]
+                counts = len(chosen) > 0
+                chosen = chosen if counts else np.zeros(1, dtype=np.int64)
+                tokens, mask = self.reader.gather(chosen), self.reader.targets(chosen)
+                documents = self.reader.documents(chosen) if self.isolate else None
+                with autocast:
+                    loss = module(*to_batch(tokens, mask, ranks.device, documents)).item()
+                if counts:
+                    loss_sum += loss
+                if counts and ranks.is_context_rank0:
+                    counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]
+                    target_bytes += int(bytes_of[torch.from_numpy(counted)].sum())
+                    targets += counted.size
+        module.train()
+        loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
+        bits = loss_sum / math.log(2)
+        return Validation(loss_sum / max(1.0, total_targets), bits / max(1.0, total_bytes), int(total_targets))
+
+
+def rows_with(reader: TokenReader, tokens: int) -> int:
+    """How many of the first rows have `tokens` targets between them; all of them if they have fewer."""
+    low, high = 1, len(reader)
+    while low < high:
+        middle = (low + high) // 2
+        if reader.count_targets(np.arange(middle)) < tokens:
+            low = middle + 1
+        else:
+            high = middle
+    return high
+
+
+def validation_set(
+    reader: TokenReader, token_bytes: np.ndarray, train: TrainingConfig, micro_batch: int
+) -> ValidationSet:
+    """The rows that `train.eval_tokens` or `train.eval_sequences` names."""
+    sequences = train.eval_sequences if train.eval_tokens is None else rows_with(reader, count(train.eval_tokens))
+    return ValidationSet(reader, token_bytes, sequences, micro_batch, train.document_isolation)
+
+
+class Evaluation(Callback):
+    """Measures the validation loss every `train.eval_every` and after the last step, into the train state and the metrics.
+
+    Attributes:
+        last_step: the last one after which was evaluated.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        validation: ValidationSet,
+        train: TrainingConfig,
+        max_steps: int,
+        ranks: Ranks,
+        metrics: StepMetrics,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self.strategy, self.validation, self.train, self.max_steps = strategy, validation, train, max_steps
+        self.ranks, self.metrics, self.heartbeat = ranks, metrics, heartbeat
+        self.interval, self.last_step = Interval(train.eval_every, ranks), -1
+
+    def on_train_start(self, state: TrainState) -> None:
+        self.interval.start(state)
+
+    def on_step_end(self, state: TrainState, result: StepResult) -> None:
+        if not self.interval.is_due(state) and state.step < self.max_steps:
+            return
+        self.heartbeat.beat("evaluate", state.step)
+        started = time.perf_counter()
+        with eager(self.strategy.compiled):
+            found = self.validation.measure(self.strategy.module, self.ranks, self.strategy.autocast)
+        state.record_validation(found.loss, self.train.early_stopping_min_delta)
+        self.last_step = state.step
+        if self.metrics.writer:
+            seconds = time.perf_counter() - started
+            self.metrics.writer.validation({"step": state.step, "evaluation_time": seconds} | asdict(found))

@@ -1,0 +1,65 @@
+"""Texts by the model, as a first look at what it learned."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from infini_llama.model.llama import Llama
+from infini_llama.model.sampling import Sampling
+from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs.generation import Writer
+from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
+from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
+from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import Strategy
+
+
+class Samples(Callback):
+    """train.sample_at_evaluation: texts into samples.jsonl and the reporters after each evaluation but the last one.
+
+    Those of the finished run are in result.json.
+    """
+
+    def __init__(
+        self, job: TrainingJob, strategy: Strategy, ranks: Ranks, evaluation: Evaluation, metrics: StepMetrics
+    ) -> None:
+        self.job, self.strategy, self.ranks = job, strategy, ranks
+        self.evaluation, self.metrics = evaluation, metrics
+
+    def on_step_end(self, state: TrainState, result: StepResult) -> None:
+        train = self.job.config.train
+        if not train.sample_at_evaluation or self.evaluation.last_step != state.step:
+            return
+        if state.is_finished(self.job.max_steps, train.early_stopping_patience):
+            return
+        model = self.strategy.to_plain_model()
+        if model is not None and self.metrics.writer:
+            self.metrics.writer.samples(state.step, prompts_of(self.job), texts_of(self.job, model))
+        self.strategy.model.train()
+        self.ranks.barrier()
+
+
+def prompts_of(job: TrainingJob) -> list[str]:
+    """train.sample_prompt and sample_prompts."""
+    return [job.config.train.sample_prompt, *job.config.train.sample_prompts]
+
+
+def texts_of(job: TrainingJob, model: Llama) -> list[str]:
+    """The texts for the prompts of the configuration."""
+    train = job.config.train
+    return sample_texts(model, job.dataset, prompts_of(job), train.sample_tokens, train.seed)
+
+
+def sample_texts(model: Llama, dataset: Path, prompts: list[str], max_new_tokens: int, seed: int) -> list[str]:
+    """Each prompt with its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
+
+    The same seed gives the same texts; each is what its prompt alone would give.
+    """
+    end_of_text = read_manifest(dataset, "dataset")["content"]["eos_id"]
+    writer = Writer(model.eval(), Tokenizer.from_file(str(dataset / "tokenizer.json")), prompts, end_of_text)
+    for _ in writer.write(max_new_tokens, Sampling(temperature=0.8, top_k=50, seed=seed)):
+        pass
+    return [prompt + text for prompt, text in zip(prompts, writer.texts, strict=True)]

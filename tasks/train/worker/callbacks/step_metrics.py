@@ -1,0 +1,147 @@
+"""One line of metrics per step: loss, rates, times, throughput, and in steps that are logged what costs communication."""
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from infini_llama.model.flops import flops_per_token
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs.goodput import Ledger
+from infini_llama.tasks.storage.tensors import full_tensor, local_shard
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
+from infini_llama.tasks.train.worker.callbacks.memory import memory_peak
+from infini_llama.tasks.train.worker.callbacks.metrics_hook import call_hook, load_hook
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
+from infini_llama.tasks.train.worker.callbacks.reporters import reporters
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.strategies.native import replica_of
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import Strategy
+
+SIZE = {"cpu": 1024, "cuda": 8192}
+SECONDS = 0.1
+
+
+class StepMetrics(Callback):
+    """Writes the metrics of each step on the first rank; every rank computes what needs all of them.
+
+    Args:
+        ledger: of goodput, on the first rank.
+
+    Attributes:
+        writer: of metrics.jsonl, on the first rank while training.
+    """
+
+    def __init__(
+        self, job: TrainingJob, strategy: Strategy, batches: TrainBatches, ranks: Ranks, ledger: Ledger | None
+    ) -> None:
+        self.job, self.strategy, self.batches, self.ranks, self.ledger = job, strategy, batches, ranks, ledger
+        self.hook = load_hook(job.config.train.metrics_hook)
+        self.writer: MetricsWriter | None = None
+        self.peak_flops, self.report_time = 0.0, 0.0
+
+    def on_train_start(self, state: TrainState) -> None:
+        job, train = self.job, self.job.config.train
+        if self.ranks.is_first:
+            found = reporters(train.report_to, job.run_dir, state.step, job.config.model_dump(mode="json"))
+            self.writer = MetricsWriter(job.run_dir, train.log_every, found)
+        half = torch.float16 if job.plan.precision == "fp16" else torch.bfloat16
+        dtype = half if job.plan.precision != "fp32" else torch.float32
+        self.peak_flops = self.ranks.sum(peak_flops(self.ranks.device, dtype))[0]
+
+    def on_step_end(self, state: TrainState, result: StepResult) -> None:
+        started = time.perf_counter()
+        update = result.update
+        record: dict[str, Any] = {
+            "step": state.step,
+            "loss": None if update.skipped else update.loss,
+            "learning_rate": result.learning_rate,
+            "grad_norm": None if update.skipped else update.grad_norm,
+            "tokens": state.tokens,
+        }
+        if self.job.plan.precision == "fp16":
+            record["loss_scale"] = result.loss_scale
+        if state.step % self.job.config.train.log_every == 0:
+            with self.strategy.full_parameters():
+                self._observe_parameters(record)
+        if self.writer:
+            self.writer.train(record | self._timing(result))
+        self.report_time = time.perf_counter() - started
+
+    def on_train_end(self, finished: bool) -> None:
+        if self.writer:
+            self.writer.close(finished)
+
+    def sync(self) -> None:
+        """Flush the metrics to disk, before a checkpoint is visible."""
+        if self.writer:
+            self.writer.sync()
+
+    def _observe_parameters(self, record: dict[str, Any]) -> None:
+        model, name = self.strategy.model, self.job.config.train.metrics_hook
+        record["param_norm"] = parameter_norm(model)
+        if gates := gate_means(model, self.ranks):
+            record["gates"] = gates
+        if self.hook and name:
+            record["custom"] = call_hook(self.hook, name, model, record)
+
+    def _timing(self, result: StepResult) -> dict[str, Any]:
+        length = self.batches.stage(result.samples).reader.sequence_length
+        times = result.times
+        flops = flops_per_token(self.strategy.model.config, length) * result.targets / times.step
+        lengths = {"sequence_length": length} if len(self.batches.stages) > 1 else {}
+        return lengths | {
+            "step_time": times.step,
+            "data_time": times.data,
+            "save_time": times.save,
+            "save_write_time": times.save_write,
+            "report_time": self.report_time,  # of the step before, as save_time is
+            "tokens_per_second": result.targets / times.step,
+            "flops_per_second": flops,
+            "mfu": flops / self.peak_flops,
+            "memory_peak": memory_peak(),
+            "goodput": self.ledger.spent().to_json() if self.ledger else {},
+        }
+
+
+def gate_means(model: Llama, ranks: Ranks) -> list[float]:
+    """Mean share of memory in the output of each layer's heads; empty without Infini-attention. A collective call."""
+    gates = [value.detach() for name, value in model.named_parameters() if name.endswith(".gate")]
+    if not gates:
+        return []
+    shares = torch.stack([local_shard(gate).sigmoid().sum() / gate.numel() for gate in gates]).tolist()
+    if not isinstance(gates[0], DTensor):
+        return shares
+    copies = replica_of(gates[0], ranks)[1]
+    return ranks.sum(*(share / copies for share in shares))
+
+
+def parameter_norm(model: nn.Module) -> float:
+    """2-norm of all parameters as one vector. A collective call."""
+    return full_tensor(nn.utils.get_total_norm([value.detach() for value in model.parameters()])).item()
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations per second of square matrix products in `dtype`, the denominator of MFU: the best of 0.1 s.
+
+    Measured rather than read from a data sheet, so that it exists for every processor and reflects its threads, clock and other load.
+    """
+    size = SIZE[device.type]
+    generator = torch.Generator(device).manual_seed(0)  # leaves the generators of the training alone
+    a, b = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    best, spent, product = float("inf"), 0.0, a @ b
+    while spent < SECONDS:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        torch.mm(a, b, out=product)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - started
+        best, spent = min(best, seconds), spent + seconds
+    return 2.0 * size**3 / best

@@ -1,0 +1,145 @@
+"""Which updates are skipped (not finite, or a loss spike), when too many are, and fp16's loss scale."""
+
+import logging
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
+
+HISTORY = 128  # losses in which spikes are looked for
+ENOUGH = 32  # with fewer losses nothing is a spike
+NORMAL = 1.4826  # median absolute deviation to standard deviation, for a normal distribution
+SMALLEST = 1e-3  # of the median: losses that hardly differ make no spike of a small difference
+FIRST_SCALE, LOWEST_SCALE = 2.0**16, 1.0
+GROWTH_INTERVAL = 2000
+log = logging.getLogger("infini_llama.worker")
+
+
+class Diverged(Exception):
+    """Too many updates in a window were skipped; `details` say where a rollback starts."""
+
+    def __init__(self, skips: list[int], samples: int, window: int) -> None:
+        super().__init__(
+            f"{len(skips)} updates within {window} steps were not finite (or their loss was a spike), the first at step {skips[0]}; "
+            "lower train.learning_rate, or look at the samples named in the log."
+        )
+        self.details = {"first_skip": skips[0], "samples": samples}
+
+
+class LossScaler:
+    """Dynamic loss scaling for fp16 (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2), as torch's GradScaler does it.
+
+    It is ours because all ranks already agree on whether a step's gradients are finite, whatever the strategy, and its two
+    numbers are part of the train state.
+
+    Attributes:
+        scale: None before the first step.
+        steps: since the scale has changed.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled, self.steps = enabled, 0
+        self.scale: float | None = None
+
+    @property
+    def current(self) -> float:
+        """What losses are multiplied by before the backward pass; 1 without fp16."""
+        return (self.scale or FIRST_SCALE) if self.enabled else 1.0
+
+    def adjust(self, finite: bool) -> bool:
+        """Halve the scale when gradients overflow, double it after 2000 steps without.
+
+        Returns:
+            whether the scale explains a step that was not finite.
+        """
+        if not self.enabled:
+            return False
+        scale = self.current
+        if finite:
+            self.scale, self.steps = scale, self.steps + 1
+            if self.steps == GROWTH_INTERVAL:
+                self.scale, self.steps = scale * 2, 0
+            return False
+        self.scale, self.steps = max(LOWEST_SCALE, scale / 2), 0
+        return scale > LOWEST_SCALE
+
+
+class SpikeDetector:
+    """Robust z-score (Iglewicz and Hoaglin 1993): distance above the median, in median absolute deviations scaled to a standard one.
+
+    Spikes themselves hardly move it.
+
+    Args:
+        threshold: `train.spike_zscore`; None: nothing is a spike.
+
+    Attributes:
+        losses: of the last updates that were not skipped, oldest first.
+    """
+
+    def __init__(self, threshold: float | None) -> None:
+        self.threshold = threshold
+        self.losses: list[float] = []
+
+    def is_spike(self, loss: float) -> bool:
+        """Whether an update of this loss is to be skipped."""
+        if self.threshold is None or len(self.losses) < ENOUGH:
+            return False
+        middle = median(self.losses)
+        spread = NORMAL * median(abs(earlier - middle) for earlier in self.losses)
+        return loss - middle > self.threshold * max(spread, SMALLEST * abs(middle))
+
+    def add(self, loss: float) -> None:
+        """Record the loss of an update that was made."""
+        if self.threshold is not None:
+            self.losses = [*self.losses, loss][-HISTORY:]
+
+
+class UpdatePolicy(Callback):
+    """Budget for skipped updates; the trainer reads `scaler` and `spikes` within a step.
+
+    Args:
+        rows: row numbers of the global batch that follows so many samples, for the log.
+
+    Attributes:
+        skips: steps within the window whose update was skipped.
+    """
+
+    def __init__(self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]) -> None:
+        self.limit, self.window, self.rows = train.max_skips, train.skip_window, rows
+        self.scaler, self.spikes = LossScaler(fp16), SpikeDetector(train.spike_zscore)
+        self.skips: list[int] = []
+
+    def on_step_end(self, state: TrainState, result: StepResult) -> None:
+        """Record an update that was made or skipped; one that fp16's scale explains does not count as skipped.
+
+        Raises:
+            Diverged: more than `train.max_skips` in the window.
+        """
+        update = result.update
+        overflow = self.scaler.adjust(update.finite)
+        if not update.skipped:
+            self.spikes.add(update.loss)
+        elif not overflow:
+            rows = self.rows(result.samples).tolist()
+            message = "step %d: loss %s, gradient norm %s; update skipped, rows %s"
+            log.warning(message, state.step, update.loss, update.grad_norm, rows)
+            self.skips = [step for step in self.skips if step > state.step - self.window] + [state.step]
+            if len(self.skips) > self.limit:
+                raise Diverged(self.skips, state.samples, self.window)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "skips": self.skips,
+            "losses": self.spikes.losses,
+            "loss_scale": self.scaler.scale,
+            "steps_at_scale": self.scaler.steps,
+        }
+
+    def load_state_dict(self, state: TrainState) -> None:
+        self.skips, self.spikes.losses = state.skips, state.losses
+        self.scaler.scale, self.scaler.steps = state.loss_scale, state.steps_at_scale

@@ -1,0 +1,223 @@
+"""When a checkpoint is due, what is in it, and saving while training goes on: the state is copied, and a thread commits the copy."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.tensor import DTensor
+
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
+from infini_llama.tasks.storage.artifacts import commit, staging
+from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval
+from infini_llama.tasks.train.worker.strategies.native import replica_of
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import Strategy
+
+Tensors = dict[str, torch.Tensor]
+Scalars = dict[str, Any]  # TrainState as JSON
+log = logging.getLogger("infini_llama.worker")
+
+
+class Checkpointer:
+    """The checkpoints of one training. Loading, `is_due` and `save` are collective calls.
+
+    Args:
+        folder: of the run's checkpoints.
+        callbacks: whose state is saved and loaded with the train state.
+        before_commit: called before a checkpoint is visible: flushes what led to it to disk.
+
+    Attributes:
+        save_time: seconds that training waited for a save after the latest step; 0 without one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        train: TrainingConfig,
+        strategy: Strategy,
+        ranks: Ranks,
+        callbacks: Sequence[Callback],
+        before_commit: Callable[[], None],
+    ) -> None:
+        self.folder, self.strategy, self.ranks, self.callbacks = folder, strategy, ranks, callbacks
+        self.writer = BackgroundSave(folder, train, ranks, before_commit)
+        self.interval, self.lowest_loss = Interval(train.save_every, ranks), 0.0
+        self.save_time = 0.0
+
+    def load_into(self, state: TrainState, source: Path | None) -> None:
+        """Fill model, optimizer, train state and callbacks from a verified checkpoint; None: leave them as they are."""
+        if source is not None:
+            self.strategy.load_tensors(source)
+            loaded = checkpoints.read_state(source)
+            # World size, model and dataset are those of this attempt.
+            for name in vars(loaded).keys() - {"world_size", "model", "dataset"}:
+                setattr(state, name, getattr(loaded, name))
+            for callback in self.callbacks:
+                callback.load_state_dict(loaded)
+            log.info("resumed from %s at step %d", source.name, state.step)
+        self.interval.start(state)
+        # Over the existing checkpoints, not the run so far: if the best one was lost, the best of the rest is kept.
+        lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_first else 0.0
+        self.lowest_loss = self.ranks.sum(lowest)[0]
+
+    def poll(self) -> float:
+        """Seconds that a background save took which has completed since the last call, else 0; raises what it failed with."""
+        return self.writer.poll()
+
+    def is_due(self, state: TrainState) -> bool:
+        """Whether `train.save_every` is reached, or the validation loss is the lowest of all checkpoints. Called once after each step."""
+        self.save_time = 0.0
+        return self.interval.is_due(state) or self._is_best(state)
+
+    def save(self, state: TrainState) -> None:
+        """Copy the state and commit it in the background, once the previous save is complete."""
+        started = time.perf_counter()
+        for callback in self.callbacks:
+            for name, value in callback.state_dict().items():
+                setattr(state, name, value)
+        self.writer.save(state.step, self.strategy.tensors(), state.to_json())
+        if self._is_best(state) and state.validation_loss is not None:
+            self.lowest_loss = state.validation_loss
+        self.save_time = time.perf_counter() - started
+
+    def _is_best(self, state: TrainState) -> bool:
+        return state.validation_loss is not None and state.validation_loss < self.lowest_loss
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for the pending save."""
+        self.writer.__exit__(kind, error, traceback)
+
+
+class BackgroundSave:
+    """Commits checkpoints of one run, at most one at a time in the background; leaving its context waits for that one."""
+
+    def __init__(
+        self, folder: Path, train: TrainingConfig, ranks: Ranks, before_commit: Callable[[], None] | None
+    ) -> None:
+        self.folder, self.train, self.ranks, self.before_commit = folder, train, ranks, before_commit
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="save") if train.async_save else None
+        self.pending: Future[float] | None = None
+        self.copies: Tensors = {}
+
+    def save(self, step: int, state: Tensors, scalars: Scalars) -> None:
+        """Commit the state as it is now; in the background, return after one copy and the end of the previous save.
+
+        Raises:
+            Exception: whatever made this save, or the pending one, fail.
+        """
+        state = self._owned(state)
+        if self.thread is None:
+            self._write(step, state, scalars)
+            return
+        self.wait()
+        self.pending = self.thread.submit(self._write, step, self._copy(state), scalars)
+
+    def wait(self) -> float:
+        """Wait for the pending save; return the seconds it took, 0 without one, or raise what it failed with."""
+        pending, self.pending = self.pending, None
+        return pending.result() if pending else 0.0
+
+    def poll(self) -> float:
+        """`wait`, if the pending save is complete; else 0."""
+        return self.wait() if self.pending and self.pending.done() else 0.0
+
+    def __enter__(self) -> "BackgroundSave":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.thread is None:
+            return
+        try:
+            self.wait()
+        except BaseException:
+            if error is None:
+                raise
+            log.exception("the pending save failed as well")
+        finally:
+            self.thread.shutdown(wait=False)
+
+    def _owned(self, state: Tensors) -> Tensors:
+        """What this rank writes: one of the ranks that have equal copies of a tensor, so that each writes about as many bytes."""
+        loads: dict[tuple[int, int], int] = {}
+        mine: Tensors = {}
+        for name, value in state.items():
+            index, count = replica_of(value, self.ranks)
+            owner = min(range(count), key=lambda replica: loads.get((count, replica), 0))
+            loads[count, owner] = loads.get((count, owner), 0) + value.nbytes
+            if owner == index:
+                mine[name] = value
+        return mine
+
+    def _copy(self, state: Tensors) -> Tensors:
+        """A copy of the state in host memory, the same memory each time."""
+        if self.copies.keys() != state.keys():
+            self.copies = {name: _empty_like(value) for name, value in state.items()}
+        for name, value in state.items():
+            local_shard(self.copies[name]).copy_(local_shard(value), non_blocking=True)
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        return self.copies
+
+    def _write(self, step: int, state: Tensors, scalars: Scalars) -> float:
+        began = time.perf_counter()
+        if self.before_commit is not None:
+            self.before_commit()
+        target = save_checkpoint(self.folder, step, state, scalars, self.ranks.saving_group)
+        if self.ranks.is_first:
+            checkpoints.point_and_prune(self.folder, self.train.save_total_limit, self.train.save_permanent_every)
+            log.info("committed %s", target.name)
+        return time.perf_counter() - began
+
+
+def _empty_like(value: torch.Tensor) -> torch.Tensor:
+    """Host memory for the same part of the same tensor; pinned if it is copied from a GPU."""
+    local = local_shard(value)
+    memory = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+    if not isinstance(value, DTensor):
+        return memory
+    return DTensor.from_local(
+        memory, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
+
+
+def save_checkpoint(
+    folder: Path, step: int, tensors: Tensors, scalars: Scalars, group: dist.ProcessGroup | None = None
+) -> Path:
+    """Commit `step-XXXXXXXX`: every rank of `group` writes its part into a staging folder, then the first one commits it whole.
+
+    Args:
+        tensors: of this rank; of equal tensors on several ranks one is written.
+    """
+    target = checkpoint_path(folder, step)
+    first = dist.get_rank(group) == 0
+    box = [str(staging(target)) if first else None]
+    dist.broadcast_object_list(box, group=group, group_src=0)
+    staged = Path(str(box[0]))
+    writer = TensorWriter(staged)
+    dcp_save(tensors, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), process_group=group)
+    if first:
+        (staged / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
+        meta = {"torch": torch.__version__}
+        commit(staged, target, KIND, FORMAT_VERSION, meta, content={"step": step}, checksums=writer.checksums)
+    dist.barrier(group)
+    return target

@@ -1,0 +1,57 @@
+"""The model that a training starts with: architecture, and random weights or those of another model."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model import hf
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.storage.hf_folder import open_folder
+
+log = logging.getLogger("infini_llama.worker")
+
+
+def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPlan, device: torch.device) -> Llama:
+    """A model whose initial weights depend on train.seed alone, which becomes torch's global seed."""
+    torch.manual_seed(train.seed)
+    model = Llama(config, plan.attention_backend).to(device)
+    save_memory(model, train, plan.loss_chunk)
+    return model
+
+
+def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int) -> None:
+    """Set what a step computes in parts, and which activations it computes again instead of keeping them."""
+    model.loss_chunk = loss_chunk
+    model.z_loss = train.z_loss
+    model.checkpoint_activations(train.activation_checkpointing)
+
+
+@torch.no_grad()
+def load_pretrained(model: Llama, path: Path, gate: float) -> None:
+    """Fill the model with the weights in a Hugging Face folder; gates that the folder lacks are set to `gate`.
+
+    A sequence of one segment never reads the memory, so it has the outputs of the model in the folder, whatever the gates.
+
+    Raises:
+        ConfigError: the folder's tensors are not this model's.
+        DataError: a file is damaged.
+    """
+    folder = open_folder(path)
+    found = folder.shapes()
+    try:
+        hf.check_shapes(found, model.config)
+    except ValueError as error:
+        raise ConfigError(f"train.init_from={path} does not fit the model: {error}.") from None
+    parameters = dict(model.named_parameters())
+    for name, tensor in folder.tensors("pt"):
+        if not hf.ignored(name, model.config):
+            parameters[name].copy_(tensor)
+    new = [name for name in parameters if hf.is_gate(name) and name not in found]
+    for name in new:
+        parameters[name].fill_(gate)
+    log.info("started from %s: %d tensors%s", path, len(found), f", gates at {gate:g}" if new else "")

@@ -1,0 +1,101 @@
+"""What every way to spread model and optimizer over the ranks offers to the trainer, and the choice between them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from infini_llama.configs.deepspeed import engine_settings
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.plan import Precision
+from infini_llama.tasks.train.worker.strategies.compiling import Compiled
+from infini_llama.tasks.train.worker.strategies.deepspeed import DeepSpeed
+from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, Batch, SingleRank
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+
+
+class Strategy(Protocol):
+    """Model and optimizer of a training, spread over the ranks. Every method is a collective call.
+
+    Attributes:
+        model: its parameters may be shards of this rank.
+        module: forward is the sum of the token losses of a batch; evaluation calls it under `autocast`.
+        compiled: the compiled code in use, if any.
+    """
+
+    model: Llama
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    autocast: torch.autocast
+    compiled: Compiled | None
+
+    def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
+        """Forward and backward: add to every gradient that of the mean loss over all `targets` of the step, on all ranks.
+
+        Dividing the *sum* of losses by the step's number of targets makes the result independent of how the batch is split.
+        Gradients are `scale` times as large (fp16's loss scaling).
+
+        Returns:
+            this rank's sum of losses, a scalar on its device.
+        """
+        ...
+
+    def clip_gradients(self, scale: float = 1.0) -> None:
+        """Divide the gradients by `scale`, then scale them down to the 2-norm `train.max_grad_norm`, where `update` does not."""
+        ...
+
+    def update(self, wanted: bool, scale: float = 1.0) -> float:
+        """Update the weights if `wanted` and the gradients are finite, on every rank alike, and discard the gradients.
+
+        Returns:
+            the gradients' 2-norm before clipping, not finite where they are not.
+        """
+        ...
+
+    def discard_gradients(self) -> None:
+        """Discard the gradients of a throw-away batch; weights stay, and so does the optimizer's state."""
+        ...
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the training, by its name in a checkpoint: parameters, and the optimizer's state of each."""
+        ...
+
+    def load_tensors(self, checkpoint: Path) -> None:
+        """Fill model and optimizer from a verified checkpoint, written under any strategy by any number of ranks."""
+        ...
+
+    def full_parameters(self) -> AbstractContextManager[None]:
+        """Inside, `model` can be observed, its parameters being tensors or DTensors."""
+        ...
+
+    def to_plain_model(self) -> Llama | None:
+        """The whole model on the first rank, which it can use alone; None on the others."""
+        ...
+
+
+def build_strategy(
+    model: Llama,
+    train: TrainingConfig,
+    precision: Precision,
+    micro_batch_size: int,
+    ranks: Ranks,
+    build_optimizer: Callable[[Llama, TrainingConfig], torch.optim.Optimizer],
+) -> Strategy:
+    """The strategy that `train.parallel` names.
+
+    Raises:
+        ConfigError: the ranks are not a multiple of `train.shard_size`, or DeepSpeed is not installed.
+    """
+    half = torch.float16 if precision == "fp16" else torch.bfloat16
+    autocast = torch.autocast(ranks.device.type, dtype=half, enabled=precision != "fp32")
+    if train.parallel == "deepspeed":
+        in_force = train.model_dump(mode="json") | {"micro_batch_size": micro_batch_size}
+        settings = engine_settings(in_force, precision, ranks.world_size)
+        return DeepSpeed(model, build_optimizer(model, train), settings, ranks, autocast)
+    if ranks.world_size == 1:
+        return SingleRank(model, train, ranks, autocast, build_optimizer)
+    return (DDP if train.parallel == "ddp" else FSDP)(model, train, ranks, autocast, build_optimizer)

@@ -1,0 +1,218 @@
+"""One rank's training, from the built model to the last checkpoint."""
+
+import hashlib
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.runs.signals import hangup_as_termination
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, StepTimes, Update
+from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, validation_set
+from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
+from infini_llama.tasks.train.worker.callbacks.samples import Samples
+from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
+from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
+from infini_llama.tasks.train.worker.checkpointer import Checkpointer
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.order import next_sample
+from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch, Prefetch
+from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
+from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.result import write_result
+from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
+
+Outcome = Literal["done", "preempted"]
+log = logging.getLogger("infini_llama.worker")
+
+
+class StopRequest:
+    """SIGTERM, SIGHUP and SIGUSR1 only set a flag; the ranks agree on it and save at the next step boundary."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._set)
+        hangup_as_termination()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which then sends SIGTERM
+
+    def _set(self, number: int, frame: object) -> None:
+        self.requested = True
+
+
+class Trainer:
+    """Trains one job on one of its ranks.
+
+    Attributes:
+        state: how far the run is; with the tensors of `strategy` it is everything that a checkpoint contains.
+        strategy: model and optimizer, spread over the ranks.
+        data: the global batches of the run.
+        callbacks: everything that is not the step, in this order after each step.
+        checkpointer: saves and loads all of these.
+    """
+
+    def __init__(self, job: TrainingJob, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
+        train, plan = job.config.train, job.plan
+        self.job, self.ranks, self.stop, self.heartbeat = job, ranks, stop, heartbeat
+        self.state = TrainState(world_size=ranks.world_size, model=job.model.to_dict(), dataset=job.dataset_digest)
+        model = build_model(job.model, train, plan, ranks.device)
+        if job.init_from:
+            load_pretrained(model, job.init_from, train.init_gate)
+        ranks.use_context_parallel(train.context_parallel)
+        self.strategy = build_strategy(model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer)
+
+        reader_of = partial(TokenReader, job.dataset, verify_on_read=job.verify_on_read)
+        self.batches = TrainBatches(
+            reader_of(job.chunks, "train"),
+            train.seed,
+            train.global_batch_size,
+            job.micro_batch_size,
+            ranks.data_rank,
+            ranks.data_world_size,
+            train.document_isolation,
+            job.source_weights,
+            [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum],
+            train.prefer_long_documents,
+        )
+        self.data = Prefetch(self.batches, ranks.device, self._following, train.dataloader_num_workers)
+        heartbeat.sample_rows = lambda: self.batches.rows(self.state.samples).tolist()
+
+        token_bytes = np.load(job.dataset / "token_bytes.npy", allow_pickle=False)
+        validation = validation_set(reader_of(job.chunks, "validation"), token_bytes, train, job.micro_batch_size)
+        self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
+        self.metrics = StepMetrics(job, self.strategy, self.batches, ranks, heartbeat.ledger)
+        evaluation = Evaluation(self.strategy, validation, train, job.max_steps, ranks, self.metrics, heartbeat)
+        self.callbacks: list[Callback] = [
+            self.policy,
+            Profiler(job.run_dir / "profile", train.profile_steps, ranks.rank, job.max_steps),
+            self.metrics,
+            evaluation,
+            Samples(job, self.strategy, ranks, evaluation, self.metrics),
+        ]
+        self.checkpointer = Checkpointer(
+            job.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, self.metrics.sync
+        )
+
+    def fit(self) -> Outcome:
+        """Train to the end, or to the step in which a stop is requested on any rank."""
+        self._warm_up()  # before loading
+        self.checkpointer.load_into(self.state, self.job.resume_from)
+        for callback in self.callbacks:
+            callback.on_train_start(self.state)
+        stop_requested = False
+        with self.checkpointer, self.data:
+            while not (self.finished or stop_requested):
+                for callback in self.callbacks:
+                    callback.on_step_start(self.state)
+                result = self.step()
+                stop_requested = result.update.stop_requested
+                for callback in self.callbacks:
+                    callback.on_step_end(self.state, result)
+                if self.checkpointer.is_due(self.state) or self.finished or stop_requested:
+                    self.heartbeat.beat("save", self.state.step)
+                    self.checkpointer.save(self.state)
+        self.heartbeat.beat("finish", self.state.step)
+        for callback in self.callbacks:
+            callback.on_train_end(self.finished)
+        if not self.finished:
+            return "preempted"
+        write_result(self.job, self.strategy, self.state.step, self.ranks)
+        return "done"
+
+    def step(self) -> StepResult:
+        """One optimizer step: data, seed, learning rate, forward and backward, update, advance."""
+        state, train = self.state, self.job.config.train
+        started = time.perf_counter()
+        self.heartbeat.beat("data", state.step)
+        state.samples = next_sample(state.samples, self.job.skipped_samples)
+        # Everything random in a step depends on these three numbers alone, so no generator's state is saved.
+        torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
+        rate = set_learning_rate(self.strategy.optimizer, train, self.job.max_steps, state.step)
+        batch = self.data.batch_at(state.samples)
+        data_time = time.perf_counter() - started
+
+        self.heartbeat.beat("compute")
+        scale, samples = self.policy.scaler.current, state.samples
+        update = optimizer_step(
+            self.strategy, batch, scale, self.policy.spikes.is_spike, lambda: self.stop.requested, self.ranks
+        )
+        state.advance(train.global_batch_size, batch.targets)
+        step_time = time.perf_counter() - started
+        written = self.checkpointer.poll()  # raises what a background save failed with
+        times = StepTimes(step_time, data_time, self.checkpointer.save_time, written)
+        return StepResult(update, samples, batch.targets, rate, scale, times)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run needs no further step."""
+        return self.state.is_finished(self.job.max_steps, self.job.config.train.early_stopping_patience)
+
+    def _warm_up(self) -> None:
+        """One throw-away forward and backward, and with train.compile the comparison with eager execution.
+
+        DDP rebuilds its buckets after the first iteration; a resumed run would otherwise sum gradients in another order than the
+        uninterrupted one.
+        """
+        train, strategy = self.job.config.train, self.strategy
+
+        def first_batch() -> float:
+            torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
+            first = list(self.batches.micro_batches(0, self.ranks.device))[:1]
+            return strategy.accumulate(first, self.batches.targets(0)).item()
+
+        first_batch()
+        strategy.discard_gradients()
+        self.heartbeat.beat("compile")
+        strategy.compiled = compile_if_it_agrees(
+            strategy.module,
+            strategy.model,
+            self.job.compile,
+            self.job.plan.precision,
+            first_batch,
+            self.ranks,
+            self.job.run_dir,
+        )
+        self.heartbeat.beat("start")
+
+    def _following(self, samples: int) -> int:
+        """Samples consumed before the step after the one that starts at `samples`."""
+        return next_sample(samples + self.job.config.train.global_batch_size, self.job.skipped_samples)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of the generators during one step on one rank."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=7).digest(), "little")
+
+
+def optimizer_step(
+    strategy: Strategy,
+    batch: GlobalBatch,
+    scale: float,
+    is_spike: Callable[[float], bool],
+    stop_requested: Callable[[], bool],
+    ranks: Ranks,
+) -> Update:
+    """Forward, backward, clip, one all-reduce of the scalars, update.
+
+    An update that is not finite, or whose loss `is_spike`, is skipped on every rank alike: the summed loss and the reduced
+    gradients are the same on all.
+    """
+    loss_sum = strategy.accumulate(batch.micro_batches, batch.targets, scale)
+    strategy.clip_gradients(scale)
+    total, stop = ranks.sum(loss_sum.item(), float(stop_requested()))
+    loss = total / batch.targets
+    wanted = math.isfinite(loss) and not is_spike(loss)
+    grad_norm = strategy.update(wanted, scale)
+    return Update(loss, grad_norm, stop > 0, skipped=not (wanted and math.isfinite(grad_norm)))

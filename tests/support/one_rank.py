@@ -1,0 +1,51 @@
+"""One rank without a process group, and strategies and jobs for tests of the worker."""
+
+from typing import Any
+
+import torch
+
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.strategies.native import SingleRank
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+
+
+class OneRank(Ranks):
+    """The one rank of a world without a process group."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size, self.local_rank, self.local_world_size = 0, 1, 0, 1
+        self.device, self.context = torch.device("cpu"), None
+
+    def sum(self, *values: float) -> list[float]:
+        return list(values)
+
+    def all(self, condition: bool) -> bool:
+        return condition
+
+
+def alone(model: Llama, train: TrainingConfig | None = None) -> SingleRank:
+    """The strategy of one rank, in the model's own precision."""
+    settings = train or TrainingConfig()
+    return SingleRank(model, settings, OneRank(), torch.autocast("cpu", enabled=False), build_optimizer)
+
+
+PLAN: dict[str, Any] = {
+    "device": "cpu",
+    "gpus": [],
+    "nproc_per_node": 1,
+    "threads": 1,
+    "precision": "fp32",
+    "attention_backend": "sdpa",
+    "distributed_backend": "gloo",
+    "micro_batch_size": 2,
+    "accumulation_steps": 1,
+    "env": {},
+}
+
+
+def timing(from_step: int = 0) -> dict[str, Any]:
+    """What `write_order` is told of an attempt's beginning."""
+    started = {"wall": 0.0, "monotonic": 0.0, "machine": "?"}
+    return {"began": started, "spent": {}, "from_step": from_step, "grace_period": 1.0}
