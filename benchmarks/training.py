@@ -10,7 +10,7 @@ AdamW without decay and gradients clipped to 1, so their losses have to agree. E
 each, so that a busy machine strikes all of them. What counts is the median over the rounds of the ratio to Trainer as shipped, of wall
 time and of processor time, which neighbours disturb less.
 
-Ours is `train_step` of the workers under the settings that environment.tune=full chooses among. `shipped`: every process with its
+Ours is `optimizer_step` of the workers under the settings that environment.tune=full chooses among. `shipped`: every process with its
 library's defaults and the system's allocator; `equal`: the others with our allocator settings, too. Threads are the same everywhere.
 Results go to benchmarks/results/training.json.
 """
