@@ -118,7 +118,7 @@ def main() -> None:
     os.environ.update(one)
     ranks = Ranks("cpu", "gloo")
     machine = {
-        "cpu": cpu(Machine())["model"],
+        "cpu": cpu(Machine()).model,
         "cores": os.cpu_count(),
         "platform": platform.platform(),
         "torch": torch.__version__,

@@ -14,10 +14,12 @@ import statistics
 from pathlib import Path
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.pin import asking
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.planning.pin import with_settings
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.tuning import trials
+from infini_llama.tasks.records.machine import MachineFacts
+from infini_llama.tasks.records.plan import EnvironmentPlan
 
 VOCABULARIES = (8192, 32000)
 MODEL = {
@@ -30,20 +32,20 @@ MODEL = {
 LIMIT = 600.0  # seconds of one trial
 
 
-def cases(config: dict, facts: dict) -> dict[str, dict]:
+def cases(config: PipelineConfig, facts: MachineFacts) -> dict[str, EnvironmentPlan]:
     """The plan of each case."""
-    tuned = config | {"environment": config["environment"] | {"tune": "quick"}}
+    tuned = config.model_copy(update={"environment": config.environment.model_copy(update={"tune": "quick"})})
     plan = resolve(tuned, facts)
     found = {"tune: off": resolve(config, facts), "plan of tune: quick": plan}
-    found[f"precision={plan['precision']} alone"] = resolve(asking(config, {"precision": plan["precision"]}), facts)
-    for name in facts["allocators"]:
-        found[f"allocator={name} alone"] = resolve(asking(config, {"allocator": name}), facts)
-    found["GLIBC_TUNABLES alone"] = resolve(asking(tuned, {"allocator": "system", "precision": "fp32"}), facts)
-    found["attention_backend=blocked alone"] = resolve(asking(config, {"attention_backend": "blocked"}), facts)
-    found["plan, attention_backend=blocked"] = resolve(asking(tuned, {"attention_backend": "blocked"}), facts)
-    if facts["compilers"]["cxx"]:
+    found[f"precision={plan.precision} alone"] = resolve(with_settings(config, {"precision": plan.precision}), facts)
+    for name in facts.allocators:
+        found[f"allocator={name} alone"] = resolve(with_settings(config, {"allocator": name}), facts)
+    found["GLIBC_TUNABLES alone"] = resolve(with_settings(tuned, {"allocator": "system", "precision": "fp32"}), facts)
+    found["attention_backend=blocked alone"] = resolve(with_settings(config, {"attention_backend": "blocked"}), facts)
+    found["plan, attention_backend=blocked"] = resolve(with_settings(tuned, {"attention_backend": "blocked"}), facts)
+    if facts.compilers.cxx:
         for what in ("block", "whole"):
-            found[f"plan, compile={what}"] = resolve(asking(tuned, {"compile": what}), facts)
+            found[f"plan, compile={what}"] = resolve(with_settings(tuned, {"compile": what}), facts)
     return found
 
 
@@ -52,19 +54,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     target = Path(__file__).with_name("results") / "environment.json"
-    facts = probe(Path.cwd())
-    facts["load"] = 0.0  # workers stay threads of one, so that each part is seen alone
-    machine = {name: facts[name] for name in ("cpu", "cores", "platform", "allocators", "glibc", "versions")}
+    facts = probe(Path.cwd()).model_copy(
+        update={"load": 0.0}
+    )  # workers stay threads of one, so that each part is seen alone
+    machine = facts.model_dump(include={"cpu", "cores", "platform", "allocators", "glibc", "versions"})
     result: dict = {"machine": machine, "load": [os.getloadavg()], "tokens_per_second": {}}
     for vocab_size in VOCABULARIES:
         data = {"source": "python-stdlib", "sequence_length": 512, "tokenizer": {"vocab_size": vocab_size}}
         config = PipelineConfig.model_validate({"data": data, "model": MODEL, "environment": {"device": "cpu"}})
-        settings = config.model_dump(mode="json")
-        plans = cases(settings, facts)
+        plans = cases(config, facts)
         speeds: dict[str, list[float]] = {name: [] for name in plans}
         for _ in range(arguments.rounds):
             for name, plan in plans.items():
-                speeds[name].append(trials.steps(settings, plan, seconds=10.0, limit=LIMIT)["tokens_per_second"])
+                speeds[name].append(trials.steps(config, plan, seconds=10.0, limit=LIMIT).tokens_per_second)
             result["load"].append(os.getloadavg())
             result["tokens_per_second"][str(vocab_size)] = speeds
             target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

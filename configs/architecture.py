@@ -1,12 +1,15 @@
 """A model's architecture in full: what its section says, and what the data decide."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import PipelineConfig
 
 
-def of_vocabulary(config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    """A PipelineConfig as a dict, with the size that its tokenizer turned out to have."""
-    data = config["data"]
-    return config | {"data": data | {"tokenizer": data["tokenizer"] | {"vocab_size": vocab_size}}}
+def with_vocab_size(config: "PipelineConfig", vocab_size: int) -> "PipelineConfig":
+    """The configuration with the vocabulary size that its tokenizer turned out to have, which may be below the schema's minimum."""
+    tokenizer = config.data.tokenizer.model_copy(update={"vocab_size": vocab_size})
+    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
 
 
 def architecture(model: dict[str, Any], vocab_size: int, sequence_length: int) -> dict[str, Any]:

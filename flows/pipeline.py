@@ -28,7 +28,7 @@ def run(config: PipelineConfig) -> dict:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
     settings = resolved(config)
-    check_requirements(settings)
+    check_requirements(PipelineConfig.model_validate(settings))
     restore_dataset(settings)
     reference = preprocess(settings["data"], settings["runtime"]["home"])
     return verify_and_train(settings, reference)
@@ -58,7 +58,7 @@ def verify_and_train(settings: dict, reference: dict) -> dict:
     home, checks = settings["runtime"]["home"], settings["verify"]
     report = verify(reference, home, checks["level"], checks["full_below"])
     restore_run(settings)
-    environment = patch_environment(settings, home, settings["runtime"]["name"], reference["vocab_size"])
+    environment = patch_environment(config, config.runtime.name, reference["vocab_size"])
     retries, invocation = retries_for(config.runtime), new_invocation()
     launcher = ConfiguredLauncher(config.environment)
     with mirrored(settings, reference):

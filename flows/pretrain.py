@@ -44,7 +44,7 @@ def pretrain(config: PipelineConfig) -> dict:
     stored = Path(home) / "prefect-results"
 
     with api_logs():
-        check_requirements(settings)
+        check_requirements(PipelineConfig.model_validate(settings))
         restore_dataset(settings)
         # Prefect would return a cached reference whose dataset is gone, so the disk is checked first.
         known = lookup(data, home)
@@ -65,7 +65,7 @@ def pretrain(config: PipelineConfig) -> dict:
             deep(digest, reference, home, full_below)
 
         restore_run(settings)
-        environment = patch_environment(settings, home, run, reference["vocab_size"])
+        environment = patch_environment(settings, run, reference["vocab_size"])
         with mirrored(settings, reference):
             with closing_card(Path(home) / "runs" / run) as report:
                 launcher = ConfiguredLauncher(PipelineConfig.model_validate(settings).environment)

@@ -64,12 +64,12 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     found = sources(settings)[0]
     size = sum(source.path.stat().st_size for source in found)
     facts = probe(home)
-    device = "gpu" if facts["gpus"] else "cpu"
+    device = "gpu" if facts.gpus else "cpu"
     hidden, inner, layers, length, batch, micro, rate, millions = SIZES[device]
     steps = min(20_000, max(200, int(PASSES * size / BYTES_PER_TOKEN / (batch * length))))
     passes = max(1, round(steps * batch * length * BYTES_PER_TOKEN / max(1, size)))
     text = TEMPLATE.format(
-        cores=facts["cores"], gpus=len(facts["gpus"]), output=output, files=json.dumps(files), length=length,
+        cores=facts.cores, gpus=len(facts.gpus), output=output, files=json.dumps(files), length=length,
         fraction=0.05 if len(found) >= 40 else 0.2, size=millions, hidden=hidden, inner=inner, layers=layers,
         attention=attention, segment=length // 4, steps=steps, passes=passes, batch=batch, micro=micro, rate=rate,
         warmup=steps // 20, every=steps // 20, name=name,

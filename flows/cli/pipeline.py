@@ -55,7 +55,8 @@ def dry_run(config: "PipelineConfig") -> Answer:
     """What `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
     import yaml
 
-    from infini_llama.configs.secrets import without_secrets
+    from infini_llama.configs.schema import PipelineConfig
+    from infini_llama.configs.secrets import masked, without_secrets
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.flows.pipeline import resolved
     from infini_llama.tasks.estimate.run import estimate, plan_of
@@ -74,8 +75,10 @@ def dry_run(config: "PipelineConfig") -> Answer:
         "step": 0 if run is None else run.step,
     }
     shown = without_secrets(settings)
-    plan = plan_of(settings)
-    record = {"config": shown, "plan": plan, "estimate": estimate(settings), "cached": found}
+    run_config = PipelineConfig.model_validate(settings)
+    plan = plan_of(run_config).to_json()
+    plan["env"] = masked(plan["env"])
+    record = {"config": shown, "plan": plan, "estimate": estimate(run_config), "cached": found}
     plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
     parts = (configuration, as_text({"plan": plain}), estimate_text(record["estimate"]), as_text({"cached": found}))
@@ -132,24 +135,27 @@ def doctor(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
     from infini_llama.tasks.patch_environment.doctor import doctor
 
-    config, home = None, str(home_folder())
+    config, home = None, home_folder()
     if arguments.config is not None:
         from infini_llama.configs.loading import load_config
+        from infini_llama.configs.schema import PipelineConfig
         from infini_llama.flows.pipeline import resolved
 
-        config = resolved(load_config(arguments.config, arguments.overrides))
-        home = config["runtime"]["home"]
+        config = PipelineConfig.model_validate(resolved(load_config(arguments.config, arguments.overrides)))
+        home = config.runtime.home
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = doctor(config, home, against)
-    shown = {"findings": report["findings"], "plan": report["plan"]}
-    shown["patches"] = [patch for patch in report["patches"] if patch["applies"]]
-    if since := report["against"]:
-        shown |= {"against": since["run"], "resume": since["resume"], "differences": since["differences"]}
-    return report, as_text({part: value for part, value in shown.items() if value})
+    record = report.to_json()
+    shown = {name: record[name] for name in ("findings", "plan")}
+    shown["patches"] = [patch.to_json() for patch in report.patches if patch.applies]
+    if since := report.against:
+        shown |= since.model_dump(mode="json", exclude={"run"}) | {"against": since.run}
+    return record, as_text({part: value for part, value in shown.items() if value})
 
 
 def train(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
+    from infini_llama.configs.schema import PipelineConfig
     from infini_llama.flows.cli.console import summary_text
     from infini_llama.flows.datasets import reference_for
     from infini_llama.flows.pipeline import resolved, verify_and_train
@@ -160,7 +166,7 @@ def train(arguments: Namespace) -> Answer:
     if joined := _joins(config):
         return joined
     settings = resolved(config)
-    check_requirements(settings)
+    check_requirements(PipelineConfig.model_validate(settings))
     if arguments.dataset is not None:
         reference = reference_for(
             settings["data"], find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"])

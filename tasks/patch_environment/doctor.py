@@ -1,72 +1,107 @@
-"""The report of `infini-llama doctor`: what the machine can do, what a run would use, and what has changed since another run."""
+"""The report of `infini-llama doctor`: this machine, what a run would use, and what has changed since another run."""
 
 from pathlib import Path
-from typing import Any
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
-from infini_llama.tasks.patch_environment.compare import DOUBTFUL, KEPT, LOST, differences
-from infini_llama.tasks.patch_environment.finding import SEVERITIES, finding
-from infini_llama.tasks.patch_environment.findings import judge
-from infini_llama.tasks.patch_environment.patches.registry import PATCHES, needed
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.patches.registry import PATCHES, needed_patches
+from infini_llama.tasks.patch_environment.planning.compare import ORDER, Difference, differences
+from infini_llama.tasks.patch_environment.planning.findings import assess
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.requirements import unmet
-from infini_llama.tasks.patch_environment.stage import read_record
+from infini_llama.tasks.patch_environment.stage import read_record, summarize
+from infini_llama.tasks.records.environment import PatchSummary
+from infini_llama.tasks.records.machine import MachineFacts
+from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, Finding, finding
+from infini_llama.tasks.records.record import Record
 
 WARNED = 1
-EXACTNESS = {
-    KEPT: "stays bitwise the same",
-    DOUBTFUL: "may no longer be bitwise the same",
-    LOST: "is no longer bitwise the same",
+RESUME = {
+    "kept": "stays bitwise the same",
+    "doubtful": "may no longer be bitwise the same",
+    "lost": "is no longer bitwise the same",
 }
 
 
-def doctor(
-    config: dict | None = None, home: str = "workspace", against: Path | None = None, machine: Machine | None = None
-) -> dict[str, Any]:
-    """The report, worst first: {"findings", "plan", "patches", "against", "facts", "exit_code"}.
+class KnownPatch(PatchSummary):
+    """applies: the installed packages have its fault."""
 
-    The plan is None without a configuration, and where this machine cannot meet it; then each wish that it cannot meet is a
-    finding of severity error. `exit_code` is 64 where there is any error, 1 where there is any warning, else 0.
+    applies: bool
+
+
+class Comparison(Record):
+    """What differs from the environment of `run`. resume: whether its resume on this machine stays bitwise the same."""
+
+    run: str
+    resume: str
+    differences: tuple[Difference, ...]
+
+
+class DoctorReport(Record):
+    """What doctor found.
+
+    Attributes:
+        findings: worst first; a setting that this machine cannot run is one of severity error.
+        plan: None without a configuration, and if this machine cannot run it.
+        exit_code: 64 if there is an error, 1 if there is a warning, else 0.
+    """
+
+    findings: tuple[Finding, ...]
+    plan: EnvironmentPlan | None
+    patches: tuple[KnownPatch, ...]
+    against: Comparison | None
+    facts: MachineFacts
+    exit_code: int
+
+
+def doctor(
+    config: PipelineConfig | None = None,
+    home: Path = Path("workspace"),
+    against: Path | None = None,
+    machine: Machine | None = None,
+) -> DoctorReport:
+    """Check this machine, and whether it can run the configuration.
 
     Args:
-        against: folder of a run; "against" then has the differences from its environment, and whether its resume stays exact.
+        against: folder of a run to compare with.
 
     Raises:
         ConfigError: there is no environment of a run in `against`.
     """
-    facts = probe(Path(home), config, machine, ask_hub=True)
-    findings, plan = judge(facts), None
+    facts = probe(home, config, machine, check_hub=True)
+    findings, plan = assess(facts), None
     if config is not None:
         try:
             plan = resolve(config, facts)
-            findings += plan["findings"]
-            plan["env"] = masked(plan["env"])
+            findings += plan.findings
+            plan = plan.model_copy(update={"env": masked(plan.env)})
         except ConfigError as refused:
             lines = str(refused).splitlines()[1:]
             findings += [finding("configuration", "refused", "error", line.strip()) for line in lines]
         findings += [finding("configuration", "refused", "error", sentence) for sentence in unmet(config)]
-    since = None if against is None else _compared(against, plan, facts)
-    findings.sort(key=lambda found: SEVERITIES.index(found["severity"]))
-    severities = {found["severity"] for found in findings}
-    return {
-        "findings": findings,
-        "plan": plan,
-        "patches": [patch.describe() | {"applies": patch in needed(config or {}, facts)} for patch in PATCHES],
-        "against": since,
-        "facts": facts,
-        "exit_code": ConfigError.exit_code if "error" in severities else WARNED if "warning" in severities else 0,
-    }
+    since = None if against is None else _compare(against, plan, facts)
+    findings.sort(key=lambda found: SEVERITIES.index(found.severity))
+    severities = {found.severity for found in findings}
+    needed = needed_patches(facts.versions)
+    return DoctorReport(
+        findings=tuple(findings),
+        plan=plan,
+        patches=tuple(KnownPatch(**dict(summarize(patch)), applies=patch in needed) for patch in PATCHES),
+        against=since,
+        facts=facts,
+        exit_code=ConfigError.exit_code if "error" in severities else WARNED if "warning" in severities else 0,
+    )
 
 
-def _compared(run: Path, plan: dict | None, facts: dict) -> dict[str, Any]:
+def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Comparison:
     record = read_record(run / "environment.json")
     if record is None:
         raise ConfigError(
             f"{run} has no environment.json of a run to compare with; name the folder of one that was started."
         )
-    found = differences(record["pinned"], record["facts"], plan, facts)
-    worst = next((kind for kind in (LOST, DOUBTFUL) if any(one["exactness"] == kind for one in found)), KEPT)
-    return {"run": run.name, "resume": EXACTNESS[worst], "differences": found}
+    found = differences(record.pinned, record.facts, plan, facts)
+    worst = next((kind for kind in ORDER if any(one.exactness == kind for one in found)), "kept")
+    return Comparison(run=run.name, resume=RESUME[worst], differences=tuple(found))

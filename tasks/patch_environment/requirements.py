@@ -7,36 +7,36 @@ import resource
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from infini_llama.configs.deepspeed import engine_settings, read_json
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import import_trial
-from infini_llama.tasks.patch_environment.devices import refuse
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.planning.devices import refuse
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 
 IMPORT_SECONDS = 120.0
-FEWEST_FILES = 64  # open at a time; torchrun and a worker together need more than 30
+FEWEST_FILES = 64  # open at the same time; torchrun and a worker together need more than 30
 log = logging.getLogger("infini_llama.environment")
 
 
-def check_requirements(config: dict) -> None:
-    """Refuses a configuration that names what is not there.
+def check_requirements(config: PipelineConfig) -> None:
+    """Refuse a configuration that names what is missing.
 
     Raises:
-        ConfigError: a line per problem.
+        ConfigError: one line per problem.
     """
     refuse(unmet(config))
 
 
-def unmet(config: dict) -> list[str]:
+def unmet(config: PipelineConfig) -> list[str]:
     """A sentence for each key that names a package, function or file which this machine's workers cannot use."""
-    engine = config["data"]["tokenizer_engine"]
+    engine = config.data.tokenizer_engine
     found = []
     if engine not in ("auto", "tokenizers") and not _is_installed(engine):
         found.append(f"data.tokenizer_engine={engine} is not installed; install infini-llama[fast], or use auto.")
-    if config["environment"]["launcher"] == "local":  # else the workers' packages and limits are another machine's
+    if config.environment.launcher == "local":  # else the workers' packages and limits are another machine's
         found += [*_few_files(), *_imports(config)]
     return [*found, *_deepspeed_json(config)]
 
@@ -58,13 +58,13 @@ def _few_files() -> list[str]:
     ]
 
 
-def _imports(config: dict) -> list[str]:
-    """Tried under the workers' own variables, in a process of its own."""
-    train = config["train"]
+def _imports(config: PipelineConfig) -> list[str]:
+    """Imports are tried with the workers' own variables, in a process of their own."""
+    train = config.train
     named = {
-        "train.report_to": "wandb" if "wandb" in train["report_to"] else None,
-        "train.parallel": "deepspeed" if train["parallel"] == "deepspeed" else None,
-        "train.metrics_hook": train["metrics_hook"],
+        "train.report_to": "wandb" if "wandb" in train.report_to else None,
+        "train.parallel": "deepspeed" if train.parallel == "deepspeed" else None,
+        "train.metrics_hook": train.metrics_hook,
     }
     words = [f"{key}={name}" for key, name in named.items() if name is not None]
     if not words:
@@ -72,7 +72,7 @@ def _imports(config: dict) -> list[str]:
     try:
         ended = subprocess.run(
             [sys.executable, import_trial.__file__, *words],
-            env=os.environ | config["environment"]["env"] | {"PYTHONSAFEPATH": "1"},
+            env=os.environ | config.environment.env | {"PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -86,18 +86,18 @@ def _imports(config: dict) -> list[str]:
     return [f"{key}={named[key]} {fault}" for key, fault in faults.items()]
 
 
-def _deepspeed_json(config: dict) -> list[str]:
-    """What the run's own keys contradict; a run that has begun is bound to its pinned plan and is checked against that later."""
-    if config["train"]["parallel"] != "deepspeed":
+def _deepspeed_json(config: PipelineConfig) -> list[str]:
+    """Where DeepSpeed's JSON contradicts the run's own keys. A run that has begun is checked against its pinned plan later."""
+    if config.train.parallel != "deepspeed":
         return []
-    home, run = Path(config["runtime"]["home"]), config["runtime"]["name"]
+    home = config.runtime.home
     try:
-        given = read_json(config["train"]["deepspeed_config"])
-        if not given or (home / "runs" / run / "environment.json").exists():
+        given = read_json(config.train.deepspeed_config)
+        if not given or (home / "runs" / config.runtime.name / "environment.json").exists():
             return []
         plan = resolve(config, probe(home, config))
-        train = config["train"] | {"micro_batch_size": plan["micro_batch_size"]}
-        engine_settings(train, plan["precision"], plan["nproc_per_node"] * plan["nnodes"])
+        train = config.train.model_dump(mode="json") | {"micro_batch_size": plan.micro_batch_size}
+        engine_settings(train, plan.precision, plan.world_size)
     except ConfigError as refused:
         return [str(refused)]
     return []

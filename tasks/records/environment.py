@@ -1,5 +1,9 @@
 """environment.json of a run: what its workers run on, and what later attempts keep."""
 
+from typing import Any
+
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
+
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
@@ -72,10 +76,19 @@ class EnvironmentRecord(Record):
 
     pinned: PinnedSettings
     pinned_at: str
-    plan: EnvironmentPlan | None
+    plan: EnvironmentPlan | None = None
     patches: tuple[PatchSummary, ...] = ()
     tuned: TuneResult | None = None
     facts: MachineFacts
+
+    @field_validator("plan", mode="wrap")
+    @classmethod
+    def _drop_older_plan(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> EnvironmentPlan | None:
+        """The plan is only shown; what later attempts follow is `pinned`."""
+        try:
+            return validate(value)
+        except ValidationError:
+            return None
 
 
 class PatchedEnvironment(Record):

@@ -108,7 +108,23 @@ class PortCheck(Record):
     free: bool
 
 
-class MachineFacts(Record):
+class GpuFacts(Record):
+    """GPUs and what needs them.
+
+    Attributes:
+        gpu_fault: why torch cannot use the GPUs; "" where it can or where there is no driver.
+        nccl: torch was built with NCCL.
+        attention: why each attention backend cannot be imported; "" where it can.
+    """
+
+    gpus: tuple[Gpu, ...]
+    gpu_fault: str = ""
+    nccl: bool = False
+    attention: dict[str, str] = Field(default_factory=dict)
+    driver: Driver | None = None
+
+
+class MachineFacts(GpuFacts):
     """What was found on a machine; nothing in it is an assessment.
 
     Attributes:
@@ -123,9 +139,6 @@ class MachineFacts(Record):
         hub: the Hugging Face hub accepts connections; None: not tried.
         torch_cuda: the CUDA that torch was built for; None: built without.
         versions: of installed packages, by name.
-        gpu_fault: why torch cannot use the GPUs; "" where it can or where there is no driver.
-        nccl: torch was built with NCCL.
-        attention: why each attention backend cannot be imported; "" where it can.
     """
 
     host: str = ""
@@ -149,8 +162,3 @@ class MachineFacts(Record):
     hub: bool | None = None
     torch_cuda: str | None = None
     versions: dict[str, str]
-    gpus: tuple[Gpu, ...]
-    gpu_fault: str = ""
-    nccl: bool = False
-    attention: dict[str, str] = Field(default_factory=dict)
-    driver: Driver | None = None

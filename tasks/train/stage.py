@@ -1,5 +1,6 @@
 """The training stage: takes the run's folder and makes attempts until the run is finished or a person has to act."""
 
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -9,9 +10,8 @@ from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.patch_environment import pin
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.environment import PatchedEnvironment
 from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
@@ -38,7 +38,7 @@ LOCAL = LocalLauncher()
 def train(
     config: PipelineConfig,
     dataset: DatasetRef,
-    environment: dict[str, Any],
+    environment: PatchedEnvironment,
     invocation: str,
     verify_on_read: bool = False,
     launcher: Launcher = LOCAL,
@@ -50,7 +50,7 @@ def train(
     (PREEMPTED), a hang (HUNG), OUT_OF_MEMORY and DIVERGED.
 
     Args:
-        environment: of patch-environment: an `EnvironmentPlan` as JSON, and the record that is to be written.
+        environment: the plan, and the record that is written here.
         invocation: of `attempt.new_invocation`, the same for all calls of one command: what `runtime.resume` says is followed
             once per command.
         verify_on_read: shards are checked when they are first opened, since verify-data has not read them.
@@ -80,7 +80,7 @@ def train(
             lease.check()
             each_poll()
 
-        plan = EnvironmentPlan.from_json(environment)
+        plan = environment.plan
         initial = initial_weights(config.train.init_from, run.read_lineage())
         vocabulary = (initial or dataset).vocab_size
         model = LlamaConfig.from_dict(
@@ -89,7 +89,7 @@ def train(
         settings = resolved_settings(config, plan, resolve_max_steps(config.train, dataset, home))
         refuse_stages(config)  # before the run is bound to them
         lineage = claim(run, config, settings, model, dataset, initial)
-        pin.write(run.path / "environment.json", environment)
+        write_atomic(run.path / "environment.json", json.dumps(environment.record.to_json(), indent=1))
         stages = in_samples(config, dataset, lineage.curriculum_ends or (), lineage.max_steps)
         if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary.steps)

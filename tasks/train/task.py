@@ -21,6 +21,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.progress import Live
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.environment import PatchedEnvironment
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.launcher import Launcher
@@ -42,12 +43,11 @@ def train(
     try:
         settings, dataset = PipelineConfig.model_validate(config), DatasetRef.from_json(reference)
         here = settings.environment.launcher == "local"
-        slots = _gpu_slots(EnvironmentPlan.from_json(environment)) if here else contextlib.nullcontext()
+        planned = PatchedEnvironment.from_json(environment)
+        slots = _gpu_slots(planned.plan) if here else contextlib.nullcontext()
         with slots, _progress(settings.runtime.name):
             verify_on_read = reference.get("verify_on_read", False)
-            summary = stage.train(
-                settings, dataset, environment, invocation, verify_on_read, launcher, _raise_if_suspended
-            )
+            summary = stage.train(settings, dataset, planned, invocation, verify_on_read, launcher, _raise_if_suspended)
             return summary.to_json()
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):

@@ -5,14 +5,17 @@ import os
 import stat
 import time
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment import pin
-from infini_llama.tasks.patch_environment.probe.gpu_questions import ANSWER, ATTENTION
-from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.machine import ANSWER, ATTENTION, Machine
 from infini_llama.tasks.patch_environment.stage import patch_environment
+from infini_llama.tasks.records.plan import EnvironmentPlan
 
 GIB = 1024**3
+Model = TypeVar("Model", bound=BaseModel)
 H100 = {"name": "H100", "capability": [9, 0], "memory": 80 * GIB, "free": 79 * GIB, "bf16": True}
 T4 = {"name": "T4", "capability": [7, 5], "memory": 16 * GIB, "free": 15 * GIB, "bf16": False}
 FILES = {
@@ -27,17 +30,29 @@ FILES = {
 HEADING = "| NVIDIA-SMI {version}   Driver Version: {version}   CUDA Version: {cuda} |"
 
 
-def settings(environment: dict | None = None, train: dict | None = None, **sections: dict) -> dict:
+def settings(environment: dict | None = None, train: dict | None = None, **sections: dict) -> PipelineConfig:
     given = {"data": {"source": "python-stdlib"}, "environment": environment or {}, "train": train or {}}
-    return PipelineConfig.model_validate(given | sections).model_dump(mode="json")
+    return PipelineConfig.model_validate(given | sections)
 
 
-def begun(config: dict, home: str, run: str, vocab_size: int | None = None, machine: Machine | None = None) -> dict:
+def changed(model: Model, fields: dict) -> Model:
+    """A record or a configuration with other values of these fields, which are validated."""
+    return type(model).model_validate(model.model_dump() | fields)
+
+
+def in_home(config: PipelineConfig, home: Path) -> PipelineConfig:
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"home": home})})
+
+
+def begun(
+    config: PipelineConfig, home: Path, run: str, vocab_size: int | None = None, machine: Machine | None = None
+) -> EnvironmentPlan:
     """The plan of a run whose training has begun with it."""
-    path = Path(home) / "runs" / run / "environment.json"
-    plan = patch_environment(config, home, run, vocab_size, machine)
+    path = home / "runs" / run / "environment.json"
+    environment = patch_environment(in_home(config, home), run, vocab_size, machine)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return pin.write(path, plan)
+    path.write_text(json.dumps(environment.record.to_json(), indent=1))
+    return environment.plan
 
 
 def write_command(folder: Path, name: str, script: str) -> None:

@@ -1,1 +1,1 @@
-"""Known faults of other people's code, mended in a worker's process while it lives; nothing on disk is changed."""
+"""Known faults of other packages, fixed in a worker's process while it runs; nothing on disk is changed."""

@@ -44,6 +44,5 @@ PATCH = Patch(
     reference="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/adam.py",
     package="torch",
     versions="",
-    wanted=lambda config, facts: True,
     apply=apply,
 )

@@ -21,6 +21,5 @@ PATCH = Patch(
     reference="https://github.com/pytorch/pytorch/pull/185049",
     package="torch",
     versions="<2.13",
-    wanted=lambda config, facts: True,
     apply=apply,
 )

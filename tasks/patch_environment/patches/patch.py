@@ -1,18 +1,18 @@
-"""What a patch says of itself."""
+"""A patch: one fault of a package and its fix."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One fault and its cure.
+    """One fault and its fix.
 
-    fault: a sentence. reference: where it is described upstream. package, versions: a distribution and the versions of it that
-    have the fault, as a version specifier ("" for all); package "" is a fault that no version cures. wanted: whether a run of
-    this (configuration, facts of `probe`) can meet the fault at all. apply: mends it in this process; may run before torch is
-    imported, and is harmless where the fault is absent.
+    Attributes:
+        fault: one sentence; reference: where it is described upstream.
+        package, versions: a distribution and the versions of it that have the fault, as a version specifier ("": all). Without a
+            package the fault does not depend on a version.
+        apply: fixes it in this process. It may run before torch is imported, and is harmless where the fault is absent.
     """
 
     name: str
@@ -20,8 +20,4 @@ class Patch:
     reference: str
     package: str
     versions: str
-    wanted: Callable[[dict, dict], bool]
     apply: Callable[[], None]
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": self.name, "fault": self.fault, "reference": self.reference}

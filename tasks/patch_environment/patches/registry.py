@@ -1,6 +1,7 @@
 """All patches: which a run needs, and how a worker applies them."""
 
 import logging
+from collections.abc import Iterable, Mapping
 
 from packaging.specifiers import SpecifierSet
 
@@ -23,18 +24,23 @@ PATCHES = (
 )
 
 
-def needed(config: dict, facts: dict) -> list[Patch]:
-    """The patches for a run of this configuration on the machine of these facts."""
-    return [patch for patch in PATCHES if _has_fault(patch, facts["versions"]) and patch.wanted(config, facts)]
+def needed_patches(versions: Mapping[str, str]) -> list[Patch]:
+    """The patches whose faults the installed packages have.
+
+    Args:
+        versions: of packages, by name.
+    """
+    return [patch for patch in PATCHES if _has_fault(patch, versions)]
 
 
-def apply(names: list[str]) -> None:
-    """Applies the patches of these names to this process, in the registry's order.
+def apply(names: Iterable[str]) -> None:
+    """Apply the patches of these names to this process, in the registry's order.
 
     Raises:
-        ValueError: there is no patch of such a name.
+        ValueError: a patch of such a name does not exist.
     """
-    if unknown := set(names) - {patch.name for patch in PATCHES}:
+    names = set(names)
+    if unknown := names - {patch.name for patch in PATCHES}:
         raise ValueError(
             f"no patch is called {', '.join(sorted(unknown))}; the plan is of another version of infini-llama."
         )
@@ -44,8 +50,8 @@ def apply(names: list[str]) -> None:
             log.info("patched for this process: %s (%s)", patch.fault.rstrip("."), patch.reference)
 
 
-def _has_fault(patch: Patch, installed: dict[str, str]) -> bool:
+def _has_fault(patch: Patch, versions: Mapping[str, str]) -> bool:
     if not patch.package:
         return True
-    version = installed.get(patch.package)
+    version = versions.get(patch.package)
     return version is not None and SpecifierSet(patch.versions).contains(version, prereleases=True)

@@ -37,6 +37,5 @@ PATCH = Patch(
     reference="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
     package="",
     versions="",
-    wanted=lambda config, facts: True,
     apply=apply,
 )

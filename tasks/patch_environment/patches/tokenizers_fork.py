@@ -16,6 +16,5 @@ PATCH = Patch(
     reference="https://github.com/huggingface/transformers/issues/5486",
     package="tokenizers",
     versions="<0.23",
-    wanted=lambda config, facts: True,
     apply=apply,
 )

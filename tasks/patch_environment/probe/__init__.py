@@ -1,1 +1,1 @@
-"""Facts about this machine; nothing is changed."""
+"""Collects facts about this machine; nothing is changed."""

@@ -1,11 +1,11 @@
-"""Cores and memory that this process may really use: the machine's, within its affinity and its control groups."""
+"""Cores and memory that this process may use: the machine's, within its affinity and its control groups."""
 
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.records.machine import Memory
 
 
 def usable_cores(machine: Machine) -> int:
@@ -20,8 +20,8 @@ def usable_cores(machine: Machine) -> int:
     return max(1, cores)
 
 
-def memory(machine: Machine) -> dict[str, Any]:
-    """Bytes of memory in all and available, both within the tightest limit of the control groups; and which limit that is."""
+def memory(machine: Machine) -> Memory:
+    """Total and available memory within the tightest limit of the control groups."""
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", machine.text("/proc/meminfo"), re.MULTILINE))
     # Not on macOS: there what is installed is all that is known.
     total = int(fields["MemTotal"]) * 1024 if fields else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -33,7 +33,7 @@ def memory(machine: Machine) -> dict[str, Any]:
             if int(limit[0]) < total:
                 total, limit_of = int(limit[0]), "control group"
             available = min(available, max(0, int(limit[0]) - int(used[0])))
-    return {"total": total, "available": available, "limit": limit_of}
+    return Memory(total=total, available=available, limit=limit_of)
 
 
 def _count(ranges: str) -> int:

@@ -1,4 +1,4 @@
-"""Where the probe's raw readings come from: files, commands and system calls of this machine, or of one that a test lays out."""
+"""Where the probe's raw readings come from: files, commands and system calls of this machine, or of one that a test defines."""
 
 import os
 import shutil
@@ -9,15 +9,43 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infini_llama.tasks.patch_environment.probe.gpu_questions import QUESTIONS
+# A child process asks torch about GPUs; its last line is JSON.
+# Whether the functions can be imported; tuning/attention_trial.py checks what they compute.
+ATTENTION = """
+import json, torch
+from infini_llama.model.flash import PLACES, function_of
+report = {"gpus": [], "nccl": torch.distributed.is_nccl_available(), "attention": {}}
+for backend in PLACES:
+    try:
+        function_of(backend)
+        report["attention"][backend] = ""
+    except BaseException as error:
+        report["attention"][backend] = str(error.__cause__ or error)
+"""
+DEVICES = """
+torch.cuda.init()
+for index in range(torch.cuda.device_count()):
+    with torch.cuda.device(index):
+        p = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    report["gpus"].append({"name": p.name, "capability": [p.major, p.minor], "memory": total, "free": free, "bf16": bf16,
+                           "uuid": str(getattr(p, "uuid", ""))})
+"""
+ANSWER = """
+print("\\n" + json.dumps(report))
+"""
+QUESTIONS = ATTENTION + DEVICES + ANSWER
 
 
 @dataclass(frozen=True)
 class Machine:
     """A machine as files below `root`, commands on `environ`'s PATH, and what the operating system answers.
 
-    questions: the program by which a child process asks torch about GPUs. free_bytes: of a path's file system. clock: seconds since
-    1970, as this machine's programs see them.
+    Attributes:
+        questions: the program by which a child process asks torch about GPUs.
+        free_bytes: of a path's file system.
+        clock: seconds since 1970.
     """
 
     root: Path = Path("/")
@@ -27,22 +55,22 @@ class Machine:
     clock: Callable[[], float] = time.time
 
     def path(self, name: str) -> Path:
-        """Where the file lies that the machine itself calls `name`."""
+        """Path of the file that the machine itself calls `name`."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """What is in the file, "" where it cannot be read."""
+        """Contents of the file; "" if it cannot be read."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
     def find(self, command: str) -> str | None:
-        """The command's path, None where it is not installed."""
+        """The command's path; None if it is not installed."""
         return shutil.which(command, path=self.environ.get("PATH", os.defpath))
 
     def run(self, *command: str, seconds: float = 10.0) -> str | None:
-        """What the command prints; None where it is not there, fails or takes too long."""
+        """What the command prints; None if it is missing, fails or takes too long."""
         found = self.find(command[0])
         if found is None:
             return None
@@ -60,7 +88,7 @@ class Machine:
         return ended.stdout if ended.returncode == 0 else None
 
     def ask_python(self, program: str, seconds: float) -> subprocess.CompletedProcess[str]:
-        """Runs a program in an interpreter of its own, so that nothing of it stays in this process."""
+        """Run a program in an interpreter of its own, so that nothing of it stays in this process."""
         return subprocess.run(
             [sys.executable, "-c", program],
             env=dict(self.environ),

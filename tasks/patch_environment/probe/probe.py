@@ -1,4 +1,4 @@
-"""Facts about this machine, as plain JSON. Nothing here judges, and nothing is changed."""
+"""Facts about this machine, without assessment. Nothing is changed."""
 
 import importlib.util
 import platform
@@ -6,14 +6,14 @@ import re
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from infini_llama.tasks.patch_environment.disk_space import bytes_held
+from infini_llama.configs.schema import NodeConfig, PipelineConfig
 from infini_llama.tasks.patch_environment.probe import software
-from infini_llama.tasks.patch_environment.probe.gpus import gpus
+from infini_llama.tasks.patch_environment.probe.gpus import FP8_FROM, gpus
 from infini_llama.tasks.patch_environment.probe.limits import memory, usable_cores
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.storage import disk, free_bytes
+from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts, Memory, PortCheck
 
 PACKAGES = (
     "torch",
@@ -32,64 +32,95 @@ PACKAGES = (
     "flash-attn",
     "flash-attn-4",
 )
-# Of this process's own, those that the plan has to build upon.
+# Variables of this process that the plan builds on.
 VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES")
+BF16_FROM = (8, 0)  # compute capability
 
 
 def probe(
-    home: Path, config: dict | None = None, machine: Machine | None = None, ask_hub: bool = False
-) -> dict[str, Any]:
-    """Everything that `plan.resolve` decides by, and what a person would ask for after a failure.
+    home: Path, config: PipelineConfig | None = None, machine: Machine | None = None, check_hub: bool = False
+) -> MachineFacts:
+    """Everything that `planning.plan.resolve` decides by, and what is useful to know after a failure.
 
     Args:
         home: folder of datasets and runs.
-        config: a port that it fixes is tried, and what its run holds on the disk is counted; None: nothing is asked for.
-        machine: whose readings; None: this one's.
-        ask_hub: whether the Hugging Face hub is tried, which may take a second.
+        config: the port that it fixes is tried, and the checkpoints of its run are counted.
+        machine: None: this one.
+        check_hub: try to reach the Hugging Face hub, which may take a second.
     """
     machine = machine or Machine()
-    port = "auto" if config is None else config["environment"]["port"]
-    return {
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "glibc": platform.libc_ver()[1],
-        "python": platform.python_version(),
-        "cpu": cpu(machine),
-        "cores": usable_cores(machine),
-        "load": load(machine),
-        "memory": memory(machine),
-        "shared_memory": free_bytes(machine.path("/dev/shm"), machine),
-        "limits": software.limits(machine),
-        "disk": disk(home, machine) | ({"held": bytes_held(home, config)} if config else {}),
-        "port": can_listen(0),
-        "port_wished": None if port == "auto" else {"port": port, "free": can_listen(port)},
-        "loopback": loopback(),
-        "environment": {name: machine.environ[name] for name in VARIABLES if name in machine.environ},
-        "compilers": software.compilers(machine),
-        "allocators": software.allocators(machine),
-        "others": software.other_workers(machine),
-        "hub": software.hub_answers(machine) if ask_hub else None,
-        "torch_cuda": torch_cuda(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        **gpus(machine),
+    port = "auto" if config is None else config.environment.port
+    return MachineFacts(
+        host=socket.gethostname(),
+        platform=platform.platform(),
+        glibc=platform.libc_ver()[1],
+        python=platform.python_version(),
+        cpu=cpu(machine),
+        cores=usable_cores(machine),
+        load=load(machine),
+        memory=memory(machine),
+        shared_memory=free_bytes(machine.path("/dev/shm"), machine),
+        limits=software.limits(machine),
+        disk=disk(home, machine, config.runtime.name if config else None),
+        port=can_listen(0),
+        requested_port=None if port == "auto" else PortCheck(port=port, free=can_listen(port)),
+        loopback=loopback(),
+        environment={name: machine.environ[name] for name in VARIABLES if name in machine.environ},
+        compilers=software.compilers(machine),
+        allocators=software.allocators(machine),
+        others=software.other_workers(machine),
+        hub=software.is_hub_reachable(machine) if check_hub else None,
+        torch_cuda=torch_cuda(),
+        versions={name: found for name in PACKAGES if (found := _version(name))},
+        **dict(gpus(machine)),
+    )
+
+
+def node_facts(facts: MachineFacts, node: NodeConfig) -> MachineFacts:
+    """The facts of a cluster's node, which cannot be probed: those of this machine, except where `environment.node` has them.
+
+    The cluster assigns a job its GPUs, so the plan takes all of them as free.
+    """
+    changed: dict[str, object] = {
+        "gpus": tuple(gpu.model_copy(update={"busy": None, "processes": ()}) for gpu in facts.gpus)
     }
+    if node.gpus is not None:
+        gpus_of_node = (_node_gpu(node),) * node.gpus
+        changed |= {"gpus": gpus_of_node, "nccl": node.gpus > 0, "driver": None, "gpu_fault": ""}
+    if node.cores is not None:
+        changed["cores"] = node.cores
+    if node.memory is not None:
+        changed["memory"] = Memory(total=node.memory, available=node.memory)
+    return facts.model_copy(update=changed)
 
 
-def cpu(machine: Machine) -> dict[str, Any]:
-    """{"model", "bf16", "amx"}: the processor's name, and whether it multiplies bf16 itself, by AMX or otherwise (AVX-512, Arm)."""
+def _node_gpu(node: NodeConfig) -> Gpu:
+    major, minor = (int(part) for part in node.gpu_capability.split("."))
+    return Gpu(
+        name=f"GPU of capability {node.gpu_capability}",
+        capability=(major, minor),
+        memory=node.gpu_memory,
+        free=node.gpu_memory,
+        bf16=(major, minor) >= BF16_FROM,
+        fp8=(major, minor) >= FP8_FROM,
+    )
+
+
+def cpu(machine: Machine) -> Cpu:
+    """The processor's name, and whether it multiplies bf16 in hardware."""
     fields: dict[str, str] = {}
     for line in machine.text("/proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
     flags = fields.get("flags", fields.get("Features", "")).split()
     bf16 = any(flag in flags for flag in ("amx_bf16", "avx512_bf16", "bf16"))
-    return {"model": fields.get("model name", platform.machine()), "bf16": bf16, "amx": "amx_bf16" in flags}
+    return Cpu(model=fields.get("model name", platform.machine()), bf16=bf16, amx="amx_bf16" in flags)
 
 
 def load(machine: Machine) -> float:
-    """Processes that want a core: the last minute's average, or those right now beside this one where they are fewer.
+    """Processes that want a core: the last minute's average, or those of this moment except this one, whichever is lower.
 
-    What this pipeline itself has just ended counts in the average, not in the latter.
+    Stages of this pipeline that have just ended count in the average only.
     """
     words = machine.text("/proc/loadavg").split()
     if len(words) < 4:
@@ -98,7 +129,7 @@ def load(machine: Machine) -> float:
 
 
 def can_listen(port: int) -> bool:
-    """Whether this port of the loopback interface (0: any) can be had, as torchrun's rendezvous needs."""
+    """Whether this port of the loopback interface (0: any) is available, as torchrun's rendezvous needs."""
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
@@ -108,13 +139,13 @@ def can_listen(port: int) -> bool:
 
 
 def loopback() -> str | None:
-    """The name of the loopback interface, where there is one."""
+    """Name of the loopback interface, if there is one."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
 def torch_cuda() -> str | None:
-    """The CUDA that torch was built for, read without importing it; None for a build without."""
+    """The CUDA that torch was built for, read without importing it; None: built without."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -1,4 +1,4 @@
-"""What is installed beside Python packages: compilers and allocators, and what else runs or answers here."""
+"""Compilers and allocators, limits, other runs and the Hugging Face hub."""
 
 import os
 import re
@@ -6,10 +6,10 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.records.machine import Compilers, Limits, RunningWorker
 
 LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
 ALLOCATORS = {
@@ -19,17 +19,17 @@ ALLOCATORS = {
 HUB_SECONDS = 1.0
 
 
-def compilers(machine: Machine) -> dict[str, str | None]:
-    """What torch.compile builds with: {"cxx", "cc"}, the path of each or None."""
+def compilers(machine: Machine) -> Compilers:
+    """The compilers that torch.compile uses."""
     cxx, cc = machine.environ.get("CXX", ""), machine.environ.get("CC", "")
-    return {
-        "cxx": machine.find(cxx or "g++") or machine.find("clang++"),
-        "cc": machine.find(cc or "gcc") or machine.find("clang") or machine.find("cc"),
-    }
+    return Compilers(
+        cxx=machine.find(cxx or "g++") or machine.find("clang++"),
+        cc=machine.find(cc or "gcc") or machine.find("clang") or machine.find("cc"),
+    )
 
 
 def allocators(machine: Machine) -> dict[str, str]:
-    """The memory allocators that can be preloaded, each with the path of its library; tried, since one may not fit."""
+    """Libraries of the memory allocators that can be preloaded, by name; each is tried."""
     if sys.platform != "linux":
         return {}
     folders = [machine.root / name for name in LIBRARIES] + [Path(sys.prefix, "lib")] * (machine.root == Path("/"))
@@ -44,25 +44,21 @@ def allocators(machine: Machine) -> dict[str, str]:
 
 
 def _preloads(path: Path, machine: Machine) -> bool:
-    """Whether the loader takes the library; it says on stderr that it does not, and goes on without."""
+    """Whether the loader accepts the library. If not, it prints a message and continues without it."""
     preloaded = Machine(root=machine.root, environ={"LD_PRELOAD": str(path)})
     ended = preloaded.ask_python("pass", seconds=10)
     return ended.returncode == 0 and "cannot be preloaded" not in ended.stderr
 
 
-def limits(machine: Machine) -> dict[str, int | None]:
-    """Soft limits of this process, None for unlimited: open files, processes, bytes of a file."""
-    names = {
-        "Max open files": "files",
-        "Max processes": "processes",
-        "Max file size": "file_size",
-    }
+def limits(machine: Machine) -> Limits:
+    """Soft limits of this process."""
+    names = {"Max open files": "files", "Max processes": "processes", "Max file size": "file_size"}
     found = re.findall(rf"^({'|'.join(names)})\s+(\S+)", machine.text("/proc/self/limits"), re.MULTILINE)
-    return {names[name]: None if soft == "unlimited" else int(soft) for name, soft in found}
+    return Limits(**{names[name]: int(soft) for name, soft in found if soft != "unlimited"})
 
 
-def other_workers(machine: Machine) -> list[dict[str, Any]]:
-    """Workers of infini-llama that train here now: {"pid", "run"}."""
+def other_workers(machine: Machine) -> tuple[RunningWorker, ...]:
+    """Workers of infini-llama that train on this machine now."""
     found = []
     for path in sorted(machine.path("/proc").glob("[0-9]*/cmdline")):
         try:
@@ -70,14 +66,14 @@ def other_workers(machine: Machine) -> list[dict[str, Any]]:
         except OSError:  # it has ended since
             continue
         if "infini_llama.tasks.train.worker" in words and "torch.distributed.run" not in words:
-            order = Path(words[words.index("infini_llama.tasks.train.worker") + 1])
-            if len(order.parents) > 3 and order.parents[1].name == "logs":
-                found.append({"pid": int(path.parent.name), "run": order.parents[2].name})
-    return found
+            job = Path(words[words.index("infini_llama.tasks.train.worker") + 1])
+            if len(job.parents) > 3 and job.parents[1].name == "logs":
+                found.append(RunningWorker(pid=int(path.parent.name), run=job.parents[2].name))
+    return tuple(found)
 
 
-def hub_answers(machine: Machine) -> bool | None:
-    """Whether the Hugging Face hub accepts connections; None where the user has switched it off."""
+def is_hub_reachable(machine: Machine) -> bool | None:
+    """Whether the Hugging Face hub accepts connections; None if the user has switched it off."""
     if machine.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         return None
     url = urlsplit(machine.environ.get("HF_ENDPOINT", "https://huggingface.co"))

@@ -4,25 +4,32 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.records.machine import Disk
 
 # Where flock may not reach other machines, and renames and listings may lag behind.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
            "fuse.s3fs", "afs")  # fmt: skip
 
 
-def disk(home: Path, machine: Machine) -> dict[str, Any]:
-    """Free bytes at `home`, and whether what a commit needs works there: write, fsync, rename of a folder.
+def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
+    """The file system of `home`, and whether what a commit needs works there: write, fsync, rename of a folder.
 
-    A home that does not exist yet is not made: the folder that it would be made in is tried. "skew": seconds by which the time
-    that the file system gives a new file is off this machine's.
+    A home that does not exist yet is not created: the folder that it would be created in is tried.
+
+    Args:
+        run: name of the run whose checkpoints are counted.
     """
     folder = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
     kind = file_system(folder, machine)
-    facts: dict[str, Any] = {"path": str(folder), "free": free_bytes(folder, machine), "works": True}
-    facts |= {"kind": kind, "network": kind in NETWORK, "skew": 0.0}
+    facts = Disk(
+        path=str(folder),
+        free=free_bytes(folder, machine),
+        kind=kind,
+        network=kind in NETWORK,
+        run_bytes=_checkpoint_bytes(home / "runs" / run) if run else 0,
+    )
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
             before, after = Path(scratch, "before"), Path(scratch, "after")
@@ -31,15 +38,19 @@ def disk(home: Path, machine: Machine) -> dict[str, Any]:
                 file.write(b"probe")
                 file.flush()
                 os.fsync(file.fileno())
-            facts["skew"] = round((before / "file").stat().st_mtime - machine.clock(), 1)
+            skew = round((before / "file").stat().st_mtime - machine.clock(), 1)
             before.rename(after)
     except OSError as error:
-        facts |= {"works": False, "fault": error.strerror or str(error)}
-    return facts
+        return facts.model_copy(update={"works": False, "fault": error.strerror or str(error)})
+    return facts.model_copy(update={"skew": skew})
+
+
+def _checkpoint_bytes(run: Path) -> int:
+    return sum(path.stat().st_size for path in (run / "checkpoints").rglob("*") if path.is_file())
 
 
 def file_system(folder: Path, machine: Machine) -> str:
-    """The kind of file system that `folder` is on, such as ext4; "" where it is not known."""
+    """The kind of file system that `folder` is on, such as ext4; "" if unknown."""
     kinds = {}
     for line in machine.text("/proc/self/mounts").splitlines():
         _, point, kind, *_ = line.split(" ")
@@ -49,7 +60,7 @@ def file_system(folder: Path, machine: Machine) -> str:
 
 
 def free_bytes(path: Path, machine: Machine) -> int | None:
-    """None where there is no such place."""
+    """Free bytes of the file system of `path`; None if there is none."""
     try:
         return machine.free_bytes(path)
     except OSError:

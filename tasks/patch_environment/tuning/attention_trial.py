@@ -1,45 +1,61 @@
-"""Run in a child process: which functions compute softmax attention rightly here, and how fast, at a run's own shapes."""
+"""Run in a child process: which functions compute softmax attention correctly here, and how fast, at a run's own shapes."""
 
 import json
 import statistics
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import TypedDict
 
 ROUNDS = 5
 # Of the reference's largest entry: what rounding explains (bf16 has 8 bits, and a gradient sums over a row).
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 
 
-def try_attention(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Forward and backward by each candidate, compared with plain mathematics in fp32, then timed.
+@dataclass(frozen=True)
+class AttentionCase:
+    """Shapes of a run's attention. documents: rows hold several documents."""
 
-    Args:
-        case: {"candidates", "device", "precision", "batch", "heads", "kv_heads", "length", "head_dim", "documents": whether
-            rows hold several}.
+    candidates: list[str]
+    device: str
+    precision: str
+    batch: int
+    heads: int
+    kv_heads: int
+    length: int
+    head_dim: int
+    documents: bool = False
+
+
+class AttentionResult(TypedDict, total=False):
+    """seconds: median of forward and backward; difference: from exact attention; error: why the candidate is not usable."""
+
+    seconds: float
+    difference: float
+    error: str
+
+
+def try_attention(case: AttentionCase) -> dict[str, AttentionResult]:
+    """Run forward and backward by each candidate, compare with exact attention in fp32, then time it.
 
     Returns:
-        for each candidate {"seconds": median of forward and backward, "difference"} or {"error"}.
+        the result of each candidate.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from infini_llama.model.backends import causal_attention
 
-    device, dtype = case["device"], torch.bfloat16 if case["precision"] == "bf16" else torch.float32
+    device, dtype = case.device, torch.bfloat16 if case.precision == "bf16" else torch.float32
     generator = torch.Generator(device).manual_seed(0)
 
     def random(heads: int) -> torch.Tensor:
-        shape = (case["batch"], heads, case["length"], case["head_dim"])
+        shape = (case.batch, heads, case.length, case.head_dim)
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    q, k, v, downstream = (
-        random(heads) for heads in (case["heads"], case["kv_heads"], case["kv_heads"], case["heads"])
-    )
+    q, k, v, downstream = (random(heads) for heads in (case.heads, case.kv_heads, case.kv_heads, case.heads))
     documents = None
-    if case["documents"]:
-        documents = (torch.arange(case["length"], device=device) // max(1, case["length"] // 3)).repeat(
-            case["batch"], 1
-        )
+    if case.documents:
+        documents = (torch.arange(case.length, device=device) // max(1, case.length // 3)).repeat(case.batch, 1)
 
     def once(backend: str, kind: torch.dtype) -> list[torch.Tensor]:
         inputs = [tensor.detach().clone().to(kind).requires_grad_() for tensor in (q, k, v)]
@@ -51,14 +67,14 @@ def try_attention(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
     with sdpa_kernel(SDPBackend.MATH):
         reference = once("sdpa", torch.float32)
-    results: dict[str, dict[str, Any]] = {}
-    for backend in case["candidates"]:
+    results: dict[str, AttentionResult] = {}
+    for backend in case.candidates:
         try:
             found = once(backend, dtype)
             difference = max(
                 ((a.float() - b).abs().max() / b.abs().max()).item() for a, b in zip(found, reference, strict=True)
             )
-            if not difference <= TOLERANCE[case["precision"]]:
+            if not difference <= TOLERANCE[case.precision]:
                 results[backend] = {"error": f"it differs from plain mathematics by {difference:.2g}"}
                 continue
             times = []
@@ -73,4 +89,4 @@ def try_attention(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def main(case: str) -> None:
-    print("\n" + json.dumps(try_attention(json.loads(case))))
+    print("\n" + json.dumps(try_attention(AttentionCase(**json.loads(case)))))

@@ -1,4 +1,4 @@
-"""Starts trials in child processes, under the environment that the workers of a plan would have."""
+"""Starts trials in child processes, with the environment variables that the workers of a plan would have."""
 
 import json
 import os
@@ -6,63 +6,81 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.ranks import groups_of
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.patch_environment.tuning.attention_trial import AttentionCase
+from infini_llama.tasks.records.environment import Trial
+from infini_llama.tasks.records.plan import EnvironmentPlan
 
 
 class TrialFailed(Exception):
-    """A trial ended without an answer, or took more than its time."""
+    """A trial ended without a result, or exceeded its time limit."""
 
 
-def attention(config: dict, plan: dict, candidates: list[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """`attention_trial.try_attention` for the shapes of this run.
+class StepTiming(NamedTuple):
+    """tokens_per_second: of all workers together; first, step: seconds of the first step and of a later one."""
 
-    Raises:
-        TrialFailed: with the reason.
-    """
-    model, length = config["model"], config["data"]["sequence_length"]
-    heads = model["num_attention_heads"]
-    if model["attention"] == "infini":  # segments are folded into the batch
-        length = model["segment_length"]
-    case = {
-        "candidates": candidates,
-        "device": plan["device"],
-        "precision": plan["precision"],
-        "batch": max(1, plan["micro_batch_size"] * config["data"]["sequence_length"] // length),
-        "heads": heads,
-        "kv_heads": model["num_key_value_heads"] or heads,
-        "length": length,
-        "head_dim": model["hidden_size"] // heads,
-        "documents": False,
-    }
-    return _run("infini_llama.tasks.patch_environment.tuning.attention_trial", case, plan["env"], 1, seconds)[0]
+    tokens_per_second: float
+    first: float
+    step: float
 
 
-def steps(config: dict, plan: dict, seconds: float, limit: float) -> dict[str, float]:
-    """{"tokens_per_second" of all workers together, "first", "step"} under this plan.
+def attention(config: PipelineConfig, plan: EnvironmentPlan, candidates: list[str], limit: float) -> dict[str, Trial]:
+    """`attention_trial.try_attention` for the shapes of this run, by candidate.
 
     Args:
-        seconds: to spend on steps after the first; limit: after which the trial is given up.
+        limit: seconds after which the trial is stopped.
 
     Raises:
         TrialFailed: with the reason.
     """
-    train, length = config["train"], config["data"]["sequence_length"]
-    if train["parallel"] == "deepspeed":  # whose engine is not what is compared
-        train = train | {"parallel": "ddp"}
-    fields = architecture(config["model"], config["data"]["tokenizer"]["vocab_size"], length)
-    order = {"config": {"train": train}, "plan": plan, "model": fields, "init_from": None}
-    case = {"order": order, "length": length, "seconds": seconds}
-    answers = _run("infini_llama.tasks.train.worker.step_trial", case, plan["env"], plan["nproc_per_node"], limit)
+    model, length = config.model, config.data.sequence_length
+    if model.attention == "infini":  # segments are folded into the batch
+        length = model.segment_length
+    case = AttentionCase(
+        candidates=candidates,
+        device=plan.device,
+        precision=plan.precision,
+        batch=max(1, plan.micro_batch_size * config.data.sequence_length // length),
+        heads=model.num_attention_heads,
+        kv_heads=model.num_key_value_heads or model.num_attention_heads,
+        length=length,
+        head_dim=model.hidden_size // model.num_attention_heads,
+    )
+    module = "infini_llama.tasks.patch_environment.tuning.attention_trial"
+    (results,) = _run(module, json.dumps(asdict(case)), plan.env, 1, limit)
+    return {name: Trial(tried=f"attention_backend={name}", **result) for name, result in results.items()}
+
+
+def steps(config: PipelineConfig, plan: EnvironmentPlan, seconds: float, limit: float) -> StepTiming:
+    """Time training steps under this plan.
+
+    Args:
+        seconds: to spend on steps after the first.
+        limit: seconds after which the trial is stopped.
+
+    Raises:
+        TrialFailed: with the reason.
+    """
+    train, length = config.train.model_dump(mode="json"), config.data.sequence_length
+    if config.train.parallel == "deepspeed":  # whose engine is not what is compared
+        train |= {"parallel": "ddp"}
+    fields = architecture(config.model.model_dump(mode="json"), config.data.tokenizer.vocab_size, length)
+    order = {"config": {"train": train}, "plan": plan.to_json(), "model": fields, "init_from": None}
+    case = json.dumps({"order": order, "length": length, "seconds": seconds})
+    answers = _run("infini_llama.tasks.train.worker.step_trial", case, plan.env, plan.nproc_per_node, limit)
     step = max(answer["step"] for answer in answers)
-    tokens = plan["micro_batch_size"] * length * groups_of(train, plan["nproc_per_node"])
-    return {"tokens_per_second": tokens / step, "first": max(answer["first"] for answer in answers), "step": step}
+    tokens = plan.micro_batch_size * length * groups_of(train, plan.nproc_per_node)
+    return StepTiming(tokens / step, max(answer["first"] for answer in answers), step)
 
 
-def _run(trial: str, case: dict[str, Any], env: dict[str, str], workers: int, limit: float) -> list[dict[str, Any]]:
-    program = f"from {trial} import main\nmain({json.dumps(case)!r})"
+def _run(module: str, case: str, env: dict[str, str], workers: int, limit: float) -> list[Any]:
+    """What `module.main(case)` prints as JSON in each of so many workers."""
+    program = f"from {module} import main\nmain({case!r})"
     common = os.environ | env | {"PYTHONSAFEPATH": "1"}
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

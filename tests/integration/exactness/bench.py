@@ -13,11 +13,10 @@ from pathlib import Path
 from integration.exactness.cover import Cell
 
 from infini_llama.configs.loading import parse_config
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
 from infini_llama.tasks.train.attempt import write_order
@@ -91,7 +90,6 @@ class Bench:
     """A home folder; runs are queued by `attempt` and executed together by `execute`."""
 
     home: Path
-    facts: dict = field(default_factory=dict)
     references: dict = field(default_factory=dict)
     queue: dict[int, list[dict]] = field(default_factory=dict)
 
@@ -115,7 +113,7 @@ class Bench:
         if cell["epoch"] not in self.references:
             self.references[cell["epoch"]] = preprocess(settings["data"], str(self.home))
         reference = self.references[cell["epoch"]]
-        plan = EnvironmentPlan.from_json(resolve(settings, self.facts))
+        plan = resolve(config, self.facts)
         context = make_context(run, config, dataset=DatasetRef.from_json(reference), plan=plan)
         claim(run, config, context.train, context.model, context.dataset)
         remove_staging(run)
@@ -136,7 +134,7 @@ class Bench:
             orders.write_text(json.dumps(items))
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
             command += [str(Path(__file__).with_name("ranks.py")), str(orders)]
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.facts["loopback"]}
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.facts.loopback or ""}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             outcomes = {
                 path: path.read_text() for item in items for path in Path(item["attempt_dir"]).glob("outcome-*")

@@ -24,7 +24,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="exactness-") as home:
         differing = interrupted_equals_uninterrupted(Bench(Path(home)), cells)
     rows = [{"cell": cell, "bitwise": not differing[name], "differing": differing[name]} for name, cell in cells]
-    machine = {"cpu": cpu(Machine())["model"], "platform": platform.platform(), "torch": torch.__version__}
+    machine = {"cpu": cpu(Machine()).model, "platform": platform.platform(), "torch": torch.__version__}
     record = {"compared": ["weights_sha256", "optimizer_sha256", "metrics.jsonl but its times"], "cells": rows}
     RESULTS.write_text(
         json.dumps(record | {"machine": machine, "seconds": time.time() - began, "time": began}, indent=1)

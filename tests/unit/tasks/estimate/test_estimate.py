@@ -11,23 +11,22 @@ from torch.utils._pytree import tree_leaves
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
-from infini_llama.configs.schema import TrainingConfig
-from infini_llama.flows.pipeline import resolved
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import flops_per_token, parameters
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate import run
-from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
+from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 
-def settings(model: dict | None = None, train: dict | None = None) -> dict:
+def settings(model: dict | None = None, train: dict | None = None) -> PipelineConfig:
     sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4}
     data = {"source": "python-stdlib", "sequence_length": 256, "tokenizer": {"vocab_size": 1000}}
     batch = {"micro_batch_size": 3, "global_batch_size": 6}
     given = {"data": data, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
-    return parse_config(given).model_dump(mode="json")
+    return parse_config(given)
 
 
 class LiveBytes(TorchDispatchMode):
@@ -50,14 +49,14 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
-def real_peak(config: dict, precision: str, loss_chunk: int) -> int:
+def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
     """The most bytes of real tensors during two steps of training, of two micro-batches each."""
-    fields = architecture(config["model"], config["data"]["tokenizer"]["vocab_size"], 256)
+    train = config.train
+    fields = architecture(config.model.model_dump(mode="json"), config.data.tokenizer.vocab_size, 256)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     gc.collect()
     with LiveBytes() as live:
         model = Llama(LlamaConfig.from_dict(fields))
-        train = TrainingConfig.model_validate(config["train"])
         save_memory(model, train, loss_chunk)
         optimizer = build_optimizer(model, train)
         for _ in range(2):
@@ -94,7 +93,7 @@ def test_parts_are_what_they_are_called():
     whole = 4 * parameters(model_of(config))
     assert alone["weights"] == alone["gradients"] == whole and alone["optimizer"] == 2 * whole
     assert alone["logits"] == 3 * 256 * 1000 * 12 and alone["batches"] == 2 * 8 * 3 * 256
-    sharded = bytes_needed(config | {"train": config["train"] | {"parallel": "fsdp"}}, 3, "fp32", "cpu", 4, 2)
+    sharded = bytes_needed(settings(train={"parallel": "fsdp"}), 3, "fp32", "cpu", 4, 2)
     assert sharded["optimizer"] == 2 * (whole // 8) and whole // 8 < sharded["weights"] < whole
     chunked = settings(train={"loss_chunk": 16})
     assert bytes_needed(chunked, 3, "fp32", "cpu", 1)["logits"] == 16 * 1000 * 12
@@ -103,7 +102,7 @@ def test_parts_are_what_they_are_called():
 
 
 def test_estimate_of_a_configuration(tmp_path):
-    settings = resolved(load_config("tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"]))
+    settings = load_config("tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"])
     record = run.estimate(settings)
     flops, memory = record["flops_per_token"], record["memory"]
     config = LlamaConfig.from_dict(run.fields_of(settings))
@@ -123,17 +122,17 @@ def test_estimate_of_a_configuration(tmp_path):
 
 
 def test_a_machine_that_this_is_not(tmp_path):
-    wishes = [
+    overrides = [
         "environment.device=cuda",
         "environment.nproc_per_node=8",
         "train.parallel=fsdp",
         "train.micro_batch_size=2",
     ]
-    record = run.estimate(resolved(load_config("tiny_20m", [f"runtime.home={tmp_path}", *wishes])))
+    record = run.estimate(load_config("tiny_20m", [f"runtime.home={tmp_path}", *overrides]))
     assert (record["layout"]["workers"], record["layout"]["shards"]) == (8, 8)
     assert (record["layout"]["device"], record["layout"]["precision"]) == ("cuda", "bf16")
     assert "process" not in record["memory"], "what torch's allocator gives out, not what a process has"
     with pytest.raises(ConfigError, match="is not a multiple"):
         run.estimate(
-            resolved(load_config("tiny_20m", [*wishes[:2], "train.global_batch_size=64", "train.micro_batch_size=16"]))
+            load_config("tiny_20m", [*overrides[:2], "train.global_batch_size=64", "train.micro_batch_size=16"])
         )

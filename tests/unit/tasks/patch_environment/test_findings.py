@@ -2,8 +2,9 @@
 
 import pytest
 
-from infini_llama.tasks.patch_environment.findings import judge
+from infini_llama.tasks.patch_environment.planning.findings import assess
 from infini_llama.tasks.patch_environment.probe.probe import probe
+from support.machines import changed
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": False, "skew": 0.0}
@@ -12,7 +13,7 @@ DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return facts | {"gpus": [], "nccl": False, "attention": {}, "driver": None}
+    return changed(facts, {"gpus": [], "nccl": False, "attention": {}, "driver": None})
 
 
 @pytest.mark.parametrize(
@@ -40,14 +41,14 @@ def laptop(tmp_path_factory):
     ],
 )
 def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
-    (found,) = [found for found in judge(laptop | change) if found["name"] == name]
-    assert found["severity"] == severity and cure in found["sentence"] and found["sentence"].endswith(".")
+    (found,) = [found for found in assess(changed(laptop, change)) if found.name == name]
+    assert found.severity == severity and cure in found.sentence and found.sentence.endswith(".")
 
 
 @pytest.mark.parametrize("change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [GPU], "nccl": True}])
 def test_little_shared_memory_harms_nobody_but_several_gpus(laptop, change):
-    (found,) = [found for found in judge(laptop | change) if found["name"] == "/dev/shm"]
-    assert found["severity"] == "ok"
+    (found,) = [found for found in assess(changed(laptop, change)) if found.name == "/dev/shm"]
+    assert found.severity == "ok"
 
 
 def test_flash_attention_that_does_not_work_is_told_in_words(laptop):
@@ -56,6 +57,6 @@ def test_flash_attention_that_does_not_work_is_told_in_words(laptop):
         "flash4": "No module named 'flash_attn'",
         "varlen": "",
     }
-    found = {found["name"]: found for found in judge(laptop | {"gpus": [GPU], "nccl": True, "attention": errors})}
-    assert "glibc 2.38" in found["attention by flash2"]["sentence"]
-    assert [found[f"attention by {name}"]["severity"] for name in errors] == ["warning", "note", "ok"]
+    found = {found.name: found for found in assess(changed(laptop, {"gpus": [GPU], "nccl": True, "attention": errors}))}
+    assert "glibc 2.38" in found["attention by flash2"].sentence
+    assert [found[f"attention by {name}"].severity for name in errors] == ["warning", "note", "ok"]

@@ -11,18 +11,18 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.doctor import doctor
-from infini_llama.tasks.patch_environment.pin import follow, to_pin
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.planning.pin import follow, settings_of
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from support.machines import begun
+from support.machines import begun, changed, in_home
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 
 
-def config(environment=None, train=None) -> dict:
+def config(environment=None, train=None) -> PipelineConfig:
     sections = {"data": {"source": "python-stdlib"}, "environment": environment or {}, "train": train or {}}
-    return PipelineConfig.model_validate(sections).model_dump(mode="json")
+    return PipelineConfig.model_validate(sections)
 
 
 def record_of(home) -> dict:
@@ -40,15 +40,15 @@ def change_record(home, **changes) -> None:
 @pytest.fixture(scope="module")
 def gpus_4(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return facts | {"cores": 8, "gpus": [GPU] * 4, "nccl": True}
+    return changed(facts, {"cores": 8, "gpus": [GPU] * 4, "nccl": True})
 
 
 def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
-    first = begun(config({"threads": 3}), str(tmp_path), "run")
+    first = begun(config({"threads": 3}), tmp_path, "run")
     caplog.clear()
-    again = begun(config(), str(tmp_path), "run")  # "auto" now, so the pin decides
-    assert again["threads"] == first["threads"] == 3
-    assert again["reasons"]["threads"] == "pinned by an earlier attempt of this run"
+    again = begun(config(), tmp_path, "run")  # "auto" now, so the pin decides
+    assert again.threads == first.threads == 3
+    assert again.reasons["threads"] == "pinned by an earlier attempt of this run"
     record = record_of(tmp_path)
     assert record["plan"]["threads"] == record["pinned"]["threads"] == 3 and record["facts"]["versions"]["torch"]
     assert "bitwise" not in caplog.text
@@ -56,43 +56,43 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
 
 def test_a_command_that_is_refused_leaves_the_pin_of_a_run_alone(tmp_path):
     """Nothing is written before training has the run."""
-    begun(config({"threads": 3}), str(tmp_path), "run")
+    begun(config({"threads": 3}), tmp_path, "run")
     before = record_of(tmp_path)
-    other = patch_environment(config({"threads": 1}), str(tmp_path), "run")
-    assert other["threads"] == 1 and record_of(tmp_path) == before
-    assert begun(config(), str(tmp_path), "run")["threads"] == 3
+    other = patch_environment(in_home(config({"threads": 1}), tmp_path), "run").plan
+    assert other.threads == 1 and record_of(tmp_path) == before
+    assert begun(config(), tmp_path, "run").threads == 3
 
 
 def test_the_datasets_vocabulary_decides_how_the_loss_is_cut_and_the_first_attempt_fixes_it(tmp_path):
-    first = begun(config(), str(tmp_path), "run", vocab_size=128_256)
-    assert first["loss_chunk"] == record_of(tmp_path)["pinned"]["loss_chunk"] == 256
-    assert begun(config(), str(tmp_path), "run", vocab_size=300)["loss_chunk"] == 256
-    assert begun(config(), str(tmp_path), "other", vocab_size=300)["loss_chunk"] == 0
+    first = begun(config(), tmp_path, "run", vocab_size=128_256)
+    assert first.loss_chunk == record_of(tmp_path)["pinned"]["loss_chunk"] == 256
+    assert begun(config(), tmp_path, "run", vocab_size=300).loss_chunk == 256
+    assert begun(config(), tmp_path, "other", vocab_size=300).loss_chunk == 0
 
 
 def test_the_time_of_the_pin_and_the_environment_of_this_process_stay(tmp_path):
     before = dict(os.environ)
-    begun(config({"env": {"MINE": "1"}}), str(tmp_path), "run")
+    begun(config({"env": {"MINE": "1"}}), tmp_path, "run")
     change_record(tmp_path)
     pinned_at = record_of(tmp_path)["pinned_at"]
-    begun(config(), str(tmp_path), "run")
+    begun(config(), tmp_path, "run")
     assert record_of(tmp_path)["pinned_at"] == pinned_at and dict(os.environ) == before
 
 
 def test_leaving_the_pin_is_said_aloud(tmp_path, caplog):
-    begun(config({"threads": 1}), str(tmp_path), "run")
+    begun(config({"threads": 1}), tmp_path, "run")
     caplog.clear()
-    assert begun(config({"threads": 2}), str(tmp_path), "run")["threads"] == 2
+    assert begun(config({"threads": 2}), tmp_path, "run").threads == 2
     assert "threads was 1 in this run so far and is 2 now: the result is no longer bitwise the same" in caplog.text
     assert record_of(tmp_path)["pinned"]["threads"] == 2, "what the user asks for is the pin from now on"
 
 
 def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path, caplog):
-    begun(config(), str(tmp_path), "run")
+    begun(config(), tmp_path, "run")
     change_record(tmp_path, pinned={"device": "cuda", "precision": "bf16"})
     for _ in range(2):
         caplog.clear()
-        assert begun(config(), str(tmp_path), "run")["device"] == "cpu"
+        assert begun(config(), tmp_path, "run").device == "cpu"
         assert "cannot follow the plan" in caplog.text and "device was cuda" in caplog.text
     assert record_of(tmp_path)["pinned"]["device"] == "cuda", "with the GPU back, the run goes back to it"
 
@@ -107,13 +107,13 @@ def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path
     ],
 )
 def test_other_hardware_and_versions_are_said_aloud_once(tmp_path, caplog, facts, words):
-    begun(config(), str(tmp_path), "run")
+    begun(config(), tmp_path, "run")
     change_record(tmp_path, facts=facts)
     caplog.clear()
-    begun(config(), str(tmp_path), "run")
+    begun(config(), tmp_path, "run")
     assert words in caplog.text and "may no longer be bitwise the same" in caplog.text
     caplog.clear()
-    begun(config(), str(tmp_path), "run")
+    begun(config(), tmp_path, "run")
     assert "bitwise" not in caplog.text
 
 
@@ -122,43 +122,43 @@ def test_a_damaged_record_is_said_and_written_anew(tmp_path, caplog, text):
     path = tmp_path / "runs/run/environment.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert begun(config(), str(tmp_path), "run")["device"]
+    assert begun(config(), tmp_path, "run").device
     assert "is written anew" in caplog.text and record_of(tmp_path)["pinned"]["device"]
 
 
 def test_secrets_reach_the_workers_and_not_the_record(tmp_path):
     plan = begun(
         config({"env": {"WANDB_API_KEY": "abc123", "DATABASE_URL": "abc123", "NCCL_DEBUG": "INFO"}}),
-        str(tmp_path),
+        tmp_path,
         "run",
     )
-    assert plan["env"]["WANDB_API_KEY"] == "abc123"
+    assert plan.env["WANDB_API_KEY"] == "abc123"
     assert "abc123" not in (tmp_path / "runs/run/environment.json").read_text()
     assert record_of(tmp_path)["plan"]["env"]["NCCL_DEBUG"] == "INFO"
 
 
 def test_the_part_of_a_pin_that_can_be_followed_is(gpus_4, caplog):
-    pinned = to_pin(config(), resolve(config({"threads": 3}), gpus_4), {})
-    assert (pinned["nproc_per_node"], pinned["precision"], pinned["threads"]) == (4, "bf16", 3)
-    plan = follow(config(), gpus_4 | {"gpus": [GPU] * 2}, pinned)
-    assert (plan["device"], plan["nproc_per_node"], plan["precision"], plan["threads"]) == ("cuda", 2, "bf16", 3)
+    pinned = settings_of(resolve(config({"threads": 3}), gpus_4))
+    assert (pinned.nproc_per_node, pinned.precision, pinned.threads) == (4, "bf16", 3)
+    plan = follow(config(), changed(gpus_4, {"gpus": [GPU] * 2}), pinned)
+    assert (plan.device, plan.nproc_per_node, plan.precision, plan.threads) == ("cuda", 2, "bf16", 3)
     assert caplog.text.count("cannot follow") == 1 and "nproc_per_node=4" in caplog.text
 
 
 def test_a_run_that_began_without_gpus_stays_there_and_notes_them(gpus_4):
-    pinned = to_pin(config(), resolve(config(), gpus_4 | {"gpus": []}), {})
+    pinned = settings_of(resolve(config(), changed(gpus_4, {"gpus": []})))
     plan = follow(config({"nproc_per_node": 8}, {"micro_batch_size": 4}), gpus_4, pinned)
-    assert plan["device"] == "cpu" and any("environment.device=cuda" in found["sentence"] for found in plan["findings"])
+    assert plan.device == "cpu" and any("environment.device=cuda" in found.sentence for found in plan.findings)
 
 
 def test_another_device_on_request_leaves_the_pin_altogether(gpus_4):
-    pinned = to_pin(config(), resolve(config({"threads": 8}), gpus_4), {})
+    pinned = settings_of(resolve(config({"threads": 8}), gpus_4))
     plan = follow(config({"device": "cpu"}), gpus_4, pinned)
-    assert (plan["device"], plan["nproc_per_node"], plan["precision"]) == ("cpu", 1, "fp32")
+    assert (plan.device, plan.nproc_per_node, plan.precision) == ("cpu", 1, "fp32")
 
 
 def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
-    pinned = to_pin(config(), resolve(config(), gpus_4), {})
+    pinned = settings_of(resolve(config(), gpus_4))
     with pytest.raises(ConfigError, match="nproc_per_node=5"):
         follow(config({"nproc_per_node": 5}, {"global_batch_size": 40}), gpus_4, pinned)
     assert not caplog.text
@@ -166,19 +166,21 @@ def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
 
 def test_a_disk_that_is_full_or_cannot_be_written_ends_the_stage(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"runtime\.home=/proc/x"):
-        patch_environment(config(), "/proc/x", "run")
-    full = probe(tmp_path) | {"disk": {"path": "/d", "free": 0, "works": False, "fault": os.strerror(errno.ENOSPC)}}
+        patch_environment(in_home(config(), Path("/proc/x")), "run")
+    full = changed(
+        probe(tmp_path), {"disk": {"path": "/d", "free": 0, "works": False, "fault": os.strerror(errno.ENOSPC)}}
+    )
     monkeypatch.setattr(stage, "probe", lambda home, config, machine: full)
     with pytest.raises(PipelineError, match="free space and run the same command again") as raised:
-        patch_environment(config(), str(tmp_path), "run")
+        patch_environment(in_home(config(), tmp_path), "run")
     assert raised.value.exit_code == 70
 
 
 def test_the_doctor_reports_and_lets_the_exit_code_say_whether_it_will_do(tmp_path):
-    well = doctor(config(), str(tmp_path))
-    assert well["exit_code"] == 0 and well["plan"]["device"] and json.dumps(well)
-    ill = doctor(config({"env": {"RANK": "0", "LOCAL_RANK": "0"}}), str(tmp_path))
-    assert ill["exit_code"] == 64 and ill["plan"] is None
-    assert [found["severity"] for found in ill["findings"]][:2] == ["error", "error"], "worst first"
-    assert "environment.env.RANK=0" in ill["findings"][0]["sentence"]
-    assert doctor(None, str(tmp_path))["plan"] is None and not list(Path(tmp_path).iterdir())
+    well = doctor(config(), tmp_path)
+    assert well.exit_code == 0 and well.plan.device and json.dumps(well.to_json())
+    ill = doctor(config({"env": {"RANK": "0", "LOCAL_RANK": "0"}}), tmp_path)
+    assert ill.exit_code == 64 and ill.plan is None
+    assert [found.severity for found in ill.findings][:2] == ["error", "error"], "worst first"
+    assert "environment.env.RANK=0" in ill.findings[0].sentence
+    assert doctor(None, tmp_path).plan is None and not list(Path(tmp_path).iterdir())

@@ -4,15 +4,18 @@ import math
 
 import pytest
 
-from infini_llama.configs.architecture import of_vocabulary
+from infini_llama.configs.architecture import with_vocab_size
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment import stage
-from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.planning.disk_space import CHECKPOINT_SPACE
+from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
+from infini_llama.tasks.patch_environment.planning.pin import with_settings
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
+from support.machines import changed, in_home
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
@@ -21,111 +24,114 @@ OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return facts | {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo", "attention": {}}
+    return changed(facts, {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo", "attention": {}})
 
 
-def config(environment=None, train=None) -> dict:
+def config(environment=None, train=None) -> PipelineConfig:
     sections = {"data": {"source": "python-stdlib"}, "environment": environment or {}, "train": train or {}}
-    return PipelineConfig.model_validate(sections).model_dump(mode="json")
+    return PipelineConfig.model_validate(sections)
 
 
 def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
     plan = resolve(config(), laptop)
-    assert (plan["device"], plan["nproc_per_node"], plan["threads"]) == ("cpu", 1, 8)
-    assert (plan["precision"], plan["distributed_backend"], plan["accumulation_steps"]) == ("fp32", "gloo", 4)
-    assert plan["env"]["OMP_NUM_THREADS"] == "8"
+    assert (plan.device, plan.nproc_per_node, plan.threads) == ("cpu", 1, 8)
+    assert (plan.precision, plan.distributed_backend, plan.accumulation_steps) == ("fp32", "gloo", 4)
+    assert plan.env["OMP_NUM_THREADS"] == "8"
 
 
 def test_cores_are_shared_between_workers_and_never_none(laptop):
-    assert resolve(config({"nproc_per_node": 2}), laptop)["threads"] == 4
-    assert resolve(config({"nproc_per_node": 2}), laptop | {"cores": 1})["threads"] == 1
+    assert resolve(config({"nproc_per_node": 2}), laptop).threads == 4
+    assert resolve(config({"nproc_per_node": 2}), changed(laptop, {"cores": 1})).threads == 1
 
 
 def test_four_gpus_get_a_worker_each_in_bf16(laptop):
-    plan = resolve(config(), laptop | {"gpus": [GPU] * 4, "nccl": True})
-    assert (plan["device"], plan["nproc_per_node"], plan["precision"], plan["distributed_backend"]) == (
+    plan = resolve(config(), changed(laptop, {"gpus": [GPU] * 4, "nccl": True}))
+    assert (plan.device, plan.nproc_per_node, plan.precision, plan.distributed_backend) == (
         "cuda",
         4,
         "bf16",
         "nccl",
     )
-    assert plan["accumulation_steps"] == 1
+    assert plan.accumulation_steps == 1
 
 
 def test_one_old_gpu_among_others_means_fp32(laptop):
-    assert resolve(config(), laptop | {"gpus": [GPU, OLD_GPU], "nccl": True})["precision"] == "fp32"
+    assert resolve(config(), changed(laptop, {"gpus": [GPU, OLD_GPU], "nccl": True})).precision == "fp32"
 
 
 def test_the_loss_is_cut_where_the_logits_are_large(laptop):
     """8 rows of 256 tokens: 64 MiB at 8k of vocabulary, 32 at 4k, which is not more than it may be; on a GPU a GiB may be."""
     for vocab_size, expected in ((8192, 256), (4096, 0)):
-        wish = of_vocabulary(config(), vocab_size)
-        assert wish["train"]["micro_batch_size"] * wish["data"]["sequence_length"] == 8 * 256
-        assert resolve(wish, laptop)["loss_chunk"] == expected
-    gpu = laptop | {"gpus": [GPU], "nccl": True}
-    assert resolve(of_vocabulary(config(), 128_256), gpu)["loss_chunk"] == 0
-    assert resolve(of_vocabulary(config(), 256_000), gpu)["loss_chunk"] == 4096
-    assert resolve(of_vocabulary(config(train={"loss_chunk": 0}), 128_256), laptop)["loss_chunk"] == 0
+        requested = with_vocab_size(config(), vocab_size)
+        assert (requested.train.micro_batch_size, requested.data.sequence_length) == (8, 256)
+        assert resolve(requested, laptop).loss_chunk == expected
+    gpu = changed(laptop, {"gpus": [GPU], "nccl": True})
+    assert resolve(with_vocab_size(config(), 128_256), gpu).loss_chunk == 0
+    assert resolve(with_vocab_size(config(), 256_000), gpu).loss_chunk == 4096
+    assert resolve(with_vocab_size(config(train={"loss_chunk": 0}), 128_256), laptop).loss_chunk == 0
 
 
-def roomiest(laptop, free, wish):
+def largest_micro_batch(laptop, free, requested):
     """The micro-batch of two GPUs of 80 GiB, of which one has `free` bytes left."""
     gpus = [GPU, GPU | {"free": free}]
-    return resolve(wish, laptop | {"gpus": gpus, "nccl": True})["micro_batch_size"]
+    return resolve(requested, changed(laptop, {"gpus": gpus, "nccl": True})).micro_batch_size
 
 
 def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
     """The estimate and 1 GiB have to fit into 80 % of what is free there, however large the GPU is."""
-    wish = config({"gpus": [0, 1]}, {"micro_batch_size": "auto", "global_batch_size": 64})
+    requested = config({"gpus": [0, 1]}, {"micro_batch_size": "auto", "global_batch_size": 64})
     for micro in (2, 4, 16):
-        need = sum(bytes_needed(wish, micro, "bf16", "cuda", 2).values())
+        need = sum(bytes_needed(requested, micro, "bf16", "cuda", 2).values())
         enough = math.ceil((need + 1024**3) / 0.8)
-        assert (roomiest(laptop, enough, wish), roomiest(laptop, enough - 2, wish)) == (micro, micro // 2)
-    assert roomiest(laptop, 79 * 1024**3, wish) == 32, "all of a worker's share"
-    assert roomiest(laptop, 0, wish) == 1, "the doctor says that it does not fit"
-    long = wish | {"data": wish["data"] | {"sequence_length": 16384}}
-    assert roomiest(laptop, 79 * 1024**3, long) == 4, "more than 65,536 tokens help no GPU"
+        assert (largest_micro_batch(laptop, enough, requested), largest_micro_batch(laptop, enough - 2, requested)) == (
+            micro,
+            micro // 2,
+        )
+    assert largest_micro_batch(laptop, 79 * 1024**3, requested) == 32, "all of a worker's share"
+    assert largest_micro_batch(laptop, 0, requested) == 1, "the doctor says that it does not fit"
+    long = requested.model_copy(update={"data": requested.data.model_copy(update={"sequence_length": 16384})})
+    assert largest_micro_batch(laptop, 79 * 1024**3, long) == 4, "more than 65,536 tokens help no GPU"
 
 
 def test_room_for_the_checkpoints_that_are_kept(laptop):
     """3 newest, the best, one being written, and of 1000 steps every 250th: nine of 12 bytes a parameter."""
-    wish = config(train={"max_steps": 1000, "save_permanent_every": 250})
-    each = 12 * parameters(model_of(wish))
+    requested = config(train={"max_steps": 1000, "save_permanent_every": 250})
+    each = 12 * parameters(model_of(requested))
     for free, held, fits in (
         (9 * each, 0, True),
         (9 * each - 1, 0, False),
         (5 * each, 4 * each, True),
         (None, 0, True),
     ):
-        facts = laptop | {"disk": laptop["disk"] | {"free": free, "held": held}}
-        found = [one for one in resolve(wish, facts)["findings"] if one["name"] == "room for checkpoints"]
+        facts = changed(laptop, {"disk": changed(laptop.disk, {"free": free, "run_bytes": held})})
+        found = [one for one in resolve(requested, facts).findings if one.name == CHECKPOINT_SPACE]
         assert bool(found) != fits
         if found:
-            assert "for 9 checkpoints of" in found[0]["value"] and "save_total_limit" in found[0]["sentence"]
-            assert found[0]["severity"] == "warning"
+            assert "for 9 checkpoints of" in found[0].value and "save_total_limit" in found[0].sentence
+            assert found[0].severity == "warning"
 
 
 @pytest.mark.parametrize(
     ("optimizer", "parts"), [({}, 3), ({"optimizer": "muon"}, 2), ({"optimizer": "sgd", "momentum": 0.0}, 1)]
 )
 def test_a_disk_with_room_for_no_checkpoint_is_refused(laptop, tmp_path, monkeypatch, optimizer, parts):
-    wish = config(train=optimizer)
-    least = parts * 4 * parameters(model_of(wish))
+    requested = config(train=optimizer)
+    least = parts * 4 * parameters(model_of(requested))
     for free, severity in ((least, "warning"), (least - 12, "error")):
-        facts = laptop | {"disk": laptop["disk"] | {"free": free, "held": 0, "works": True}}
-        (found,) = [one for one in resolve(wish, facts)["findings"] if one["name"] == "room for checkpoints"]
-        assert found["severity"] == severity
+        facts = changed(laptop, {"disk": changed(laptop.disk, {"free": free, "run_bytes": 0, "works": True})})
+        (found,) = [one for one in resolve(requested, facts).findings if one.name == CHECKPOINT_SPACE]
+        assert found.severity == severity
         monkeypatch.setattr(stage, "probe", lambda *_, facts=facts: facts)
         if severity == "error":
             with pytest.raises(PipelineError, match="Not one checkpoint fits"):
-                stage.patch_environment(wish, str(tmp_path / severity), "run")
+                stage.patch_environment(in_home(requested, tmp_path / severity), "run")
         else:
-            stage.patch_environment(wish, str(tmp_path / severity), "run")
+            stage.patch_environment(in_home(requested, tmp_path / severity), "run")
 
 
 def test_the_users_variables_win_over_the_plans(laptop):
     plan = resolve(config({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
-    assert plan["env"]["OMP_NUM_THREADS"] == "3" and plan["env"]["MINE"] == "x"
+    assert plan.env["OMP_NUM_THREADS"] == "3" and plan.env["MINE"] == "x"
 
 
 @pytest.mark.parametrize(
@@ -141,63 +147,68 @@ def test_the_users_variables_win_over_the_plans(laptop):
 )
 def test_forced_and_impossible_is_an_error(laptop, environment, gpus, words):
     with pytest.raises(ConfigError, match="this machine cannot") as raised:
-        resolve(config(environment), laptop | {"gpus": gpus, "nccl": bool(gpus)})
+        resolve(config(environment), changed(laptop, {"gpus": gpus, "nccl": bool(gpus)}))
     assert words in str(raised.value)
 
 
-def test_every_impossible_wish_is_named_at_once(laptop):
+def test_every_impossible_requested_is_named_at_once(laptop):
     with pytest.raises(ConfigError) as raised:
         resolve(config({"device": "cuda", "distributed_backend": "nccl"}), laptop)
     assert len(str(raised.value).splitlines()) == 3
 
 
 def test_a_batch_that_the_workers_cannot_share_is_named(laptop):
-    wish = config(train={"global_batch_size": 8, "micro_batch_size": 8})
-    wish["environment"]["nproc_per_node"] = 2  # as a pin asks for it; the schema refuses it in a configuration
+    requested = config(train={"global_batch_size": 8, "micro_batch_size": 8})
+    requested = with_settings(
+        requested, {"nproc_per_node": 2}
+    )  # as a pin does; the schema refuses it in a configuration
     with pytest.raises(ConfigError, match="global_batch_size=8 is not a multiple"):
-        resolve(wish, laptop)
+        resolve(requested, laptop)
 
 
 def findings(plan):
-    return {found["name"]: found for found in plan["findings"]}
+    return {found.name: found for found in plan.findings}
 
 
 def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
     plan = resolve(
-        config(train={"global_batch_size": 16, "micro_batch_size": 8}), laptop | {"gpus": [GPU] * 3, "nccl": True}
+        config(train={"global_batch_size": 16, "micro_batch_size": 8}),
+        changed(laptop, {"gpus": [GPU] * 3, "nccl": True}),
     )
-    assert (plan["nproc_per_node"], plan["accumulation_steps"]) == (2, 1)
-    assert "global_batch_size=16" in plan["reasons"]["nproc_per_node"]
-    assert findings(plan)["workers"]["sentence"] == "1 GPU(s) stay unused."
+    assert (plan.nproc_per_node, plan.accumulation_steps) == (2, 1)
+    assert "global_batch_size=16" in plan.reasons["nproc_per_node"]
+    assert findings(plan)["workers"].sentence == "1 GPU(s) stay unused."
 
 
 def test_only_the_gpus_in_use_decide_the_precision(laptop):
-    facts = laptop | {"gpus": [GPU, OLD_GPU], "nccl": True}
-    assert resolve(config({"nproc_per_node": 1}), facts)["precision"] == "bf16"
+    facts = changed(laptop, {"gpus": [GPU, OLD_GPU], "nccl": True})
+    assert resolve(config({"nproc_per_node": 1}), facts).precision == "bf16"
 
 
-def test_two_workers_on_two_cores_are_fine_and_on_one_core_unwise(laptop):
-    fine = resolve(config({"nproc_per_node": 2}), laptop | {"cores": 2})
-    assert fine["threads"] == 1 and not fine["findings"]
-    unwise = findings(resolve(config({"nproc_per_node": 2}), laptop | {"cores": 1}))["threads"]
-    assert unwise["severity"] == "warning" and "1 usable core" in unwise["sentence"]
+def test_two_workers_on_two_cores_are_fine_and_on_one_core_warned(laptop):
+    fine = resolve(config({"nproc_per_node": 2}), changed(laptop, {"cores": 2}))
+    assert fine.threads == 1 and not fine.findings
+    warned = findings(resolve(config({"nproc_per_node": 2}), changed(laptop, {"cores": 1})))["threads"]
+    assert warned.severity == "warning" and "1 usable core" in warned.sentence
 
 
-def test_bf16_on_a_processor_without_it_is_unwise(laptop):
-    wish = config({"precision": "bf16"})
-    assert not resolve(wish, laptop | {"cpu": {"model": "new", "bf16": True, "amx": False}})["findings"]
-    assert "precision" in findings(resolve(wish, laptop | {"cpu": {"model": "old", "bf16": False, "amx": False}}))
+def test_bf16_on_a_processor_without_it_is_warned(laptop):
+    requested = config({"precision": "bf16"})
+    assert not resolve(requested, changed(laptop, {"cpu": {"model": "new", "bf16": True, "amx": False}})).findings
+    assert "precision" in findings(
+        resolve(requested, changed(laptop, {"cpu": {"model": "old", "bf16": False, "amx": False}}))
+    )
 
 
 def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
-    one = resolve(config(), laptop)["env"]
+    one = resolve(config(), laptop).env
     assert one == {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
-    assert resolve(config({"nproc_per_node": 2}), laptop)["env"]["GLOO_SOCKET_IFNAME"] == "lo"
-    two_gpus = resolve(config(), laptop | {"gpus": [GPU] * 2, "nccl": True})["env"]
+    assert resolve(config({"nproc_per_node": 2}), laptop).env["GLOO_SOCKET_IFNAME"] == "lo"
+    two_gpus = resolve(config(), changed(laptop, {"gpus": [GPU] * 2, "nccl": True})).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True" and "CUDA_DEVICE_MAX_CONNECTIONS" in two_gpus
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in resolve(config(), laptop | {"gpus": [GPU], "nccl": True})["env"]
-    preloaded = laptop | {"allocators": {"jemalloc": "/lib/libjemalloc.so"}}
-    jemalloc = resolve(config({"allocator": "jemalloc"}), preloaded)["env"]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in resolve(config(), changed(laptop, {"gpus": [GPU], "nccl": True})).env
+    preloaded = changed(laptop, {"allocators": {"jemalloc": "/lib/libjemalloc.so"}})
+    jemalloc = resolve(config({"allocator": "jemalloc"}), preloaded).env
     assert all(masked(variables) == variables for variables in (one, two_gpus, jemalloc)), "no secret is in the plan"
 
 
@@ -207,12 +218,12 @@ def test_replacing_a_variable_of_the_plan_is_noted(laptop):
 
 
 def test_a_driver_that_torch_cannot_use_is_named(laptop):
-    facts = laptop | {"gpu_fault": "driver too old"}
-    assert resolve(config(), facts)["device"] == "cpu"
+    facts = changed(laptop, {"gpu_fault": "driver too old"})
+    assert resolve(config(), facts).device == "cpu"
     with pytest.raises(ConfigError, match="driver too old"):
         resolve(config({"device": "cuda"}), facts)
 
 
 def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
-    plan = resolve(config(), laptop | {"gpus": [GPU] * 2, "nccl": False})
-    assert plan["distributed_backend"] == "gloo" and "distributed_backend" in findings(plan)
+    plan = resolve(config(), changed(laptop, {"gpus": [GPU] * 2, "nccl": False}))
+    assert plan.distributed_backend == "gloo" and "distributed_backend" in findings(plan)

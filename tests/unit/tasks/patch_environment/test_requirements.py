@@ -11,7 +11,7 @@ from infini_llama.flows import pipeline as direct
 from infini_llama.tasks.patch_environment import requirements
 from infini_llama.tasks.patch_environment.doctor import doctor
 from infini_llama.tasks.patch_environment.requirements import check_requirements, unmet
-from support.machines import settings
+from support.machines import changed, settings
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_wandb_and_deepspeed_that_are_not_there_are_named(tmp_path):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     config = settings({"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"})
     assert {sentence.split("=")[0] for sentence in unmet(config)} == {"train.report_to", "train.parallel"}
-    assert unmet(config | {"environment": config["environment"] | {"launcher": "slurm"}}) == [], (
+    assert unmet(changed(config, {"environment": config.environment.model_dump() | {"launcher": "slurm"}})) == [], (
         "other machines' packages"
     )
 
@@ -99,11 +99,9 @@ def test_a_run_is_refused_before_its_text_is_read(refused, monkeypatch):
 
 
 def test_doctor_reports_it(refused, tmp_path):
-    report = doctor(direct.resolved(refused), str(tmp_path))
-    assert report["exit_code"] == 64
-    assert any(
-        "train.metrics_hook" in found["sentence"] for found in report["findings"] if found["severity"] == "error"
-    )
+    report = doctor(refused, tmp_path)
+    assert report.exit_code == 64
+    assert any("train.metrics_hook" in found.sentence for found in report.findings if found.severity == "error")
 
 
 def test_the_check_passes_for_a_plain_configuration():

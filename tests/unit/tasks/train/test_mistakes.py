@@ -7,9 +7,11 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.schema import TrainingConfig
+from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.patch_environment.devices import choose_devices
+from infini_llama.tasks.patch_environment.planning.devices import Notes, choose_devices
+from infini_llama.tasks.patch_environment.planning.pin import with_settings
+from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
@@ -22,7 +24,7 @@ from support.made_up_runs import LINEAGE
 from support.records import make_context, make_dataset, make_plan
 
 INFINI = {"attention": "infini", "segment_length": 32}
-CPU = {"cores": 2, "gpus": [], "gpu_problem": None}
+CPU = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=())
 
 
 def settings(**sections: dict) -> dict:
@@ -92,25 +94,23 @@ def test_in_the_configuration_alone(sections, sentence):
 
 
 def test_a_batch_that_cannot_be_shared():
-    config, problems = settings(environment={"device": "cpu"}), []
-    config["train"]["global_batch_size"] = 10  # as where the micro-batch was chosen by the machine
-    choose_devices(config, CPU, 4, problems, {})
-    assert (
-        len(problems) == 1 and "train.global_batch_size=10 is not a multiple of train.micro_batch_size=4" in problems[0]
-    )
+    config, notes = PipelineConfig.model_validate(settings(environment={"device": "cpu"})), Notes()
+    train = config.train.model_copy(update={"global_batch_size": 10})  # as where the machine chose the micro-batch
+    choose_devices(config.model_copy(update={"train": train}), CPU, 4, notes)
+    (problem,) = notes.problems
+    assert "train.global_batch_size=10 is not a multiple of train.micro_batch_size=4" in problem
 
 
 def test_workers_that_share_sequences_come_in_whole_groups():
-    config, problems = settings(train={"context_parallel": 2}, model=INFINI, environment={"device": "cpu"}), []
-    assert choose_devices(config, CPU, 8, problems, {}).processes == 2 and not problems
-    config["environment"]["nproc_per_node"] = 3
-    choose_devices(config, CPU, 8, problems, {})
-    assert problems == [
+    given = settings(train={"context_parallel": 2}, model=INFINI, environment={"device": "cpu"})
+    config, notes = PipelineConfig.model_validate(given), Notes()
+    assert choose_devices(config, CPU, 8, notes).processes == 2 and not notes.problems
+    choose_devices(with_settings(config, {"nproc_per_node": 3}), CPU, 8, notes)
+    assert notes.problems == [
         "train.context_parallel=2, but 3 worker(s) are no whole groups of 2; change one of them.",
     ]
-    config["environment"]["nproc_per_node"] = 4
-    choose_devices(config, CPU, 16, problems, {})
-    assert len(problems) == 1, "32 sequences are two of 16 for two groups of two"
+    choose_devices(with_settings(config, {"nproc_per_node": 4}), CPU, 16, notes)
+    assert len(notes.problems) == 1, "32 sequences are two of 16 for two groups of two"
 
 
 def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infini_llama.tasks.patch_environment.flash_faults import in_words
+from infini_llama.tasks.patch_environment.patches.flash_faults import explain
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by flash_attn_2_cuda.so)"
 TRY = """
@@ -66,4 +66,4 @@ def test_flash_attn_4_alone_and_nothing_at_all_stay_what_they_are(run, tmp_path)
     ],
 )
 def test_each_known_fault_has_its_words(message, words):
-    assert words in in_words(message) and "\n" not in in_words(message)
+    assert words in explain(message) and "\n" not in explain(message)

@@ -32,8 +32,8 @@ def test_a_fork_warns_without_it_up_to_0_22_and_no_longer(run):
 
 @pytest.mark.skipif(OLD, reason="the patch applies here")
 def test_where_the_fault_is_gone_the_patch_is_not_planned():
-    from infini_llama.tasks.patch_environment.patches.registry import needed
+    from infini_llama.tasks.patch_environment.patches.registry import needed_patches
 
     installed = {"tokenizers": version("tokenizers")}
-    assert "tokenizers-fork" not in [patch.name for patch in needed({}, {"versions": installed})]
-    assert "tokenizers-fork" in [patch.name for patch in needed({}, {"versions": {"tokenizers": "0.22.1"}})]
+    assert "tokenizers-fork" not in [patch.name for patch in needed_patches(installed)]
+    assert "tokenizers-fork" in [patch.name for patch in needed_patches({"tokenizers": "0.22.1"})]

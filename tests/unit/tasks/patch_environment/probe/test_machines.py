@@ -2,48 +2,50 @@
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.patch_environment.doctor import doctor
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.doctor import DoctorReport, doctor
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.records.plan import Finding
 from support.machines import GIB, H100, T4, lay_out, settings
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by flash_attn_2_cuda.so)"
 
 
-def report(machine, home, **wishes):
-    return doctor(settings(**wishes), str(home), machine=machine)
+def report(machine, home, **requested):
+    return doctor(settings(**requested), Path(home), machine=machine)
 
 
-def said(report: dict) -> dict[str, dict]:
-    return {found["name"]: found for found in report["findings"]}
+def findings(report: DoctorReport) -> dict[str, Finding]:
+    return {found.name: found for found in report.findings}
 
 
 def test_no_gpu(tmp_path):
     machine = lay_out(tmp_path)
-    plan = report(machine, tmp_path)["plan"]
-    assert (plan["device"], plan["nproc_per_node"], plan["threads"], plan["precision"]) == ("cpu", 1, 8, "fp32")
-    assert (plan["attention_backend"], plan["allocator"], plan["compile"]) == ("sdpa", "system", "off")
-    tuned = report(machine, tmp_path, environment={"tune": "quick"})["plan"]
-    assert tuned["precision"] == "bf16" and "AMX" in tuned["reasons"]["precision"]
+    plan = report(machine, tmp_path).plan
+    assert (plan.device, plan.nproc_per_node, plan.threads, plan.precision) == ("cpu", 1, 8, "fp32")
+    assert (plan.attention_backend, plan.allocator, plan.compile) == ("sdpa", "system", "off")
+    tuned = report(machine, tmp_path, environment={"tune": "quick"}).plan
+    assert tuned.precision == "bf16" and "AMX" in tuned.reasons["precision"]
 
 
 def test_four_gpus_with_one_busy(tmp_path):
     machine = lay_out(tmp_path, gpus=[H100] * 4, busy=2)
     found = report(machine, tmp_path, train={"global_batch_size": 24, "micro_batch_size": 8})
-    plan = found["plan"]
-    assert (plan["device"], plan["gpus"], plan["nproc_per_node"]) == ("cuda", [0, 1, 3], 3)
-    assert plan["env"]["CUDA_VISIBLE_DEVICES"] == "0,1,3" and plan["distributed_backend"] == "nccl"
-    assert plan["env"]["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and plan["env"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    assert "Process(es) 4242 compute on it" in said(found)["GPU 2"]["sentence"] and found["exit_code"] == 1
-    assert said(found)["between GPUs"]["value"] == "NVLink"
+    plan = found.plan
+    assert (plan.device, plan.gpus, plan.nproc_per_node) == ("cuda", (0, 1, 3), 3)
+    assert plan.env["CUDA_VISIBLE_DEVICES"] == "0,1,3" and plan.distributed_backend == "nccl"
+    assert plan.env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and plan.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "Process(es) 4242 compute on it" in findings(found)["GPU 2"].sentence and found.exit_code == 1
+    assert findings(found)["between GPUs"].value == "NVLink"
     forced = report(machine, tmp_path, environment={"gpus": [2]}, train={"global_batch_size": 8})
-    assert forced["plan"]["gpus"] == [2] and "uses it too" in said(forced)["GPU 2 in the plan"]["sentence"]
-    everywhere = report(machine, tmp_path, environment={"nproc_per_node": 4})["plan"]
-    assert everywhere["gpus"] == [0, 1, 2, 3] and "CUDA_VISIBLE_DEVICES" not in everywhere["env"]
+    assert forced.plan.gpus == (2,) and "uses it too" in findings(forced)["GPU 2 in the plan"].sentence
+    everywhere = report(machine, tmp_path, environment={"nproc_per_node": 4}).plan
+    assert everywhere.gpus == (0, 1, 2, 3) and "CUDA_VISIBLE_DEVICES" not in everywhere.env
 
 
 def test_an_old_driver(tmp_path, monkeypatch):
@@ -54,10 +56,10 @@ def test_an_old_driver(tmp_path, monkeypatch):
         tmp_path, gpus=[H100], driver=("470.82", "11.4"), fault="The NVIDIA driver on your system is too old"
     )
     found = report(machine, tmp_path)
-    assert found["plan"]["device"] == "cpu" and found["exit_code"] == 64
-    driver = said(found)["driver"]
-    assert "built for CUDA 12.8" in driver["sentence"] and "install a torch for CUDA 11.4" in driver["sentence"]
-    assert "driver on your system is too old" in said(found)["GPUs"]["sentence"]
+    assert found.plan.device == "cpu" and found.exit_code == 64
+    driver = findings(found)["driver"]
+    assert "built for CUDA 12.8" in driver.sentence and "install a torch for CUDA 11.4" in driver.sentence
+    assert "driver on your system is too old" in findings(found)["GPUs"].sentence
 
 
 @pytest.mark.parametrize(
@@ -75,35 +77,33 @@ def test_flash_attn_that_cannot_be_used(tmp_path, package, backend, severity, wo
         (folder / "__init__.py").write_text(package)
     machine = lay_out(tmp_path, gpus=[H100], flash=folder.parent)
     found = report(machine, tmp_path)
-    assert found["plan"]["attention_backend"] == "sdpa"
-    finding = said(found)[f"attention by {backend}"]
-    assert finding["severity"] == severity and words in finding["sentence"]
+    assert found.plan.attention_backend == "sdpa"
+    finding = findings(found)[f"attention by {backend}"]
+    assert finding.severity == severity and words in finding.sentence
     if package is None:
-        assert said(found)["attention by flash4"]["value"] == "can be imported"
+        assert findings(found)["attention by flash4"].value == "can be imported"
         fine = report(machine, tmp_path, environment={"attention_backend": "flash4"})
-        assert fine["plan"]["attention_backend"] == "flash4"
+        assert fine.plan.attention_backend == "flash4"
     refused = report(machine, tmp_path, environment={"attention_backend": backend})
-    assert refused["exit_code"] == 64 and refused["plan"] is None
-    assert refused["findings"][0]["sentence"].startswith(
-        "environment.attention_backend=flash2, but it cannot be used here"
-    )
+    assert refused.exit_code == 64 and refused.plan is None
+    assert refused.findings[0].sentence.startswith("environment.attention_backend=flash2, but it cannot be used here")
 
 
 def test_a_tiny_dev_shm(tmp_path):
     found = report(lay_out(tmp_path, gpus=[H100] * 2, shared_memory=64 * 1024**2), tmp_path)
-    assert "--shm-size" in said(found)["/dev/shm"]["sentence"] and found["plan"]["nproc_per_node"] == 2
+    assert "--shm-size" in findings(found)["/dev/shm"].sentence and found.plan.nproc_per_node == 2
 
 
 def test_a_disk_that_cannot_be_written(tmp_path):
     found = report(lay_out(tmp_path), "/proc/nowhere")
-    assert found["exit_code"] == 64 and "choose another runtime.home" in said(found)["disk"]["sentence"]
+    assert found.exit_code == 64 and "choose another runtime.home" in findings(found)["disk"].sentence
 
 
 def test_a_network_disk_with_another_clock(tmp_path):
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
     found = report(lay_out(tmp_path, {"proc/self/mounts": mounts}, clock=90.0), tmp_path)
-    assert "one machine only" in said(found)["file system"]["sentence"] and found["exit_code"] == 1
-    assert said(found)["clock"]["value"].startswith("-90") and "NTP" in said(found)["clock"]["sentence"]
+    assert "one machine only" in findings(found)["file system"].sentence and found.exit_code == 1
+    assert findings(found)["clock"].value.startswith("-90") and "NTP" in findings(found)["clock"].sentence
 
 
 def test_a_control_group_of_1_gb(tmp_path):
@@ -111,19 +111,19 @@ def test_a_control_group_of_1_gb(tmp_path):
     found = report(
         lay_out(tmp_path, limit), tmp_path, train={"micro_batch_size": "auto"}, environment={"tune": "quick"}
     )
-    assert "raise the container's limit" in said(found)["memory available"]["sentence"]
-    assert found["plan"]["micro_batch_size"] == 1 and found["plan"]["nproc_per_node"] == 1
-    assert "out of memory" in said(found)["memory"]["sentence"]
-    roomy = report(lay_out(tmp_path / "roomy"), tmp_path, train={"micro_batch_size": "auto"})["plan"]
-    assert roomy["micro_batch_size"] > 1
+    assert "raise the container's limit" in findings(found)["memory available"].sentence
+    assert found.plan.micro_batch_size == 1 and found.plan.nproc_per_node == 1
+    assert "out of memory" in findings(found)["memory"].sentence
+    roomy = report(lay_out(tmp_path / "roomy"), tmp_path, train={"micro_batch_size": "auto"}).plan
+    assert roomy.micro_batch_size > 1
 
 
 def test_no_compiler(tmp_path):
     machine = lay_out(tmp_path, compiler=False)
     found = report(machine, tmp_path)
-    assert "apt install g++" in said(found)["compiler"]["sentence"] and found["plan"]["compile"] == "off"
+    assert "apt install g++" in findings(found)["compiler"].sentence and found.plan.compile == "off"
     refused = report(machine, tmp_path, train={"compile": "block"})
-    assert "train.compile=block, but no C++ compiler" in refused["findings"][0]["sentence"]
+    assert "train.compile=block, but no C++ compiler" in refused.findings[0].sentence
 
 
 def test_cores_that_others_want_make_workers_of_threads(tmp_path):
@@ -132,9 +132,9 @@ def test_cores_that_others_want_make_workers_of_threads(tmp_path):
     tuned = report(
         machine, tmp_path, environment={"tune": "quick"}, train={"global_batch_size": 32, "micro_batch_size": 4}
     )
-    assert (tuned["plan"]["nproc_per_node"], tuned["plan"]["threads"]) == (8, 1)
-    assert report(machine, tmp_path)["plan"]["nproc_per_node"] == 1, "without being asked, nothing is tuned"
-    assert "more workers of one thread" in said(tuned)["cores"]["sentence"].lower()
+    assert (tuned.plan.nproc_per_node, tuned.plan.threads) == (8, 1)
+    assert report(machine, tmp_path).plan.nproc_per_node == 1, "without being asked, nothing is tuned"
+    assert "more workers of one thread" in findings(tuned)["cores"].sentence.lower()
 
 
 def test_other_runs_and_low_limits(tmp_path):
@@ -144,13 +144,13 @@ def test_other_runs_and_low_limits(tmp_path):
         "proc/78/cmdline": f"python\0-m\0torch.distributed.run\0--module\0infini_llama.tasks.train.worker\0{order}\0",
         "proc/self/limits": "Max open files            256                  4096  files\nMax file size   1073741824  unlimited  bytes\n",
     }
-    found = said(report(lay_out(tmp_path, files), tmp_path))
-    assert found["other runs"]["value"] == "big (1 worker(s))" and found["open files"]["severity"] == "warning"
-    assert "ulimit -f unlimited" in found["largest file"]["sentence"]
+    found = findings(report(lay_out(tmp_path, files), tmp_path))
+    assert found["other runs"].value == "big (1 worker(s))" and found["open files"].severity == "warning"
+    assert "ulimit -f unlimited" in found["largest file"].sentence
 
 
 @pytest.mark.parametrize(
-    ("wishes", "gpus", "words"),
+    ("requested", "gpus", "words"),
     [
         ({"gpus": [7]}, [H100] * 4, "environment.gpus names GPU 7, but there are 4, 0 to 3"),
         ({"precision": "bf16"}, [T4], "environment.precision=bf16, but T4 has no bf16"),
@@ -161,13 +161,13 @@ def test_other_runs_and_low_limits(tmp_path):
         ({"gpus": [0, 1], "nproc_per_node": 4}, [H100] * 4, "environment.gpus names 2 and each takes one worker"),
     ],
 )
-def test_wrong_settings_are_refused_with_their_sentences(tmp_path, wishes, gpus, words):
+def test_wrong_settings_are_refused_with_their_sentences(tmp_path, requested, gpus, words):
     machine = lay_out(tmp_path, gpus=gpus)
     with pytest.raises(ConfigError) as refused:
-        resolve(settings(wishes), probe(tmp_path, settings(wishes), machine))
+        resolve(settings(requested), probe(tmp_path, settings(requested), machine))
     assert words in str(refused.value)
-    answer = report(machine, tmp_path, environment=wishes)
-    assert answer["exit_code"] == 64 and json.dumps(answer)
+    answer = report(machine, tmp_path, environment=requested)
+    assert answer.exit_code == 64 and json.dumps(answer.to_json())
 
 
 def test_a_fixed_port_that_is_busy_is_refused(tmp_path):
@@ -175,7 +175,7 @@ def test_a_fixed_port_that_is_busy_is_refused(tmp_path):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        wishes = settings({"port": port})
+        requested = settings({"port": port})
         with pytest.raises(ConfigError, match=f"environment.port={port}, but another program listens there"):
-            resolve(wishes, probe(tmp_path, wishes, lay_out(tmp_path)))
-    assert resolve(wishes, probe(tmp_path, wishes))["port"] == port
+            resolve(requested, probe(tmp_path, requested, lay_out(tmp_path)))
+    assert resolve(requested, probe(tmp_path, requested)).port == port

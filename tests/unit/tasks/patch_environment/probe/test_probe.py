@@ -11,7 +11,8 @@ from infini_llama.tasks.patch_environment.probe.limits import memory, usable_cor
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.probe.storage import disk
-from support.machines import FILES
+from infini_llama.tasks.records.machine import Gpu, GpuFacts, MachineFacts, Memory
+from support.machines import FILES, changed
 
 GIB = 1024**3
 
@@ -65,38 +66,35 @@ def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, member
     ],
 )
 def test_the_tightest_limit_of_the_control_groups_is_the_memory(group, membership, files):
-    assert memory(group(membership, files)) == {
-        "total": GIB,
-        "available": GIB * 3 // 4,
-        "limit": "control group",
-    }
+    assert memory(group(membership, files)) == Memory(total=GIB, available=GIB * 3 // 4, limit="control group")
 
 
 def test_without_a_limit_the_memory_is_the_machines(group):
     facts = memory(group("0::/", {"memory.max": "max", "memory.current": "1"}))
-    assert facts == {"total": 64 * GIB, "available": 60 * GIB, "limit": "machine"}
+    assert facts == Memory(total=64 * GIB, available=60 * GIB)
 
 
 def test_a_home_is_tried_and_not_made(tmp_path):
     facts = disk(tmp_path / "not" / "there", Machine())
-    assert facts["works"] and facts["path"] == str(tmp_path) and facts["free"] > 0
+    assert facts.works and facts.path == str(tmp_path) and facts.free
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses new files")
 def test_a_home_that_cannot_be_written_is_a_fact_not_a_crash():
     facts = disk(Path("/proc/not/there"), Machine())
-    assert not facts["works"] and facts["fault"] and facts["path"] == "/proc"
+    assert not facts.works and facts.fault and facts.path == "/proc"
 
 
 def test_facts_are_json_and_quickly_had(tmp_path):
     facts = probe(tmp_path)
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["cores"] >= 1 and facts["versions"]["torch"] and facts["port"]
+    assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert facts.cores >= 1 and facts.versions["torch"] and facts.port
 
 
-ANSWER = """import json; print("noise"); print(json.dumps({"gpus": [{"capability": [9, 0]}], "nccl": True, "attention": {}}))"""
-FOUND = {"capability": [9, 0], "uuid": "", "fp8": True, "busy": None, "mig": False, "processes": []}
+GPUS = {"gpus": [{"name": "H100", "capability": [9, 0]}], "nccl": True, "attention": {}}
+ANSWER = f"print('noise'); print('''{json.dumps(GPUS)}''')"
+FOUND = Gpu(name="H100", capability=(9, 0), fp8=True)
 
 
 def with_driver(folder: Path, questions: str | None = None) -> Machine:
@@ -110,18 +108,18 @@ def with_driver(folder: Path, questions: str | None = None) -> Machine:
 @pytest.mark.parametrize(
     ("questions", "seconds", "expected"),
     [
-        (ANSWER, 60, {"gpus": [FOUND], "nccl": True}),
-        ("raise RuntimeError('driver too old')", 60, {"gpus": [], "gpu_fault": "RuntimeError: driver too old"}),
-        ("import os; os.abort()", 60, {"gpus": [], "gpu_fault": "torch ended with code -6"}),
-        ("import time; time.sleep(60)", 0.3, {"gpus": [], "gpu_fault": "torch did not answer within 0.3 seconds"}),
+        (ANSWER, 60, GpuFacts(gpus=(FOUND,), nccl=True)),
+        ("raise RuntimeError('driver too old')", 60, GpuFacts(gpus=(), gpu_fault="RuntimeError: driver too old")),
+        ("import os; os.abort()", 60, GpuFacts(gpus=(), gpu_fault="torch ended with code -6")),
+        ("import time; time.sleep(60)", 0.3, GpuFacts(gpus=(), gpu_fault="torch did not answer within 0.3 seconds")),
     ],
 )
 def test_the_child_that_asks_torch_may_answer_fail_die_or_hang(tmp_path, questions, seconds, expected):
-    assert expected.items() <= gpus(with_driver(tmp_path, questions), seconds).items()
+    assert changed(gpus(with_driver(tmp_path, questions), seconds), {"driver": None}) == expected
 
 
 def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):
-    nothing = {"gpus": [], "nccl": False, "attention": {}, "driver": None}
+    nothing = GpuFacts(gpus=())
     assert gpus(Machine(root=tmp_path, questions="raise SystemExit(1)")) == nothing
     hidden = Machine(
         root=with_driver(tmp_path).root, environ={"CUDA_VISIBLE_DEVICES": ""}, questions="raise SystemExit(1)"
@@ -132,6 +130,4 @@ def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):
 def test_the_real_questions_run(tmp_path):
     """On a machine with a GPU they describe it; on one without, torch says so in a sentence."""
     answer = gpus(with_driver(tmp_path))
-    assert (
-        answer["gpus"] and {"name", "capability", "memory", "free", "bf16", "fp8"} <= answer["gpus"][0].keys()
-    ) or any(word in answer["gpu_fault"] for word in ("CUDA", "NVIDIA"))
+    assert answer.gpus or any(word in answer.gpu_fault for word in ("CUDA", "NVIDIA"))

@@ -4,12 +4,13 @@ import os
 
 import pytest
 
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.tuning import trials
-from infini_llama.tasks.patch_environment.tuning.trials import TrialFailed
+from infini_llama.tasks.patch_environment.tuning.trials import StepTiming, TrialFailed
 from infini_llama.tasks.patch_environment.tuning.tune import tune
-from support.machines import begun, lay_out, settings
+from infini_llama.tasks.records.environment import Trial
+from support.machines import begun, changed, lay_out, settings
 
 SMALL = {
     "hidden_size": 32,
@@ -44,24 +45,22 @@ def test_attention_is_believed_by_running_it(case, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     config, facts = case({"precision": "bf16"})
     found = trials.attention(config, resolve(config, facts), ["sdpa", "blocked", "flash2", "flash4"], 240)
-    assert found["sdpa"]["seconds"] > 0 and found["blocked"]["difference"] < 0.03
-    assert (
-        "differs from plain mathematics" in found["flash2"]["error"] and "no kernel image" in found["flash4"]["error"]
-    )
+    assert found["sdpa"].seconds > 0 and found["blocked"].difference < 0.03
+    assert "differs from plain mathematics" in found["flash2"].error and "no kernel image" in found["flash4"].error
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_steps_are_timed_under_the_plan(case, workers):
     config, facts = case({"nproc_per_node": workers, "threads": 1})
     measured = trials.steps(config, resolve(config, facts), seconds=0.1, limit=240)
-    assert measured["tokens_per_second"] == pytest.approx(workers * 2 * 64 / measured["step"])
+    assert measured.tokens_per_second == pytest.approx(workers * 2 * 64 / measured.step)
 
 
 def test_a_trial_that_fails_or_hangs_says_why_and_leaves_nothing(case):
     config, facts = case()
     plan = resolve(config, facts)
     with pytest.raises(TrialFailed, match="none of"):
-        trials.steps(config, plan | {"attention_backend": "nonsense"}, seconds=0.1, limit=240)
+        trials.steps(config, changed(plan, {"attention_backend": "nonsense"}), seconds=0.1, limit=240)
     with pytest.raises(TrialFailed, match="more than 0 s"):
         trials.steps(config, plan, seconds=0.1, limit=0.2)
 
@@ -75,74 +74,75 @@ def speeds(monkeypatch, speed, attention=None):
         fast = speed(plan)
         if isinstance(fast, str):
             raise TrialFailed(fast)
-        return {"tokens_per_second": fast, "step": 1000 / fast, "first": 30.0}
+        return StepTiming(tokens_per_second=fast, step=1000 / fast, first=30.0)
 
     monkeypatch.setattr(trials, "steps", steps)
-    monkeypatch.setattr(trials, "attention", lambda *arguments: attention or {"sdpa": {"seconds": 1.0}})
+    timed = {name: Trial(tried=name, seconds=taken) for name, taken in (attention or {"sdpa": 1.0}).items()}
+    monkeypatch.setattr(trials, "attention", lambda *arguments: timed)
     return tried
 
 
 def test_what_pays_is_taken_and_what_fails_or_hardly_pays_is_not(case, tmp_path, monkeypatch):
     def speed(plan):
-        if plan["compile"] == "whole":
+        if plan.compile == "whole":
             return "a kernel is wrong"
-        workers = 1.5 if plan["nproc_per_node"] == 8 else 1.0
-        return 100 * workers * (1.03 if plan["precision"] == "fp32" else 1) * (1.4 if plan["compile"] == "block" else 1)
+        workers = 1.5 if plan.nproc_per_node == 8 else 1.0
+        return 100 * workers * (1.03 if plan.precision == "fp32" else 1) * (1.4 if plan.compile == "block" else 1)
 
-    speeds(monkeypatch, speed, {"sdpa": {"seconds": 2.0}, "blocked": {"seconds": 1.0}})
+    speeds(monkeypatch, speed, {"sdpa": 2.0, "blocked": 1.0})
     config, facts = case()
     found = tune(config, facts, tmp_path)
-    assert found["settings"] == {"attention_backend": "blocked", "nproc_per_node": 8, "threads": 1, "compile": "block"}
-    assert "2.00x" in found["reasons"]["attention_backend"] and "1.50x" in found["reasons"]["nproc_per_node"]
-    assert {"tried": "compile=whole", "error": "a kernel is wrong"} in found["trials"]
+    assert found.settings == {"attention_backend": "blocked", "nproc_per_node": 8, "threads": 1, "compile": "block"}
+    assert "2.00x" in found.reasons["attention_backend"] and "1.50x" in found.reasons["nproc_per_node"]
+    assert Trial(tried="compile=whole", error="a kernel is wrong") in found.trials
 
 
 def test_explicit_settings_are_never_tried_otherwise(case, tmp_path, monkeypatch):
-    wishes = {"tune": "full", "threads": 2, "precision": "fp32", "allocator": "system", "attention_backend": "sdpa"}
+    requested = {"tune": "full", "threads": 2, "precision": "fp32", "allocator": "system", "attention_backend": "sdpa"}
     tried = speeds(monkeypatch, lambda plan: 100)
-    config, facts = case(wishes, {"compile": "off"})
-    assert tune(config, facts, tmp_path)["settings"] == {}
-    assert {(plan["threads"], plan["precision"], plan["compile"]) for plan in tried} == {(2, "fp32", "off")}
+    config, facts = case(requested, {"compile": "off"})
+    assert tune(config, facts, tmp_path).settings == {}
+    assert {(plan.threads, plan.precision, plan.compile) for plan in tried} == {(2, "fp32", "off")}
 
 
 def test_compiling_has_to_come_back(case, tmp_path, monkeypatch):
-    speeds(monkeypatch, lambda plan: 140 if plan["compile"] != "off" else 100)
+    speeds(monkeypatch, lambda plan: 140 if plan.compile != "off" else 100)
     steps = {"max_steps": 40_000, "micro_batch_size": 16}  # 40,000 steps, each of which saves 3 s of 10 s
     config, facts = case(train=steps)
     monkeypatch.setattr("infini_llama.tasks.patch_environment.tuning.tune._seconds_of", lambda *arguments: 1e5)
-    assert tune(config, facts, tmp_path)["settings"]["compile"] == "block"
-    few, facts = config | {"train": config["train"] | {"max_steps": 8}}, facts
-    assert "compile" not in tune(few, facts, tmp_path)["settings"]
+    assert tune(config, facts, tmp_path).settings["compile"] == "block"
+    few = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": 8})})
+    assert "compile" not in tune(few, facts, tmp_path).settings
 
 
 def test_a_short_run_tries_nothing_and_says_so(case, tmp_path, monkeypatch):
     tried = speeds(monkeypatch, lambda plan: 100)
     config, facts = case(train={"max_steps": 200})
     found = tune(config, facts, tmp_path)
-    assert not tried and found["settings"] == {} and "5 % of the run's time" in found["trials"][0]["error"]
+    assert not tried and found.settings == {} and "5 % of the run's time" in found.trials[0].error
     assert not (tmp_path / "tune-cache").exists(), "a longer run of these shapes may try"
 
 
 def test_what_was_found_is_kept_for_the_machine_versions_and_shapes(case, tmp_path, monkeypatch):
-    tried = speeds(monkeypatch, lambda plan: 200 if plan["nproc_per_node"] == 8 else 100)
+    tried = speeds(monkeypatch, lambda plan: 200 if plan.nproc_per_node == 8 else 100)
     config, facts = case()
     first = tune(config, facts, tmp_path)
     count = len(tried)
     again = tune(config, facts, tmp_path)
-    assert again == first | {"cached": True} and len(tried) == count > 0
-    tune(config, facts | {"versions": facts["versions"] | {"torch": "9"}}, tmp_path)
+    assert again == changed(first, {"cached": True}) and len(tried) == count > 0
+    tune(config, changed(facts, {"versions": facts.versions | {"torch": "9"}}), tmp_path)
     assert len(tried) == 2 * count
 
 
 def test_the_tuned_plan_is_pinned_at_the_first_attempt(case, tmp_path, monkeypatch):
-    tried = speeds(monkeypatch, lambda plan: 200 if plan["nproc_per_node"] == 8 else 100)
+    tried = speeds(monkeypatch, lambda plan: 200 if plan.nproc_per_node == 8 else 100)
     config, _ = case()
     machine = lay_out(tmp_path / "again")
-    plan = begun(config, str(tmp_path), "run", machine=machine)
-    assert (plan["nproc_per_node"], plan["threads"]) == (8, 1) and "2.00x" in plan["reasons"]["threads"]
+    plan = begun(config, tmp_path, "run", machine=machine)
+    assert (plan.nproc_per_node, plan.threads) == (8, 1) and "2.00x" in plan.reasons["threads"]
     count = len(tried)
     monkeypatch.setattr(
         "infini_llama.tasks.patch_environment.stage.tune", lambda *arguments: pytest.fail("tuned again")
     )
-    later = begun(config, str(tmp_path), "run", machine=machine)
-    assert (later["nproc_per_node"], later["threads"]) == (8, 1) and len(tried) == count
+    later = begun(config, tmp_path, "run", machine=machine)
+    assert (later.nproc_per_node, later.threads) == (8, 1) and len(tried) == count

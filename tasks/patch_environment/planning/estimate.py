@@ -1,31 +1,32 @@
 """How much memory a worker needs, before it is started, and the micro-batch that fits."""
 
 from dataclasses import replace
-from typing import Any
 
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.ranks import groups_of, shards_of
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import parameters
-from infini_llama.tasks.patch_environment.speed import loss_chunk
+from infini_llama.tasks.patch_environment.planning.devices import Devices
+from infini_llama.tasks.patch_environment.planning.findings_gpu import GIB
+from infini_llama.tasks.patch_environment.planning.speed import loss_chunk
+from infini_llama.tasks.records.machine import MachineFacts
+from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Precision
 
-GIB = 1024**3
 # Of what is free, for what no estimate sees: fragments, kernels' workspaces, Python and its libraries.
 SHARE, FIXED = 0.8, 1 * GIB
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
 
 
-def model_of(config: dict) -> LlamaConfig:
-    """The run's model, with the vocabulary that the configuration asks for."""
-    data = config["data"]
-    return LlamaConfig.from_dict(
-        architecture(config["model"], data["tokenizer"]["vocab_size"], data["sequence_length"])
-    )
+def model_of(config: PipelineConfig) -> LlamaConfig:
+    """The run's model, with the vocabulary size of the configuration."""
+    model, data = config.model.model_dump(mode="json"), config.data
+    return LlamaConfig.from_dict(architecture(model, data.tokenizer.vocab_size, data.sequence_length))
 
 
 def bytes_needed(
-    config: dict, micro: int, precision: str, kind: str, workers_per_node: int, nodes: int = 1
+    config: PipelineConfig, micro: int, precision: Precision, device: Device, workers_per_node: int, nodes: int = 1
 ) -> dict[str, int]:
     """{"weights", "gradients", "optimizer", "activations", "logits", "batches"} in bytes of one worker.
 
@@ -36,27 +37,27 @@ def bytes_needed(
     type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1, without the scores, which no backend keeps);
     of Infini-attention also features, reads and memories, which are fp32.
     """
-    model, train = model_of(config), config["train"]
+    model, train = model_of(config), config.train
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     half = 4 if precision == "fp32" else 2
-    tokens = micro * config["data"]["sequence_length"] // train["context_parallel"]
+    tokens = micro * config.data.sequence_length // train.context_parallel
     kept = 4 * 4 * width + half * (8 * width + 4 * inner)
     if model.attention == "infini":
         kv_width, copies = model.num_key_value_heads * model.head_dim, 0 if half == 4 else 2
         kept += 4 * ((2 + 2 * copies) * width + (2 + copies) * kv_width)
         kept += 3 * 4 * kv_width * (model.head_dim + 1) // model.segment_length
     total = 4 * parameters(model)
-    shards = shards_of(train, workers_per_node * nodes, workers_per_node)
+    shards = shards_of(train.model_dump(mode="json"), workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards
     if shards > 1:
         layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
         root = total - layers * layer
-        weights += root + layer * (2 if train["reshard_after_forward"] else layers)
+        weights += root + layer * (2 if train.reshard_after_forward else layers)
         gradients += max(layer, root)
-    chunk = loss_chunk(train["loss_chunk"], kind, tokens, model.vocab_size)
+    chunk = loss_chunk(train.loss_chunk, device, tokens, model.vocab_size)
     logits = min(tokens, chunk or tokens) * model.vocab_size * (half + 8)
     activations = tokens * layers * kept
-    if train["activation_checkpointing"] != "none":  # a layer is computed again once the logits are freed
+    if train.activation_checkpointing != "none":  # a layer is computed again once the logits are freed
         activations = tokens * layers * 4 * width + max(0, tokens * kept - logits)
     return {
         "weights": weights,
@@ -68,34 +69,39 @@ def bytes_needed(
     }
 
 
-def memory_of_each(facts: dict, gpus: list[int], workers: int) -> int:
+def bytes_of_plan(config: PipelineConfig, plan: EnvironmentPlan) -> dict[str, int]:
+    """`bytes_needed` by the workers of a plan."""
+    return bytes_needed(config, plan.micro_batch_size, plan.precision, plan.device, plan.nproc_per_node, plan.nnodes)
+
+
+def memory_per_worker(facts: MachineFacts, gpus: tuple[int, ...], workers: int) -> int:
     """Bytes that one worker may use: the free memory of the fullest GPU in use, or its part of the machine's."""
     if gpus:
-        return min(facts["gpus"][number]["free"] for number in gpus)
-    return facts["memory"]["available"] // workers
+        return min(facts.gpus[number].free for number in gpus)
+    return facts.memory.available // workers
 
 
 def fits(need: dict[str, int], have: int) -> bool:
     return sum(need.values()) + FIXED <= SHARE * have
 
 
-def micro_batch(config: dict, facts: dict, precision: str, kind: str, gpus: list[int], workers: int) -> int:
-    """The most sequences of one forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
-    nodes = config["environment"]["nnodes"]
-    share = max(1, config["train"]["global_batch_size"] // groups_of(config["train"], workers * nodes))
-    length = config["data"]["sequence_length"] // config["train"]["context_parallel"]
-    have = memory_of_each(facts, gpus, workers)
+def micro_batch(config: PipelineConfig, facts: MachineFacts, precision: Precision, devices: Devices) -> int:
+    """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
+    nodes, train = config.environment.nnodes, config.train
+    share = max(1, train.global_batch_size // groups_of(train.model_dump(mode="json"), devices.processes * nodes))
+    length = config.data.sequence_length // train.context_parallel
+    have = memory_per_worker(facts, devices.gpus, devices.processes)
     fitting = [
         size
         for size in range(1, share + 1)
         if share % size == 0
-        and (size == 1 or size * length <= ENOUGH_TOKENS[kind])
-        and fits(bytes_needed(config, size, precision, kind, workers, nodes), have)
+        and (size == 1 or size * length <= ENOUGH_TOKENS[devices.device])
+        and fits(bytes_needed(config, size, precision, devices.device, devices.processes, nodes), have)
     ]
     return max(fitting, default=1)
 
 
-def describe(need: dict[str, Any], have: int) -> str:
+def describe(need: dict[str, int], have: int) -> str:
     """'3.2 GiB (weights 0.3, gradients 0.3, …) of 24.0 GiB'."""
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in need.items())
     return f"{sum(need.values()) / GIB:.1f} GiB ({parts}) of {have / GIB:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Why a compiled package such as flash-attn does not load, in words, from what the linker said."""
+"""Why a compiled package such as flash-attn cannot be imported, from the message of the linker."""
 
 import platform
 import re
@@ -6,8 +6,8 @@ import re
 REBUILD = "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
 
 
-def in_words(message: str) -> str:
-    """The cause and the cure, on one line; the message itself where it is none of the known ones."""
+def explain(message: str) -> str:
+    """The cause and the fix, on one line; the message itself where it is not a known one."""
     message = " ".join(message.split())
     if found := re.search(r"GLIBC_([\d.]+)", message):
         here = platform.libc_ver()[1] or "an older one"

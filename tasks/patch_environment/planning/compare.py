@@ -1,0 +1,78 @@
+"""Two environments, and whether a run that goes from one to the other stays bitwise the same."""
+
+from typing import Literal
+
+from infini_llama.tasks.patch_environment.planning.pin import EXACT
+from infini_llama.tasks.records.environment import PinnedSettings
+from infini_llama.tasks.records.machine import MachineFacts
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.record import Record
+
+# Versions that determine how numbers are computed; the others only read data and report.
+NUMERIC = ("torch", "numpy", "flash-attn", "flash-attn-4", "triton")
+Exactness = Literal["lost", "doubtful", "kept"]
+Value = str | int | list[str] | None
+Pair = tuple[str, Value, Value]
+ORDER: tuple[Exactness, ...] = ("lost", "doubtful", "kept")
+
+
+class Difference(Record):
+    """What differs between two environments. exactness: whether the result stays bitwise the same."""
+
+    name: str
+    then: Value
+    now: Value
+    exactness: Exactness
+    sentence: str
+
+
+def differences(
+    pinned: PinnedSettings, facts_then: MachineFacts, plan: EnvironmentPlan | None, facts: MachineFacts
+) -> list[Difference]:
+    """What differs between an earlier environment and this one, most harmful first.
+
+    Args:
+        plan: None compares the machines alone.
+    """
+    found = []
+    for name, then, now in _settings(pinned, plan) if plan is not None else []:
+        found.append(
+            _difference((name, then, now), "lost", f"the result is no longer bitwise the same ({EXACT[name]})")
+        )
+    for pair in _decisive(facts_then, facts):
+        found.append(_difference(pair, "doubtful", "the result may no longer be bitwise the same"))
+    for pair in _harmless(facts_then, facts):
+        found.append(_difference(pair, "kept", "this does not touch the result"))
+    return [one for one in found if one.then != one.now]
+
+
+def _difference(pair: Pair, exactness: Exactness, sentence: str) -> Difference:
+    return Difference(name=pair[0], then=pair[1], now=pair[2], exactness=exactness, sentence=sentence)
+
+
+def _settings(pinned: PinnedSettings, plan: EnvironmentPlan) -> list[Pair]:
+    same_ranks = pinned.nproc_per_node * pinned.nnodes == plan.world_size  # only spread over machines otherwise
+    compared = [name for name in EXACT if not (same_ranks and name in ("nproc_per_node", "nnodes"))]
+    pairs = [(name, getattr(pinned, name), getattr(plan, name)) for name in compared]
+    return [pair for pair in pairs if pair[1] is not None]  # None: not recorded
+
+
+def _decisive(then: MachineFacts, now: MachineFacts) -> list[Pair]:
+    return [
+        ("python", then.python, now.python),
+        ("the processor", then.cpu.model, now.cpu.model),
+        ("the list of GPUs", [gpu.name for gpu in then.gpus], [gpu.name for gpu in now.gpus]),
+        ("the driver", then.driver and then.driver.version, now.driver and now.driver.version),
+        *((name, then.versions.get(name), now.versions.get(name)) for name in NUMERIC),
+    ]
+
+
+def _harmless(then: MachineFacts, now: MachineFacts) -> list[Pair]:
+    others = sorted((set(then.versions) | set(now.versions)) - set(NUMERIC))
+    return [
+        ("host", then.host or now.host, now.host),  # "" and 0: an older version did not record it
+        ("platform", then.platform or now.platform, now.platform),
+        ("cores", then.cores or now.cores, now.cores),
+        ("memory in GiB", round(then.memory.total / 1024**3), round(now.memory.total / 1024**3)),
+        *((name, then.versions.get(name), now.versions.get(name)) for name in others),
+    ]

@@ -1,0 +1,166 @@
+"""What the facts of a machine mean for training: one finding per fact, with the fix where something is wrong."""
+
+from infini_llama.tasks.patch_environment.planning.findings_gpu import GIB, gpu_findings
+from infini_llama.tasks.records.machine import Cpu, Disk, Limits, MachineFacts, Memory
+from infini_llama.tasks.records.plan import Finding, finding
+
+MIB = 1024**2
+MOST_SKEW = 5.0  # seconds between two clocks that leases and logs tolerate
+FEW_FILES = 1024
+
+
+def assess(facts: MachineFacts) -> list[Finding]:
+    """One finding per fact of `probe`."""
+    return [
+        finding("python", facts.python),
+        _processor(facts.cpu),
+        _cores(facts),
+        _memory(facts.memory),
+        *gpu_findings(facts),
+        _disk(facts.disk),
+        _file_system(facts.disk),
+        _clock(facts.disk.skew),
+        _shared_memory(facts),
+        *_limits(facts.limits),
+        _ports(facts.port),
+        _compilers(facts),
+        _allocators(facts),
+        _other_runs(facts),
+        *_hub(facts.hub),
+        *(finding(name, installed) for name, installed in facts.versions.items()),
+    ]
+
+
+def _processor(cpu: Cpu) -> Finding:
+    how = "AMX" if cpu.amx else "vector units" if cpu.bf16 else "emulated"
+    return finding("processor", f"{cpu.model}, bf16 by {how}" if cpu.bf16 else f"{cpu.model}, without bf16")
+
+
+def _cores(facts: MachineFacts) -> Finding:
+    cores, load = facts.cores, facts.load
+    value = f"{cores} usable, load {load:.1f}"
+    if load < cores + 1:
+        return finding("cores", value)
+    return finding(
+        "cores",
+        value,
+        "note",
+        "Other programs use these cores too: threads of one worker then wait for each other. More workers of one thread each "
+        "lose less time (environment.nproc_per_node, environment.threads); environment.tune=quick chooses them.",
+    )
+
+
+def _memory(memory: Memory) -> Finding:
+    value = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB"
+    limited = memory.limit == "control group"
+    value += " of this control group" if limited else ""
+    if memory.available >= 2 * GIB:
+        return finding("memory available", value)
+    fix = "raise the container's limit or use fewer workers" if limited else "stop other programs or use fewer workers"
+    return finding("memory available", value, "warning", f"Each worker needs about 1 GiB before the model; {fix}.")
+
+
+def _disk(disk: Disk) -> Finding:
+    if not disk.works:
+        fix = f"Writing, syncing or renaming fails there ({disk.fault}); choose another runtime.home."
+        return finding("disk", disk.path, "error", fix)
+    free = disk.free
+    value = f"{free / GIB:.1f} GiB free at {disk.path}" if free is not None else disk.path
+    if free is not None and free < 2 * GIB:
+        return finding(
+            "disk", value, "warning", "Checkpoints may not fit; free space or set runtime.home to a larger disk."
+        )
+    return finding("disk", value)
+
+
+def _file_system(disk: Disk) -> Finding:
+    if not disk.network:
+        return finding("file system", disk.kind or "unknown")
+    fix = (
+        "Locks may not reach other machines there: start each run from one machine only, or set runtime.home to a local disk, "
+        "where checkpoints are also written faster."
+    )
+    return finding("file system", disk.kind, "warning", fix)
+
+
+def _clock(skew: float) -> Finding:
+    if abs(skew) <= MOST_SKEW:
+        return finding("clock", f"{skew:+.1f} s from the disk's")
+    fix = "Times in logs and leases will not agree; set the clock of this machine or of the file server (NTP)."
+    return finding("clock", f"{skew:+.1f} s from the disk's", "warning", fix)
+
+
+def _shared_memory(facts: MachineFacts) -> Finding:
+    shared = facts.shared_memory
+    value = "not there" if shared is None else f"{shared / GIB:.2f} GiB free"
+    if (shared or 0) < 512 * MIB and len(facts.gpus) > 1:
+        fix = "NCCL between several GPUs may fail without it; in a container start with --shm-size=8g."
+        return finding("/dev/shm", value, "warning", fix)
+    return finding("/dev/shm", value)
+
+
+def _limits(limits: Limits) -> list[Finding]:
+    found = []
+    if (files := limits.files) is not None and files < FEW_FILES:
+        fix = f"Datasets of many shards and several workers open more; raise it with `ulimit -n {FEW_FILES * 16}`."
+        found.append(finding("open files", files, "warning", fix))
+    if (size := limits.file_size) is not None:
+        fix = "A checkpoint's files may be larger, and saving then fails; raise it with `ulimit -f unlimited`."
+        found.append(finding("largest file", f"{size / GIB:.1f} GiB", "warning" if size < 8 * GIB else "note", fix))
+    if (processes := limits.processes) is not None and processes < 512:
+        fix = "Every thread of every worker counts; raise it with `ulimit -u 4096` or the container's pids limit."
+        found.append(finding("processes and threads", processes, "warning", fix))
+    return found
+
+
+def _ports(free: bool) -> Finding:
+    if free:
+        return finding("local ports", "free")
+    fix = "No port of 127.0.0.1 is available, and torchrun needs one; bring up the loopback interface."
+    return finding("local ports", "none", "error", fix)
+
+
+def _compilers(facts: MachineFacts) -> Finding:
+    cxx, cc = facts.compilers.cxx, facts.compilers.cc
+    if facts.gpus:
+        if cc and "triton" in facts.versions:
+            return finding("compiler", f"{cc}, triton {facts.versions['triton']}")
+        missing = "triton" if cc else "a C compiler"
+        return finding("compiler", "none", "note", f"train.compile needs {missing}; install it for faster steps.")
+    if cxx:
+        return finding("compiler", cxx)
+    fix = (
+        "train.compile needs one on a CPU; install it (for example apt install g++) for steps about 1.5 times as fast."
+    )
+    return finding("compiler", "none", "note", fix)
+
+
+def _allocators(facts: MachineFacts) -> Finding:
+    if facts.allocators:
+        return finding("allocators", ", ".join(facts.allocators))
+    if facts.gpus:
+        return finding("allocators", "the system's")
+    fix = "Training on a CPU is faster with tcmalloc or jemalloc (apt install libtcmalloc-minimal4); see docs/environment.md."
+    return finding("allocators", "the system's", "note", fix)
+
+
+def _other_runs(facts: MachineFacts) -> Finding:
+    if not facts.others:
+        return finding("other runs", "none")
+    runs = sorted({other.run for other in facts.others})
+    sentence = (
+        "They share this machine's cores or GPUs with a run that starts now; wait for them, or give each its own GPUs."
+    )
+    return finding("other runs", f"{', '.join(runs)} ({len(facts.others)} worker(s))", "note", sentence)
+
+
+def _hub(reachable: bool | None) -> list[Finding]:
+    if reachable is None:
+        return []
+    if reachable:
+        return [finding("Hugging Face hub", "answers")]
+    fix = (
+        "Datasets and models cannot be fetched by name (files and folders of this machine can); set HF_HUB_OFFLINE=1 to spare "
+        "waiting for it, or HTTPS_PROXY where one is needed."
+    )
+    return [finding("Hugging Face hub", "no answer", "note", fix)]

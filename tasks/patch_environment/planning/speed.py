@@ -1,0 +1,120 @@
+"""The settings that make a step faster: the configuration's own, checked; else, under environment.tune, what suits the machine."""
+
+from infini_llama.configs.schema import PipelineConfig, TrainingConfig
+from infini_llama.tasks.patch_environment.planning.devices import Devices, Notes
+from infini_llama.tasks.records.machine import MachineFacts
+from infini_llama.tasks.records.plan import Device, Precision
+
+HALF_ONLY = ("varlen", "flash2", "flash4")
+# Bytes of fp32 logits of one micro-batch from which they are computed in parts, and the tokens of one; measured in benchmarks/loss.py.
+LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
+CHUNK = {"cpu": 256, "cuda": 4096}
+
+
+def precision(config: PipelineConfig, devices: Devices, facts: MachineFacts, notes: Notes) -> Precision:
+    """The configuration's precision, checked; else bf16 where it is computed in hardware."""
+    requested = config.environment.precision
+    without = [facts.gpus[number].name for number in devices.gpus if not facts.gpus[number].bf16]
+    if requested != "auto":
+        if requested == "bf16" and without:
+            notes.problems.append(
+                f"environment.precision=bf16, but {', '.join(without)} has no bf16; use fp32 or auto."
+            )
+        return requested
+    if devices.gpus and not without:
+        notes.reasons["precision"] = "every GPU used has bf16"
+        return "bf16"
+    if devices.device == "cpu" and config.environment.tune != "off" and facts.cpu.bf16:
+        notes.reasons["precision"] = f"this processor computes in bf16 ({'AMX' if facts.cpu.amx else 'vector units'})"
+        return "bf16"
+    notes.reasons["precision"] = "exact and available everywhere"
+    return "fp32"
+
+
+def allocator(config: PipelineConfig, device: Device, facts: MachineFacts, notes: Notes) -> str:
+    """system, tcmalloc or jemalloc; only a CPU's memory comes from it."""
+    requested = config.environment.allocator
+    if requested not in ("auto", "system") and requested not in facts.allocators:
+        have = f"only {', '.join(facts.allocators)}" if facts.allocators else "none"
+        notes.problems.append(
+            f"environment.allocator={requested}, but of the libraries that can be preloaded there is {have} here; install it "
+            "(apt install libtcmalloc-minimal4 or libjemalloc2) or use auto."
+        )
+    if requested != "auto":
+        return requested
+    if device == "cpu" and config.environment.tune != "off":
+        chosen = next((name for name in ("tcmalloc", "jemalloc") if name in facts.allocators), "system")
+        notes.reasons["allocator"] = (
+            "it is installed, and reuses freed memory" if chosen != "system" else "no other is installed"
+        )
+        return chosen
+    notes.reasons["allocator"] = "it is not the CPU that computes" if device == "cuda" else "environment.tune is off"
+    return "system"
+
+
+def attention(config: PipelineConfig, devices: Devices, number: Precision, facts: MachineFacts, notes: Notes) -> str:
+    """The configuration's attention backend, checked; sdpa where it leaves that open.
+
+    Args:
+        number: the precision.
+    """
+    requested = config.environment.attention_backend
+    key = f"environment.attention_backend={requested}"
+    if requested in HALF_ONLY and devices.device != "cuda":
+        notes.problems.append(f"{key}, but it needs a GPU and training runs on the CPU; use auto, sdpa or blocked.")
+    elif requested in HALF_ONLY and number == "fp32":
+        notes.problems.append(
+            f"{key}, but it computes in half precision only; set environment.precision=bf16 or use sdpa."
+        )
+    elif error := facts.attention.get(requested):
+        notes.problems.append(f"{key}, but it cannot be used here: {error}; use auto or sdpa.")
+    if requested not in ("auto", "sdpa", "flash2") and config.model.attention_dropout:
+        notes.problems.append(f"{key}, but it cannot drop weights; set model.attention_dropout=0 or use sdpa.")
+    if requested != "auto":
+        return requested
+    notes.reasons["attention_backend"] = "torch's scaled_dot_product_attention chooses the kernel"
+    return "sdpa"
+
+
+def compile_fault(device: Device, facts: MachineFacts) -> str:
+    """Why torch.compile cannot work here; "" where it can."""
+    if device == "cpu":
+        return "" if facts.compilers.cxx else "no C++ compiler is installed (for example apt install g++)"
+    if not facts.compilers.cc:
+        return "no C compiler is installed (for example apt install gcc)"
+    return "" if "triton" in facts.versions else "triton is not installed (pip install triton)"
+
+
+def compilation(train: TrainingConfig, device: Device, facts: MachineFacts, notes: Notes) -> str:
+    """The configuration's train.compile, checked; off where it leaves that open."""
+    fault = compile_fault(device, facts)
+    if train.compile in ("block", "whole") and fault:
+        notes.problems.append(f"train.compile={train.compile}, but {fault}; install it or use off.")
+    return "off" if train.compile == "auto" else train.compile
+
+
+def loss_chunk(requested: int | str, device: Device, tokens: int, vocab_size: int, notes: Notes | None = None) -> int:
+    """train.loss_chunk: tokens of a micro-batch whose logits exist at a time; 0: all."""
+    if requested != "auto":
+        return int(requested)
+    logits = 4 * tokens * vocab_size
+    large = logits > LARGE_LOGITS[device]
+    if notes is not None:
+        size = f"{logits / 2**20:,.0f} MiB, {'many' if large else 'few'}"
+        notes.reasons["loss_chunk"] = f"the logits of a micro-batch are {size}"
+    return CHUNK[device] if large else 0
+
+
+def backend(config: PipelineConfig, device: Device, nccl: bool, notes: Notes) -> str:
+    """nccl or gloo."""
+    requested = config.environment.distributed_backend
+    if requested == "auto":
+        chosen = "nccl" if device == "cuda" and nccl else "gloo"
+        why = "GPUs" if chosen == "nccl" else "CPU" if device == "cpu" else "torch has no NCCL"
+        notes.reasons["distributed_backend"] = why
+        return chosen
+    if requested == "nccl" and not (device == "cuda" and nccl):
+        notes.problems.append(
+            "environment.distributed_backend=nccl, but it needs GPUs and a torch built with NCCL; use auto or gloo."
+        )
+    return requested
