@@ -11,7 +11,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import DataConfig, ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.patch_environment.pin import EXACT
+from infini_llama.tasks.patch_environment.planning.pin import EXACT
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, attempts
