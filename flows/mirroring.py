@@ -93,7 +93,7 @@ def mirrored(settings: dict, reference: dict) -> Iterator[None]:
                         _keep(mirror, run, path, KIND)
                     if last:
                         _records(mirror, run)
-                    _forget(mirror, run)
+                    _delete_pruned(mirror, run)
             except Exception as fault:  # of any filesystem's making
                 log.warning("storage.mirror=%s: %s; it is tried again", mirror.url, fault)
             if last:
@@ -131,13 +131,13 @@ def _of_another(mirror: Mirror, run: Path) -> Path | None:
     return next((path for path in reversed(ahead) if not _abandoned(mirror, path)), None)
 
 
-def _forget(mirror: Mirror, run: Path) -> None:
+def _delete_pruned(mirror: Mirror, run: Path) -> None:
     """Follows the pruning of this run's checkpoints, and its going back to an older one."""
     here = checkpoints.committed(run / "checkpoints")
     newest = checkpoints.step_of(here[0]) if here else 0
     for path in mirror.kept(run / "checkpoints"):
         if path not in here and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):
-            mirror.forget(path)
+            mirror.delete(path)
 
 
 def _abandoned(mirror: Mirror, path: Path) -> bool:

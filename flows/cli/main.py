@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from infini_llama.configs.errors import PipelineError, Preempted, no_space
 from infini_llama.flows.cli.parser import build_parser
-from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
+from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
 UNEXPECTED = 70
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
@@ -58,7 +58,7 @@ def _hints(unknown: list[str], parsed: argparse.Namespace) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parsed = parse(arguments)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    signal.signal(signal.SIGTERM, raises_once(Stopped))
+    signal.signal(signal.SIGTERM, debounced(Stopped))
     hangup_as_termination()
     try:
         with _console(parsed):

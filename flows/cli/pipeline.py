@@ -13,7 +13,7 @@ from infini_llama.flows.home import usable_home
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
-    from infini_llama.tasks.clusters.node import Wishes
+    from infini_llama.tasks.clusters.node import NodeSettings
 
 
 def run(arguments: Namespace) -> Answer:
@@ -183,19 +183,19 @@ def train(arguments: Namespace) -> Answer:
 
 
 def join(arguments: Namespace) -> Answer:
-    from infini_llama.tasks.clusters.node import Wishes
+    from infini_llama.tasks.clusters.node import NodeSettings
 
     path = Path(arguments.run)
     return _join(
         path.resolve() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path,
-        Wishes.of_variables(arguments.node_rank),
+        NodeSettings.of_variables(arguments.node_rank),
     )
 
 
-def _join(run: Path, wishes: "Wishes") -> Answer:
+def _join(run: Path, requested: "NodeSettings") -> Answer:
     from infini_llama.tasks.clusters.node import serve
 
-    record = {"run": str(run), "exit_code": serve(run, wishes)}
+    record = {"run": str(run), "exit_code": serve(run, requested)}
     return record, f"joined      {run}: it has ended" + (f" with {record['exit_code']}" if record["exit_code"] else "")
 
 
@@ -205,10 +205,10 @@ def _joins(config: "PipelineConfig") -> Answer | None:
     if environment.node_rank in ("auto", 0):
         return None
     from infini_llama.flows.pipeline import resolved
-    from infini_llama.tasks.clusters.node import Wishes
+    from infini_llama.tasks.clusters.node import NodeSettings
 
     runtime = resolved(config)["runtime"]
     address = None if environment.master_addr == "auto" else environment.master_addr
     port = None if environment.port == "auto" else environment.port
-    wishes = Wishes(environment.nnodes, environment.node_rank, address, port)
-    return _join(Path(runtime["home"], "runs", runtime["name"]), wishes)
+    requested = NodeSettings(environment.nnodes, environment.node_rank, address, port)
+    return _join(Path(runtime["home"], "runs", runtime["name"]), requested)

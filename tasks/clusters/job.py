@@ -18,7 +18,7 @@ from infini_llama.tasks.clusters import node
 from infini_llama.tasks.clusters.restart import superseded
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.outcome import classify
-from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
+from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 from infini_llama.tasks.runs.status import read_statuses
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.train import launch as local
@@ -70,7 +70,7 @@ def main() -> int:
     number = os.environ.get("SLURM_NODEID", os.environ.get("JOB_COMPLETION_INDEX", "0"))
     if int(os.environ.get("NNODES", "1")) > 1:
         return node.main([str(attempt_dir), f"--node-rank={number}"])
-    signal.signal(signal.SIGTERM, raises_once(Asked))
+    signal.signal(signal.SIGTERM, debounced(Asked))
     hangup_as_termination()
     return supervise(attempt_dir)
 

@@ -274,23 +274,23 @@ def _asked(question: Callable[[], dict]) -> dict:
 def _sentence(error: ApiException, place: Place) -> ConfigError | TrainFailed:
     """What an answer means, and who can change it."""
     try:
-        said = json.loads(error.body or "{}").get("message") or error.reason
+        reason = json.loads(error.body or "{}").get("message") or error.reason
     except ValueError:
-        said = error.reason
+        reason = error.reason
     if error.status == 401:
         return ConfigError(
-            f"the Kubernetes API does not know who we are (401: {said}); renew the login of the kubeconfig."
+            f"the Kubernetes API does not know who we are (401: {reason}); renew the login of the kubeconfig."
         )
     if error.status == 403:
         return ConfigError(
-            f"the Kubernetes API does not allow it (403: {said}); the account needs create, get, list, watch and delete on "
+            f"the Kubernetes API does not allow it (403: {reason}); the account needs create, get, list, watch and delete on "
             f"{PLURAL}.{GROUP} in namespace {place.namespace} (deploy/k8s/worker.yaml)."
         )
     if error.status == 404:
         return ConfigError(
-            f"the cluster has no {PLURAL}.{GROUP}, or no namespace {place.namespace} (404: {said}); "
+            f"the cluster has no {PLURAL}.{GROUP}, or no namespace {place.namespace} (404: {reason}); "
             "install its controller, or change environment.kubernetes."
         )
     if error.status == 422:
-        return ConfigError(f"the Kubernetes API refuses {place} (422: {said}); see environment.kubernetes.")
-    return TrainFailed(f"the Kubernetes API failed at {place} ({error.status}: {said}).")
+        return ConfigError(f"the Kubernetes API refuses {place} (422: {reason}); see environment.kubernetes.")
+    return TrainFailed(f"the Kubernetes API failed at {place} ({error.status}: {reason}).")

@@ -31,7 +31,7 @@ from infini_llama.tasks.clusters.relay import Relay, relayed
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.outcome import classify
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
-from infini_llama.tasks.runs.signals import hangup_as_termination, raises_once
+from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.locks import Lock
@@ -55,7 +55,7 @@ class Over(Exception):
 
 
 @dataclass(frozen=True)
-class Wishes:
+class NodeSettings:
     """What this node was told about its place; None: as the order says, and of the node's number: a free one."""
 
     nnodes: int | None = None
@@ -64,7 +64,7 @@ class Wishes:
     port: int | None = None
 
     @classmethod
-    def of_variables(cls, node_rank: int | None = None) -> "Wishes":
+    def of_variables(cls, node_rank: int | None = None) -> "NodeSettings":
         """NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as schedulers set them."""
         rank = _number("NODE_RANK") if node_rank is None else node_rank
         return cls(_number("NNODES"), rank, os.environ.get("MASTER_ADDR"), _number("MASTER_PORT"))
@@ -86,7 +86,7 @@ class Wishes:
         }
 
 
-def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
+def follow(run: RunFolder, requested: NodeSettings, timeout: float = 600.0) -> int:
     """Takes part in one attempt after the other until the run has ended; returns the exit code of that end.
 
     Args:
@@ -102,7 +102,7 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
             late = time.monotonic() - since > timeout
             if order is not None and order.parent not in taken and leader.lives:
                 taken.add(order.parent)
-                log.info("%s ended with %d here", order.parent.name, _one(order, wishes, leader))
+                log.info("%s ended with %d here", order.parent.name, _one(order, requested, leader))
                 since = time.monotonic()
             elif (ended := end_of(run, leader)) is not None and (led or late or ended == 0):
                 return ended
@@ -115,10 +115,10 @@ def follow(run: RunFolder, wishes: Wishes, timeout: float = 600.0) -> int:
             time.sleep(POLL_SECONDS)
 
 
-def _one(order: Path, wishes: Wishes, leader: Leader) -> int:
+def _one(order: Path, requested: NodeSettings, leader: Leader) -> int:
     """The exit code of one attempt of several: where the nodes did not start together, the next one may succeed."""
     try:
-        return take_part(order, wishes, leader)
+        return take_part(order, requested, leader)
     except PipelineError as fault:
         if fault.exit_code != PipelineError.exit_code:
             raise
@@ -148,7 +148,7 @@ def end_of(run: RunFolder, leader: Leader) -> int | None:
     return code if code in ORDERLY or code == Preempted.exit_code else None
 
 
-def take_part(order_path: Path, wishes: Wishes, leader: Leader | None) -> int:
+def take_part(order_path: Path, requested: NodeSettings, leader: Leader | None) -> int:
     """This node's part in one attempt, from its meeting to the end of its workers; returns an exit code.
 
     Args:
@@ -160,8 +160,8 @@ def take_part(order_path: Path, wishes: Wishes, leader: Leader | None) -> int:
     """
     attempt_dir = order_path.parent
     order = json.loads(order_path.read_text(encoding="utf-8"))
-    wanted = wishes.over(order["plan"])
-    node = records.claim(attempt_dir, wishes.node_rank, wanted["nnodes"])
+    wanted = requested.over(order["plan"])
+    node = records.claim(attempt_dir, requested.node_rank, wanted["nnodes"])
     log.info("node %d of %d in %s", node, wanted["nnodes"], attempt_dir)
 
     def poll() -> None:
@@ -172,24 +172,24 @@ def take_part(order_path: Path, wishes: Wishes, leader: Leader | None) -> int:
             raise Over
 
     try:
-        with ExitStack() as held:
-            fds = _locks(held, attempt_dir, node)
+        with ExitStack() as locks:
+            fds = _locks(locks, attempt_dir, node)
             meet = meeting.gather if node == 0 else partial(meeting.meet, node=node)
             place = meet(attempt_dir, order, wanted, each_poll=poll)
             return _train(order_path, order, place, fds, poll)
     except Over:
         return PipelineError.exit_code
     finally:
-        records.tell(attempt_dir, node, state="ended")
+        records.update(attempt_dir, node, state="ended")
         if node == 0:
             records.say(attempt_dir, "over")
 
 
-def _locks(held: ExitStack, attempt_dir: Path, node: int) -> list[int]:
+def _locks(locks: ExitStack, attempt_dir: Path, node: int) -> list[int]:
     """What the workers hold as long as they live: the run's lock, where the leader has handed it on, else one of this node."""
     if node == 0 and os.path.realpath("/proc/self/fd/0") == str(attempt_dir.parents[1] / "lock"):
         return [0]
-    return [held.enter_context(Lock(attempt_dir.parents[1] / f"node-{node}.lock", wait=ENDING)).fd]
+    return [locks.enter_context(Lock(attempt_dir.parents[1] / f"node-{node}.lock", wait=ENDING)).fd]
 
 
 def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], poll: Callable[[], None]) -> int:
@@ -200,14 +200,14 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
     log_file = attempt_dir / f"torchrun-{place.node}.log"
     process = local.spawn(command, log_file, environment(order, place), grace, fds, new_session=own_session)
     ranks = local.Torchrun(process, attempt_dir, plan.nproc_per_node * place.nnodes, place.node)
-    records.tell(attempt_dir, place.node, state="training")
+    records.update(attempt_dir, place.node, state="training")
     relay = Relay(attempt_dir, place.node)
-    alone = (
+    is_detached = (
         order["config"]["environment"]["launcher"] != "local"
     )  # the leader is not beside the ranks, and does not watch them
     watch = (
         Watch(attempt_dir, ranks.processes, order["config"]["runtime"]["hang_after"], partial(relayed, attempt_dir))
-        if alone
+        if is_detached
         else None
     )
     try:
@@ -265,18 +265,18 @@ def environment(order: dict, place: meeting.Place) -> dict[str, str]:
     return own | variables | {NODE: str(place.node)}
 
 
-def parse(arguments: Sequence[str] | None) -> tuple[Path, Wishes]:
+def parse(arguments: Sequence[str] | None) -> tuple[Path, NodeSettings]:
     parser = argparse.ArgumentParser(
         prog="python -m infini_llama.tasks.clusters.node", description="One machine's part in a run on several."
     )
     parser.add_argument("where", metavar="RUN_OR_ATTEMPT", type=Path)
-    default = Wishes.of_variables()
+    default = NodeSettings.of_variables()
     parser.add_argument("--nnodes", type=int, default=default.nnodes)
     parser.add_argument("--node-rank", type=int, default=default.node_rank)
     parser.add_argument("--master-addr", default=default.master_addr)
     parser.add_argument("--master-port", type=int, default=default.port)
     given = parser.parse_args(arguments)
-    return given.where.resolve(), Wishes(given.nnodes, given.node_rank, given.master_addr, given.master_port)
+    return given.where.resolve(), NodeSettings(given.nnodes, given.node_rank, given.master_addr, given.master_port)
 
 
 def _number(variable: str) -> int | None:
@@ -288,16 +288,16 @@ def _number(variable: str) -> int | None:
     return int(value)
 
 
-def serve(where: Path, wishes: Wishes) -> int:
+def serve(where: Path, requested: NodeSettings) -> int:
     """Takes part in the attempt, or in all attempts of the run, that `where` is the folder of."""
     if where.name.startswith("attempt-") and where.parent.name == "logs":
-        return take_part(where / "order.json", wishes, None)
-    return follow(RunFolder(where), wishes)
+        return take_part(where / "order.json", requested, None)
+    return follow(RunFolder(where), requested)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, raises_once(Stopped))
+    signal.signal(signal.SIGTERM, debounced(Stopped))
     hangup_as_termination()
     try:
         return serve(*parse(arguments))

@@ -30,8 +30,8 @@ def read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def tell(attempt_dir: Path, node: int, **words: Any) -> None:
-    """Node `node` says these words in addition to what it said before."""
+def update(attempt_dir: Path, node: int, **words: Any) -> None:
+    """Add to the record of node `node`."""
     path = node_path(attempt_dir, node)
     write_atomic(path, json.dumps(read(path) | words, indent=1))
 
@@ -73,16 +73,16 @@ def claim(attempt_dir: Path, wished: int | None, nnodes: int) -> int:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         except FileExistsError:
-            holder = read(path)
-            if not holder or not _is_dead(holder):
+            owner = read(path)
+            if not owner or not _is_dead(owner):
                 continue
         write_atomic(path, json.dumps(mine | {"node": node}, indent=1))
         return node
     if wished is None:
         raise ConfigError(f"all {nnodes} nodes of {attempt_dir} are there already; environment.nnodes says how many.")
-    holder = read(node_path(attempt_dir, wished))
+    owner = read(node_path(attempt_dir, wished))
     raise ConfigError(
-        f"node {wished} of {attempt_dir} is process {holder.get('pid')} on {holder.get('host')} already; give each machine a "
+        f"node {wished} of {attempt_dir} is process {owner.get('pid')} on {owner.get('host')} already; give each machine a "
         "number of its own (--node-rank, NODE_RANK or environment.node_rank), or leave it to be chosen."
     )
 

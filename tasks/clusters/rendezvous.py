@@ -50,11 +50,11 @@ def greeting(attempt_dir: Path) -> str:
     return f"infini-llama {attempt_dir}"
 
 
-def gather(attempt_dir: Path, order: dict, wishes: dict, each_poll: Callable[[], None]) -> Place:
+def gather(attempt_dir: Path, order: dict, requested: dict, each_poll: Callable[[], None]) -> Place:
     """The first node's part: opens the meeting, waits for all others, compares them with itself, and says go.
 
     Args:
-        wishes: {"nnodes", "master_addr", "port"}; the latter two may be "auto".
+        requested: {"nnodes", "master_addr", "port"}; the latter two may be "auto".
         each_poll: called a few times a second; what it raises ends the meeting.
 
     Raises:
@@ -62,21 +62,21 @@ def gather(attempt_dir: Path, order: dict, wishes: dict, each_poll: Callable[[],
         DataError: the dataset is not here, or not there.
         PipelineError: somebody did not come, or cannot reach this node; another attempt may succeed.
     """
-    nnodes, patience = wishes["nnodes"], order["config"]["environment"]["join_timeout"]
+    nnodes, patience = requested["nnodes"], order["config"]["environment"]["join_timeout"]
     try:
         mine = facts(order)
-        records.tell(attempt_dir, 0, facts=mine, state="ready")
-        with _listener(attempt_dir, wishes["port"]) as listener:
-            address = own_address() if wishes["master_addr"] == "auto" else wishes["master_addr"]
+        records.update(attempt_dir, 0, facts=mine, state="ready")
+        with _listener(attempt_dir, requested["port"]) as listener:
+            address = own_address() if requested["master_addr"] == "auto" else requested["master_addr"]
             if address is None:
                 raise ConfigError(
                     f"environment.master_addr=auto, but {socket.gethostname()} has no address but the loopback's; set it to the one by "
                     "which the other nodes reach this one."
                 )
             place = Place(attempt_dir, 0, nnodes, order["plan"]["rendezvous"], address, listener.port)
-            records.say(attempt_dir, "open", address=address, port=listener.port, told=[])
+            records.say(attempt_dir, "open", address=address, port=listener.port, notices=[])
             _await_all(place, patience, each_poll)
-        records.say(attempt_dir, "go", told=[])
+        records.say(attempt_dir, "go", notices=[])
         return place
     except PipelineError as fault:
         records.say(attempt_dir, "refused", code=fault.exit_code, sentence=str(fault))
@@ -98,7 +98,7 @@ def _listener(attempt_dir: Path, port: int | str) -> Listener:
 
 
 def _await_all(place: Place, patience: float, each_poll: Callable[[], None]) -> None:
-    began, told = time.monotonic(), []
+    began, notices = time.monotonic(), []
     while True:
         each_poll()
         there = {node: records.read(records.node_path(place.attempt_dir, node)) for node in range(place.nnodes)}
@@ -115,9 +115,9 @@ def _await_all(place: Place, patience: float, each_poll: Callable[[], None]) -> 
         waited = time.monotonic() - began
         if waited > patience:
             raise PipelineError(f"after {waited:.0f} s (environment.join_timeout): " + " ".join(lacking))
-        if waited > PATIENCE and lacking != told:
-            told = lacking
-            records.say(place.attempt_dir, "open", told=lacking)
+        if waited > PATIENCE and lacking != notices:
+            notices = lacking
+            records.say(place.attempt_dir, "open", notices=lacking)
             for line in lacking:
                 log.warning(line)
         time.sleep(POLL_SECONDS)
@@ -135,41 +135,41 @@ def _lacking(place: Place, there: dict[int, dict]) -> list[str]:
     return found
 
 
-def meet(attempt_dir: Path, order: dict, wishes: dict, node: int, each_poll: Callable[[], None]) -> Place:
+def meet(attempt_dir: Path, order: dict, requested: dict, node: int, each_poll: Callable[[], None]) -> Place:
     """Another node's part: says what it has, finds the way to the first one, and waits for its go.
 
     Args:
-        wishes: {"nnodes", "master_addr", "port"}; "auto": as the first node says.
+        requested: {"nnodes", "master_addr", "port"}; "auto": as the first node says.
 
     Raises:
         ConfigError, DataError, PipelineError: as `gather`, when the first node has refused.
     """
     try:
-        records.tell(attempt_dir, node, facts=facts(order))
+        records.update(attempt_dir, node, facts=facts(order))
     except DataError as fault:
         sentence = f"node {node} ({socket.gethostname()}): {fault}"
-        records.tell(attempt_dir, node, state="refused", code=fault.exit_code, sentence=sentence)
+        records.update(attempt_dir, node, state="refused", code=fault.exit_code, sentence=sentence)
         raise
-    reached, said = False, ""
+    reached, reported = False, ""
     while True:
         each_poll()
         word = records.word(attempt_dir)
         if word.get("state") == "refused":
             raise _refusal(word)
         if "address" in word:
-            address = word["address"] if wishes["master_addr"] == "auto" else wishes["master_addr"]
-            port = word["port"] if wishes["port"] == "auto" else int(wishes["port"])
+            address = word["address"] if requested["master_addr"] == "auto" else requested["master_addr"]
+            port = word["port"] if requested["port"] == "auto" else int(requested["port"])
             if word["state"] == "go" and reached:
-                return Place(attempt_dir, node, wishes["nnodes"], order["plan"]["rendezvous"], address, port)
+                return Place(attempt_dir, node, requested["nnodes"], order["plan"]["rendezvous"], address, port)
             if word["state"] == "open" and not reached:
                 fault = fault_of_reaching(address, port, greeting(attempt_dir))
                 reached = fault is None
                 sentence = "" if reached else _unreachable(attempt_dir, node, address, port, fault)
-                if sentence and sentence != said:
+                if sentence and sentence != reported:
                     log.warning(sentence)
-                if reached or sentence != said:
-                    records.tell(attempt_dir, node, state="ready" if reached else "unreachable", sentence=sentence)
-                said = sentence
+                if reached or sentence != reported:
+                    records.update(attempt_dir, node, state="ready" if reached else "unreachable", sentence=sentence)
+                reported = sentence
         time.sleep(POLL_SECONDS)
 
 
@@ -198,7 +198,7 @@ class Nodes:
 
     def notices(self) -> list[str]:
         """What the nodes are waiting for, in sentences."""
-        return records.word(self.attempt_dir).get("told", [])
+        return records.word(self.attempt_dir).get("notices", [])
 
     def heartbeats(self, node: int) -> dict[int, tuple[HeartbeatRecord, bool]]:
         """The newest heartbeats of another node's ranks, by rank, and whether the process is stopped."""
@@ -220,7 +220,7 @@ def end_nodes(attempt_dir: Path) -> None:
     there = sorted(attempt_dir.glob("node-*.json"))
     if not there:
         return
-    records.say(attempt_dir, "over", told=[])
+    records.say(attempt_dir, "over", notices=[])
     until = time.monotonic() + ENDING
     while lingering := [path for path in there if not records.has_ended(path)]:
         if time.monotonic() > until:

@@ -38,9 +38,9 @@ def prepare(attempt_dir: Path, job: str) -> str | None:
             file.write(job)
         return None
     except FileExistsError:
-        holder = path.read_text(encoding="utf-8")
-    if holder != job:
-        return f"{attempt_dir.name} is job {holder}'s; this is job {job}."
+        owner = path.read_text(encoding="utf-8")
+    if owner != job:
+        return f"{attempt_dir.name} is job {owner}'s; this is job {job}."
     renew(attempt_dir)
     return None
 

@@ -15,7 +15,7 @@ from typing import Any
 from infini_llama.tasks.runs.checkpoints import superseded
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import remove
-from infini_llama.tasks.storage.locks import Busy, Lock, holder
+from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 from infini_llama.tasks.storage.sizes import size_of
 
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
@@ -124,7 +124,7 @@ def collect(home: Path, rules: Rules, yes: bool) -> dict[str, Any]:
     files, in_use = [], []
     for one in leftovers(home, rules):
         size, relative = size_of(one.path), one.path.relative_to(home).as_posix()
-        if (other := _remove(home, rules, one) if yes else holder(one.lock)) is not None:
+        if (other := _remove(home, rules, one) if yes else lock_holder(one.lock)) is not None:
             in_use.append({"path": relative, "by": other})
         else:
             files.append({"path": relative, "kind": one.kind, "bytes": size})
@@ -148,5 +148,5 @@ def _remove(home: Path, rules: Rules, one: Leftover) -> str | None:
                 remove(one.path)
             log.info("removed %s", one.path)
     except Busy:
-        return holder(one.lock) or "another process, a moment ago"
+        return lock_holder(one.lock) or "another process, a moment ago"
     return None

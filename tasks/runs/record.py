@@ -26,7 +26,7 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.storage.artifacts import Damaged, read_manifest
 from infini_llama.tasks.storage.json_lines import read_lines
-from infini_llama.tasks.storage.locks import holder
+from infini_llama.tasks.storage.locks import lock_holder
 from infini_llama.tasks.storage.sizes import size_of
 
 
@@ -149,7 +149,7 @@ class RunRecord:
         """finished, running, or how the last attempt ended."""
         if self.result:
             return "finished"
-        if holder(self.path / "lock") is not None:
+        if lock_holder(self.path / "lock") is not None:
             return "running"
         if not self.attempts:
             return "killed" if attempt_folders(self.folder) else "not begun"

@@ -11,7 +11,7 @@ from types import FrameType
 ONE_REQUEST_SECONDS = 1.0
 
 
-def raises_once(kind: type[BaseException]) -> Callable[[int, FrameType | None], None]:
+def debounced(kind: type[BaseException]) -> Callable[[int, FrameType | None], None]:
     """A signal handler that raises `kind`, and passes over what follows within a second, so that nothing breaks off the answer."""
     last = -math.inf
 

@@ -123,5 +123,5 @@ class Lease:
         write_atomic(self.path, json.dumps(self.mine | {"renewed": count}))
 
 
-def _name(holder: dict[str, Any]) -> str:
-    return f"process {holder.get('pid')} on {holder.get('host')}"
+def _name(lease: dict[str, Any]) -> str:
+    return f"process {lease.get('pid')} on {lease.get('host')}"

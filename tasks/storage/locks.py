@@ -63,7 +63,7 @@ class Lock:
         os.close(self.fd)
 
 
-def holder(path: Path) -> str | None:
+def lock_holder(path: Path) -> str | None:
     """Who holds the lock, for people; None where nobody does. A newcomer at this very moment is turned away once."""
     if not path.exists():
         return None

@@ -128,7 +128,7 @@ class Mirror:
         sync(path.parent)
         return True
 
-    def forget(self, path: Path) -> None:
+    def delete(self, path: Path) -> None:
         """Deletes a kept artifact, its manifest first."""
         self._remove_file(f"{self.place(path)}/{MANIFEST}")
         self.files.rm(self.place(path), recursive=True)

@@ -12,6 +12,8 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.environment import PatchedEnvironment
+from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
@@ -46,17 +48,14 @@ def train(
 ) -> RunSummary:
     """Train the run `config.runtime.name` on `dataset` under an environment plan, which is pinned here.
 
-    Retry policy by exit code: see docs/resume.md. Another attempt follows at once after a request to the workers to stop
-    (PREEMPTED), a hang (HUNG), OUT_OF_MEMORY and DIVERGED.
+    Retry policy by exit code: see docs/resume.md.
 
     Args:
         environment: the plan, and the record that is written here.
-        invocation: of `attempt.new_invocation`, the same for all calls of one command: what `runtime.resume` says is followed
-            once per command.
+        invocation: of `attempt.new_invocation`: `runtime.resume` is followed once per command.
         verify_on_read: shards are checked when they are first opened, since verify-data has not read them.
         launcher: what starts the workers; by default torchrun on this machine alone.
-        each_poll: called a few times per second; what it raises is a request to stop, as a signal is, and a failure if it is an
-            Exception.
+        each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
 
     Returns:
         the summary (also runs/<name>/summary.json); `already_finished` if there was nothing left to do.
@@ -67,8 +66,7 @@ def train(
         TrainFailed: the workers failed; `retryable` says whether another call may help.
         Busy: another process, here or on another machine, trains this run.
     """
-    home = config.runtime.home.resolve()
-    run = RunFolder(home / "runs" / config.runtime.name)
+    run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
     run.path.mkdir(parents=True, exist_ok=True)
     with (
         disk_full_as(f"the run in {run.path}", TrainFailed),
@@ -81,21 +79,13 @@ def train(
             each_poll()
 
         plan = environment.plan
-        initial = initial_weights(config.train.init_from, run.read_lineage())
-        vocabulary = (initial or dataset).vocab_size
-        model = LlamaConfig.from_dict(
-            architecture(config.model.model_dump(mode="json"), vocabulary, dataset.sequence_length)
-        )
-        settings = resolved_settings(config, plan, resolve_max_steps(config.train, dataset, home))
-        refuse_stages(config)  # before the run is bound to them
-        lineage = claim(run, config, settings, model, dataset, initial)
+        model, settings, lineage = bind(run, config, dataset, plan)
         write_atomic(run.path / "environment.json", json.dumps(environment.record.to_json(), indent=1))
         stages = in_samples(config, dataset, lineage.curriculum_ends or (), lineage.max_steps)
         if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary.steps)
             return summary.model_copy(update={"already_finished": True})
-        here = config.environment.launcher == "local"
-        with locked(gpus_of(run, plan) if here else [], poll) as gpus:
+        with locked(gpus_of(run, plan) if config.environment.launcher == "local" else [], poll) as gpus:
             context = RunContext(
                 run=run,
                 config=config,
@@ -111,6 +101,23 @@ def train(
                 each_poll=poll,
             )
             return attempts_until_finished(context)
+
+
+def bind(
+    run: RunFolder, config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
+) -> tuple[LlamaConfig, dict[str, Any], Lineage]:
+    """The architecture and the resolved settings of a run, and the lineage that binds its folder to them.
+
+    Raises:
+        ConfigError: the settings contradict each other, or the folder belongs to another run.
+    """
+    initial = initial_weights(config.train.init_from, run.read_lineage())
+    vocabulary = (initial or dataset).vocab_size
+    section = config.model.model_dump(mode="json")
+    model = LlamaConfig.from_dict(architecture(section, vocabulary, dataset.sequence_length))
+    settings = resolved_settings(config, plan, resolve_max_steps(config.train, dataset, run.path.parents[1]))
+    refuse_stages(config)  # before the run is bound to them
+    return model, settings, claim(run, config, settings, model, dataset, initial)
 
 
 def attempts_until_finished(context: RunContext) -> RunSummary:

@@ -47,7 +47,7 @@ class Watch:
     seen: dict[int, HeartbeatRecord] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)  # when that was, by the clock of this process
     clock: Callable[[], float] = time.monotonic
-    looked: float = float("-inf")
+    polled_at: float = float("-inf")
     far: bool = False  # whether ranks are on other machines
     stopped: set[int] = field(default_factory=set)  # of those, the ones whose process is stopped
     nodes_meet: bool = False  # whether several nodes meet, in their own time, before any rank starts
@@ -62,7 +62,7 @@ class Watch:
 
     def poll(self) -> None:
         """Raises Hung where `hung` has a sentence; once a second where ranks are on other machines."""
-        if self.far and self.clock() - self.looked < FAR_SECONDS:
+        if self.far and self.clock() - self.polled_at < FAR_SECONDS:
             return
         if sentence := self.hung():
             raise Hung(sentence)
@@ -72,11 +72,11 @@ class Watch:
         try:
             return self._look(self.clock())
         finally:
-            self.looked = self.clock()  # a look may itself take seconds, at many ranks on a network filesystem
+            self.polled_at = self.clock()  # a look may itself take seconds, at many ranks on a network filesystem
 
     def _look(self, now: float) -> str | None:
         overdue = False
-        away = max(0.0, now - self.looked - AWAY_SECONDS) if self.since else 0.0
+        away = max(0.0, now - self.polled_at - AWAY_SECONDS) if self.since else 0.0
         self.since = {rank: since + away for rank, since in self.since.items()}
         beats, relays, ended = {}, {}, 0
         for rank in range(self.processes):

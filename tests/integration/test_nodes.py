@@ -118,7 +118,7 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
         wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
         hosts.cable("down")
         wait_for(lambda: attempts_of(run), both, "the end of the first attempt", logs)
-        wait_for(lambda: "does not reach" in str(word_of(run, 2).get("told")), both, "a word about the cable", logs)
+        wait_for(lambda: "does not reach" in str(word_of(run, 2).get("notices")), both, "a word about the cable", logs)
         hosts.cable("up")
         assert leader.wait(240) == 0, hosts.log(f"{name}-a").read_text()
         assert other.wait(60) == 0, hosts.log(f"{name}-b").read_text()

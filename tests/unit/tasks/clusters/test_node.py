@@ -105,7 +105,7 @@ def test_after_a_meeting_that_failed_a_node_takes_part_in_the_next_attempt(run, 
 
     with ThreadPoolExecutor(1) as pool, Lease(run.path / "lease", renew=0.05):
         attempts = [begin(1)]
-        following = pool.submit(node.follow, run, node.Wishes(nnodes=2, node_rank=0), 5.0)
+        following = pool.submit(node.follow, run, node.NodeSettings(nnodes=2, node_rank=0), 5.0)
         wait_until(lambda: records.word(attempts[0]).get("state") == "refused" or following.done())
         attempts.append(begin(2))
         wait_until(lambda: records.word(attempts[1]).get("state") == "refused" or following.done())
@@ -160,7 +160,7 @@ def follower(run, monkeypatch):
     monkeypatch.setattr(node, "Leader", partial(Leader, expired=1.0, every=0.01))
     monkeypatch.setattr(node, "POLL_SECONDS", 0.01)
     with ThreadPoolExecutor(1) as pool:
-        yield lambda timeout: pool.submit(node.follow, run, node.Wishes(), timeout)
+        yield lambda timeout: pool.submit(node.follow, run, node.NodeSettings(), timeout)
 
 
 def end(run: RunFolder, number: int, code: int) -> None:
@@ -223,12 +223,12 @@ def test_command_line_then_variables_then_the_order_say_where_a_node_is(monkeypa
     for name, value in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}.items():
         monkeypatch.setenv(name, value)
     plan = {"nnodes": 2, "master_addr": "auto", "port": "auto"}
-    where, wishes = node.parse([str(tmp_path), "--master-addr=b"])
-    assert where == tmp_path and wishes == node.Wishes(2, 1, "b", 7)
-    assert wishes.over(plan) == {"nnodes": 2, "master_addr": "b", "port": 7}
-    assert node.Wishes().over(plan) == plan
+    where, requested = node.parse([str(tmp_path), "--master-addr=b"])
+    assert where == tmp_path and requested == node.NodeSettings(2, 1, "b", 7)
+    assert requested.over(plan) == {"nnodes": 2, "master_addr": "b", "port": 7}
+    assert node.NodeSettings().over(plan) == plan
     with pytest.raises(ConfigError, match=r"NNODES=2, but the run is ordered with environment.nnodes=4"):
-        wishes.over(plan | {"nnodes": 4})
+        requested.over(plan | {"nnodes": 4})
     monkeypatch.setenv("NODE_RANK", "first")
     with pytest.raises(ConfigError, match="NODE_RANK=first is not a whole number"):
         node.parse([str(tmp_path)])

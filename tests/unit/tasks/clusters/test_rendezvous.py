@@ -20,7 +20,7 @@ def refusal(attempt_dir: Path) -> PipelineError | None:
     return nodes.refusal()
 
 
-WISHES = {"nnodes": 2, "master_addr": "127.0.0.1", "port": "auto"}
+REQUESTED = {"nnodes": 2, "master_addr": "127.0.0.1", "port": "auto"}
 
 
 def order_for(home: Path, reference: dict, join_timeout: float = 60.0) -> dict:
@@ -46,7 +46,7 @@ def attempt_dir(tmp_path):
     return folder
 
 
-def both(attempt_dir: Path, first: dict, other: dict, wishes_of_other: dict = WISHES) -> tuple:
+def both(attempt_dir: Path, first: dict, other: dict, wishes_of_other: dict = REQUESTED) -> tuple:
     """What the two nodes' meeting ends with, a place or an exception each."""
     stop = threading.Event()
 
@@ -61,7 +61,7 @@ def both(attempt_dir: Path, first: dict, other: dict, wishes_of_other: dict = WI
             return error
 
     with ThreadPoolExecutor(2) as pool:
-        led = pool.submit(part, meeting.gather, attempt_dir, first, WISHES)
+        led = pool.submit(part, meeting.gather, attempt_dir, first, REQUESTED)
         joined = pool.submit(part, meeting.meet, attempt_dir, other, wishes_of_other, 1)
         try:
             return led.result(90), joined.result(90)
@@ -100,7 +100,7 @@ def test_a_node_that_does_not_see_the_dataset_ends_the_attempt_as_bad_data(attem
 def test_a_node_that_cannot_reach_the_first_is_named_with_what_to_open(attempt_dir, built, monkeypatch):
     monkeypatch.setattr(meeting, "PATIENCE", 0.5)
     order = order_for(*built, join_timeout=3.0)
-    first, other = both(attempt_dir, order, order, WISHES | {"port": 9})
+    first, other = both(attempt_dir, order, order, REQUESTED | {"port": 9})
     assert type(first) is type(other) is PipelineError, "it may work the next time"
     assert "after 3 s (environment.join_timeout): Node 1 (" in str(first)
     assert "at 127.0.0.1:9: Connection refused; let TCP through" in str(first)
@@ -111,7 +111,7 @@ def test_a_node_that_does_not_come_is_named_with_the_command_to_start(attempt_di
     with pytest.raises(
         PipelineError, match=r"Node 1 of 2 is not there; start `infini-llama join .*/mine` on each other"
     ):
-        meeting.gather(attempt_dir, order_for(*built, join_timeout=0.5), WISHES, lambda: None)
+        meeting.gather(attempt_dir, order_for(*built, join_timeout=0.5), REQUESTED, lambda: None)
     assert refusal(attempt_dir).exit_code == PipelineError.exit_code
 
 
@@ -130,6 +130,6 @@ def test_versions_and_code_are_compared(tmp_path):
 
 def test_ended_nodes_are_not_waited_for(attempt_dir):
     for node in (0, 1):
-        records.tell(attempt_dir, node, state="ended")
+        records.update(attempt_dir, node, state="ended")
     meeting.end_nodes(attempt_dir)
     assert records.word(attempt_dir)["state"] == "over"

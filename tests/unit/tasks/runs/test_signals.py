@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS, hangup_as_termination, raises_once
+from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS, debounced, hangup_as_termination
 
 
 class Asked(BaseException):
@@ -12,7 +12,7 @@ class Asked(BaseException):
 
 
 def test_what_follows_within_a_second_is_the_same_request_and_a_later_one_is_not():
-    before = signal.signal(signal.SIGTERM, raises_once(Asked))
+    before = signal.signal(signal.SIGTERM, debounced(Asked))
     try:
         with pytest.raises(Asked):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -37,7 +37,7 @@ def test_a_hangup_is_whatever_sigterm_is(default_signals):
     """Also where somebody else, as Prefect does, sets the handler of SIGTERM later."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     hangup_as_termination()
-    signal.signal(signal.SIGTERM, raises_once(Asked))
+    signal.signal(signal.SIGTERM, debounced(Asked))
     with pytest.raises(Asked):
         os.kill(os.getpid(), signal.SIGHUP)
 
@@ -45,6 +45,6 @@ def test_a_hangup_is_whatever_sigterm_is(default_signals):
 def test_nohup_keeps_its_word(default_signals):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     hangup_as_termination()
-    signal.signal(signal.SIGTERM, raises_once(Asked))
+    signal.signal(signal.SIGTERM, debounced(Asked))
     os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
