@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.storage.artifacts import (
@@ -11,7 +10,7 @@ from infini_llama.tasks.storage.artifacts import (
     file_checksum,
     is_moved_aside,
     move_aside,
-    read_manifest,
+    read_dataset,
 )
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -34,32 +33,31 @@ def salvage(folder: Path, key: str, journal: Journal) -> None:
     if not folder.exists() or (fault := _fault(folder, "dataset", key)) is None:
         return
     try:
-        manifest: dict[str, Any] = read_manifest(folder, "dataset", key)
+        manifest = read_dataset(folder, key)
     except Damaged:
-        manifest = {"files": {}, "content": {}}
+        manifest = None
     aside = move_aside(folder)
     log.warning("%s; what is left of the damaged dataset is in %s", fault, aside)
+    files = manifest.files if manifest else {}
 
     def is_good(name: str) -> bool:
         file = aside / name
-        known = name in manifest["files"] and file.is_file() and not file.is_symlink()
-        return known and file_checksum(file) == manifest["files"][name]["checksum"]
+        known = name in files and file.is_file() and not file.is_symlink()
+        return known and file_checksum(file) == files[name].checksum
 
-    if not is_good(TOKENIZER):
+    if manifest is None or not is_good(TOKENIZER):
         return
     journal.close()
     journal.work.mkdir()
-    keys = manifest["meta"].get("units", {})  # a dataset of an older version has none, and its shards are encoded again
-    splits = [manifest["content"][split]["shards"] for split in ("train", "validation")]
-    facts = {
-        shard["file"]: {"key": keys.get(shard["file"], "")} | {name: shard[name] for name in ("documents", "tokens")}
-        for shards in splits
-        for shard in shards
-    }
-    for name in [TOKENIZER, *filter(is_good, facts)]:
+    shards = {shard.file: shard for shard in (*manifest.content.train.shards, *manifest.content.validation.shards)}
+    for name in [TOKENIZER, *filter(is_good, shards)]:
         (journal.work / name).parent.mkdir(exist_ok=True)
         (aside / name).rename(journal.work / name)
-        journal.record(name, **facts.get(name, {}))
+        if shard := shards.get(name):
+            key = manifest.meta.units.get(name, "")  # of an older dataset, whose shards are encoded again
+            journal.record(name, key, shard.documents, shard.tokens)
+        else:
+            journal.record(name)
     for table in _tables(aside):
         (journal.work / "chunks").mkdir(exist_ok=True)
         table.rename(journal.work / "chunks" / table.name)

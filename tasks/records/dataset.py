@@ -1,9 +1,11 @@
-"""A dataset artifact as the stages name it, and what verify-data found in it."""
+"""A dataset artifact as the stages name it, what verify-data found in it, and what it holds."""
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
+from infini_llama.tasks.records.manifest import BySplit, LeftOut, RowCosts, RowTableContent
 from infini_llama.tasks.records.record import Record
 
 
@@ -40,7 +42,7 @@ class DatasetRef(Record):
     digest: str
     chunks: str
     chunks_digest: str
-    built: tuple[str, ...] = ()
+    built: tuple[str, ...]
     sequence_length: int
     vocab_size: int
     train: SplitStats
@@ -54,14 +56,47 @@ class DatasetRef(Record):
 
     @property
     def row_tables(self) -> tuple[RowTableRef, ...]:
-        """Every row table, the one of the full sequence length first."""
+        """Every row table once, the one of the full sequence length first."""
         own = RowTableRef(
             chunks=self.chunks,
             chunks_digest=self.chunks_digest,
             sequence_length=self.sequence_length,
             rows=self.train.rows,
         )
-        return (own, *self.curriculum)
+        return tuple({table.chunks: table for table in (own, *self.curriculum)}.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields; without `curriculum` if there is none."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+class PlannedTable(Record):
+    """A row table that may not exist yet; chunks_key: 64 hex digits, of which `chunks` is the first 12."""
+
+    chunks: str
+    chunks_key: str
+
+
+class DatasetPlan(PlannedTable):
+    """What `preprocess` would build, known before any work.
+
+    Attributes:
+        key: of the token level, 64 hex digits.
+        curriculum: row tables of shorter rows, in order.
+        name: of the folder below datasets/.
+        documents, bytes: of text in both splits.
+    """
+
+    key: str
+    curriculum: tuple[PlannedTable, ...]
+    name: str
+    documents: int
+    bytes: int
+
+    @property
+    def row_tables(self) -> tuple[PlannedTable, ...]:
+        """Every row table once, the one of the full sequence length first."""
+        return tuple({table.chunks: table for table in (self, *self.curriculum)}.values())
 
 
 class Check(Record):
@@ -73,9 +108,27 @@ class Check(Record):
 
 
 class SplitStatistics(Record):
-    """What the deep check counted in one split, by name."""
+    """What the deep check counted in one split.
 
-    values: dict[str, int | float]
+    Attributes:
+        bytes: of text.
+        shortest_document, median_document, mean_document, longest_document: tokens.
+        vocabulary_used: share of the vocabulary that occurs.
+        most_frequent_token: its share of all tokens.
+        entropy_bits: per token.
+    """
+
+    documents: int
+    tokens: int
+    bytes: int
+    bytes_per_token: float
+    shortest_document: int
+    median_document: float
+    mean_document: float
+    longest_document: int
+    vocabulary_used: float
+    most_frequent_token: float
+    entropy_bits: float
 
 
 class VerifyReport(Record):
@@ -84,7 +137,7 @@ class VerifyReport(Record):
     Attributes:
         level: "quick" or "deep".
         verify_on_read: the checksums of shards were not read; each shard is checked when it is first opened.
-        statistics: of the deep check, by split.
+        statistics: of the deep check.
     """
 
     level: str
@@ -94,4 +147,76 @@ class VerifyReport(Record):
     checked_bytes: int
     seconds: float
     verify_on_read: bool
-    statistics: dict[str, SplitStatistics] = Field(default_factory=dict)
+    statistics: BySplit[SplitStatistics] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields; without `statistics` if there are none."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class DocumentLengths(Record):
+    """Quantiles of the tokens per document."""
+
+    shortest: int
+    p5: int
+    median: int
+    p95: int
+    longest: int
+
+
+class SplitSummary(Record):
+    """One split, for people; `shards`: how many."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    bytes_per_token: float
+    shards: int
+    unigram_entropy_bits: float
+    document_tokens: DocumentLengths
+
+
+class SourceSummary(Record):
+    """One of several sources, for people."""
+
+    weight: float | None
+    licence: str
+    documents: int
+    tokens: int
+    bytes: int
+    validation_documents: int = Field(serialization_alias="validation documents")
+    validation_tokens: int = Field(serialization_alias="validation tokens")
+
+
+class RowTableSummary(RowTableContent):
+    """A row table and what it costs; `packing` is None in tables of older versions."""
+
+    packing: BySplit[RowCosts] | None = None
+
+
+class DatasetSummary(Record):
+    """What a dataset holds, for people.
+
+    Attributes:
+        sources: by name, if data.sources has several.
+        chunks: row tables by name.
+        samples: training rows as text.
+    """
+
+    path: str
+    digest: str
+    created: str
+    source: str
+    licence: str
+    vocab_size: int
+    dtype: str
+    bytes_on_disk: int
+    splits: BySplit[SplitSummary]
+    sources: dict[str, SourceSummary] = Field(default_factory=dict)
+    chunks: dict[str, RowTableSummary]
+    left_out: LeftOut
+    samples: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields that are known of this dataset."""
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)

@@ -10,16 +10,17 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import ValidationError
 
 from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.tasks.records.manifest import AnyManifest, DatasetManifest, FileEntry, Manifest, RowTableManifest
 from infini_llama.tasks.storage.locks import Busy as Busy
 from infini_llama.tasks.storage.locks import Lock as Lock
 
@@ -29,30 +30,7 @@ READ_AT_ONCE = 2**21  # bytes
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
 log = logging.getLogger("infini_llama.artifacts")
-
-
-class FileEntry(BaseModel):
-    """What a manifest says of one file."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    size: NonNegativeInt  # bytes
-    checksum: str
-
-
-class Manifest(BaseModel):
-    """The types of a manifest's fields; see `commit` for what they mean."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    kind: str
-    format_version: int
-    files: dict[str, FileEntry]
-    content: dict[str, Any]
-    digest: str
-    created: str
-    meta: dict[str, Any]
-    self_checksum: str
+Read = TypeVar("Read", bound=Manifest)
 
 
 class Damaged(DataError):
@@ -63,7 +41,7 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _serialized(manifest: dict) -> bytes:
+def _serialized(manifest: Mapping[str, object]) -> bytes:
     return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
 
 
@@ -138,10 +116,10 @@ def commit(
     target: Path,
     kind: str,
     format_version: int,
-    meta: dict,
-    content: dict | None = None,
-    checksums: dict[str, str] | None = None,
-) -> dict[str, Any]:
+    meta: Mapping[str, object],
+    content: Mapping[str, object] | None = None,
+    checksums: Mapping[str, str] | None = None,
+) -> AnyManifest:
     """Turns the staged folder into the artifact `target`, all of it or nothing.
 
     Args:
@@ -155,21 +133,22 @@ def commit(
         checksums: by relative path, of files whose writers computed them on the way; the others are read for theirs.
 
     Returns:
-        the manifest; its "digest" proves bytes and content.
+        the manifest; its digest proves bytes and content.
     """
     files = {}
     for relative in _files_below(staged):
         size = (staged / relative).stat().st_size
         checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged / relative)
-        files[relative.as_posix()] = {"size": size, "checksum": checksum}
-    manifest = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
-    manifest |= {"digest": _digest_of(manifest), "created": _now(), "meta": meta}
-    manifest["self_checksum"] = checksum_of(manifest)
-    (staged / MANIFEST).write_bytes(_serialized(manifest))
+        files[relative.as_posix()] = FileEntry(size=size, checksum=checksum).to_json()
+    fields = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
+    fields |= {"digest": checksum_of(fields), "created": _now(), "meta": meta}
+    fields["self_checksum"] = checksum_of(fields)
+    (staged / MANIFEST).write_bytes(_serialized(fields))
     for relative in [*files, MANIFEST]:
         sync(staged / relative)
     for folder, _, _ in os.walk(staged, topdown=False):
         sync(Path(folder))
+    manifest = AnyManifest.model_validate(fields)
     try:
         staged.rename(target)  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
@@ -177,10 +156,10 @@ def commit(
             raise
         try:
             existing = check(target, kind, checksums=True)
-            fault = f"{target} has digest {existing['digest']}, and {manifest['digest']} was written."
+            fault = f"{target} has digest {existing.digest}, and {manifest.digest} was written."
         except Damaged as damaged:
             existing, fault = None, str(damaged)
-        if existing is not None and existing["digest"] == manifest["digest"]:
+        if existing is not None and existing.digest == manifest.digest:
             remove(staged)
             return existing
         log.warning("%s It was moved to %s and replaced.", fault, move_aside(target))
@@ -189,12 +168,7 @@ def commit(
     return manifest
 
 
-def _digest_of(manifest: dict[str, Any]) -> str:
-    """Of what the bytes and the content determine."""
-    return checksum_of({name: manifest[name] for name in ("kind", "format_version", "files", "content")})
-
-
-def read_manifest(path: Path, kind: str, key: str | None = None) -> dict[str, Any]:
+def read_manifest(path: Path, kind: str, key: str | None = None) -> AnyManifest:
     """The manifest of the artifact at `path`.
 
     Args:
@@ -203,63 +177,84 @@ def read_manifest(path: Path, kind: str, key: str | None = None) -> dict[str, An
     Raises:
         Damaged: there is none, or it is not whole, of another kind or key, of an unknown format, or names files outside the folder.
     """
+    return _read(path, kind, key, AnyManifest)
+
+
+def read_dataset(path: Path, key: str | None = None) -> DatasetManifest:
+    """The manifest of the token level at `path`; see `read_manifest`."""
+    return _read(path, "dataset", key, DatasetManifest)
+
+
+def read_row_table(path: Path, key: str | None = None) -> RowTableManifest:
+    """The manifest of the row table at `path`; see `read_manifest`."""
+    return _read(path, "chunks", key, RowTableManifest)
+
+
+def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
     file = path / MANIFEST
     if not os.path.lexists(file):
         raise Damaged(f"{path} has no {MANIFEST}, so it was never finished.")
-    with _readable(file):
-        text = file.read_bytes()
-    try:
-        manifest = json.loads(text)
-        if not isinstance(manifest, dict) or manifest.keys() != Manifest.model_fields.keys():
-            raise Damaged(f"{file} is not a manifest.")
-        own = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
-        # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
-        if manifest["self_checksum"] != own or _serialized(manifest) != text:
-            raise Damaged(f"{file} does not match its own checksum.")
-    except (ValueError, RecursionError):
-        raise Damaged(f"{file} is not JSON.") from None
-    if manifest["kind"] != kind:
-        raise Damaged(f"{path} is a {manifest['kind']}, not a {kind}.")
-    if manifest["format_version"] != FORMAT_VERSIONS[kind]:
+    fields = _fields_of(file)
+    if (found := fields["kind"]) != kind:
+        raise Damaged(f"{path} is a {found}, not a {kind}.")
+    if (written := fields["format_version"]) != FORMAT_VERSIONS[kind]:
         raise Damaged(
-            f"{path} has format version {manifest['format_version']} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
+            f"{path} has format version {written} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
             "use the version of infini-llama that wrote it, or build it again."
         )
+    digest = checksum_of({name: fields[name] for name in ("kind", "format_version", "files", "content")})
     try:
-        Manifest.model_validate(manifest)
+        untyped = AnyManifest.model_validate(fields)
+        if key is not None and (found := untyped.meta.get("key")) != key:
+            raise Damaged(f"{path} holds a {kind} with key {found}; the key of this name is {key}.")
+        for name in untyped.files:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
+                raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
+        if untyped.digest != digest:
+            raise Damaged(f"{file} has digest {untyped.digest}, which is not that of its files and content.")
+        return form.model_validate(fields)
     except ValidationError as fault:
         first = fault.errors(include_url=False)[0]
         raise Damaged(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
-    if key is not None and manifest["meta"].get("key") != key:
-        raise Damaged(f"{path} holds a {kind} with key {manifest['meta'].get('key')}; the key of this name is {key}.")
-    for name in manifest["files"]:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
-            raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
-    if manifest["digest"] != _digest_of(manifest):
-        raise Damaged(f"{file} has digest {manifest['digest']}, which is not that of its files and content.")
-    return manifest
 
 
-def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> dict[str, Any]:
+def _fields_of(file: Path) -> dict[str, Any]:
+    """The fields of a manifest whose bytes match its own checksum; their types are not checked yet."""
+    with _readable(file):
+        text = file.read_bytes()
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.keys() != Manifest.model_fields.keys():
+            raise Damaged(f"{file} is not a manifest.")
+        own = checksum_of({key: value for key, value in fields.items() if key != "self_checksum"})
+        # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
+        if fields["self_checksum"] != own or _serialized(fields) != text:
+            raise Damaged(f"{file} does not match its own checksum.")
+    except (ValueError, RecursionError):
+        raise Damaged(f"{file} is not JSON.") from None
+    return fields
+
+
+def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> AnyManifest:
     """The manifest, once every file is there at its size (and, with `checksums`, with its bytes) and no other file is, but hidden ones.
 
     Raises:
         Damaged: names the first file that differs.
     """
     manifest = read_manifest(path, kind, key)
-    for name, expected in manifest["files"].items():
+    for name, expected in manifest.files.items():
         file = path / name
         if file.is_symlink() or not file.is_file():
             raise Damaged(f"{file} is missing.")
         with _readable(file):
             size = file.stat().st_size
-            found = file_checksum(file) if checksums and size == expected["size"] else expected["checksum"]
-        if size != expected["size"]:
+            found = file_checksum(file) if checksums and size == expected.size else expected.checksum
+        if size != expected.size:
             raise Damaged(f"{file} has {size} bytes; its manifest says {expected['size']}.")
-        if found != expected["checksum"]:
+        if found != expected.checksum:
             raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
     for relative in _files_below(path):
-        known = relative.as_posix() in manifest["files"] or relative.as_posix() == MANIFEST
+        known = relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
         hidden = any(part.startswith(".") for part in relative.parts)  # .DS_Store, .nfs…: no reader opens them
         if not known and not hidden and not relative.match(USERS_CACHE):
             raise Damaged(f"{path / relative} is not in the manifest.")

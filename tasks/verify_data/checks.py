@@ -3,11 +3,11 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -15,46 +15,38 @@ from pyarrow.lib import ArrowException
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.keys import chunks_key
-from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, tables_of
+from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token_bytes
+from infini_llama.tasks.preprocess.tokens.keys import chunks_key
 from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.storage.artifacts import Damaged, check, file_checksum, read_manifest
+from infini_llama.tasks.records.dataset import Check, DatasetRef, SplitStatistics, VerifyReport
+from infini_llama.tasks.records.manifest import SPLITS, BySplit, Shard, SourceRows
+from infini_llama.tasks.storage.artifacts import Damaged, check, file_checksum, read_dataset, read_manifest, read_row_table
 from infini_llama.tasks.verify_data.history import history
-from infini_llama.tasks.verify_data.shards import look_at_split
+from infini_llama.tasks.verify_data.shards import check_split
 
 VERIFIER_VERSION = 3
-SPLITS = ("train", "validation")
 DECODED = 16  # documents a split that are decoded and encoded again
 log = logging.getLogger("infini_llama.verify")
 
 
-def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str, Any]:
-    """Checks both levels of the dataset `reference` (what `preprocess` returned).
+@dataclass
+class Progress:
+    """The checks of one dataset, as they pass."""
 
-    Args:
-        level: "quick" or "deep".
-        full_below: bytes up to which "quick" also checks every checksum.
+    total: int
+    done: list[Check] = field(default_factory=list)
 
-    Returns:
-        a report: {"level", "ok", "checks": [{"name", "ok", "detail"}], "files", "checked_bytes", "seconds", "verify_on_read"};
-        the last says whether shards are still to be checked at their first read; of "deep" also "statistics", by split.
+    def run(self, name: str, action: Callable[[], str], suspect: Path) -> None:
+        """Runs a check of the folder `suspect`; `action` returns what it found, for people.
 
-    Raises:
-        DataError: names the damaged file and what to do.
-    """
-    started = time.perf_counter()
-    dataset = Path(home) / reference["path"]
-    tables = {dataset / "chunks" / table["chunks"]: table["chunks_digest"] for table in tables_of(reference)}
-    done: list[dict[str, Any]] = []
-    statistics: dict[str, Any] = {}
-    planned = 8 + 3 * len(tables) if level == "deep" else 3 + 2 * len(tables)
-
-    def run(name: str, action: Callable[[], str], suspect: Path = dataset) -> None:
-        log.info("checking %s", name, extra={"progress": {"done": len(done), "total": planned, "unit": "checks"}})
+        Raises:
+            DataError: the check fails; the message says what to do.
+        """
+        log.info("checking %s", name, extra={"progress": self._numbers()})
         try:
-            done.append({"name": name, "ok": True, "detail": action()})
+            self.done.append(Check(name=name, ok=True, detail=action()))
         except (DataError, ValueError, ArrowException) as raised:
             # Bytes that their manifest vouches for, and that yet are no array, table or JSON: damaged as well, and never unpickled.
             words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
@@ -65,141 +57,170 @@ def verify(reference: dict, home: str, level: str, full_below: int) -> dict[str,
                 "'infini-llama preprocess CONFIG --repair', which builds only the damaged files again."
             ) from None
 
-    run("manifest of the tokens", partial(_manifest, dataset))
+    def finish(self) -> None:
+        """Logs that all checks passed."""
+        log.info("checked the dataset", extra={"progress": self._numbers() | {"done": self.total}})
+
+    def _numbers(self) -> dict[str, object]:
+        return {"done": len(self.done), "total": self.total, "unit": "checks"}
+
+
+def verify(reference: DatasetRef, home: Path, level: str, full_below: int) -> VerifyReport:
+    """Checks both levels of the dataset `reference` (what `preprocess` returned).
+
+    Args:
+        level: "quick" or "deep".
+        full_below: bytes up to which "quick" also checks every checksum.
+
+    Raises:
+        DataError: names the damaged file and what to do.
+    """
+    started = time.perf_counter()
+    dataset = home / reference.path
+    tables = {dataset / "chunks" / table.chunks: table.chunks_digest for table in reference.row_tables}
+    progress = Progress(8 + 3 * len(tables) if level == "deep" else 3 + 2 * len(tables))
+    run = progress.run
+    run("manifest of the tokens", partial(_manifest, dataset), dataset)
     for chunks in tables:
         run("manifest of the rows", partial(_manifest_of_rows, dataset, chunks), chunks)
-    folders = [read_manifest(dataset, "dataset"), *(read_manifest(chunks, "chunks") for chunks in tables)]
-    files = [file for manifest in folders for file in manifest["files"].values()]
-    total = sum(file["size"] for file in files)
+    manifests = [read_manifest(dataset, "dataset"), *(read_manifest(chunks, "chunks") for chunks in tables)]
+    files = [file for manifest in manifests for file in manifest.files.values()]
+    total = sum(file.size for file in files)
     checksums = level == "deep" or total <= full_below
-    run("token files", partial(_files, dataset, "dataset", checksums, reference["digest"]))
+    run("token files", partial(_files, dataset, "dataset", checksums, reference.digest), dataset)
     for chunks, digest in tables.items():
         run("row files", partial(_files, chunks, "chunks", checksums, digest), chunks)
-    run("tokenizer", partial(_tokenizer, dataset))
+    run("tokenizer", partial(_tokenizer, dataset), dataset)
+    statistics: dict[str, SplitStatistics] = {}
     if level == "deep":
-        run("tokens", partial(_tokens, dataset, statistics))
+        run("tokens", partial(_tokens, dataset, statistics), dataset)
         for chunks in tables:
             run("rows", partial(_rows, dataset, chunks), chunks)
-        run("text", partial(_text, dataset))
-        run("leakage", partial(_leakage, dataset))
-        run("statistics", partial(_statistics, dataset, statistics))
-        run("history", partial(_history, dataset, reference["chunks"]), dataset / "chunks" / reference["chunks"])
-    log.info("checked the dataset", extra={"progress": {"done": planned, "total": planned, "unit": "checks"}})
-    return {
-        "level": level,
-        "ok": True,
-        "checks": done,
-        "files": len(files),
-        "checked_bytes": total if checksums else 0,
-        "seconds": round(time.perf_counter() - started, 3),
-        "verify_on_read": not checksums,
-    } | ({"statistics": statistics} if statistics else {})
+        run("text", partial(_text, dataset), dataset)
+        run("leakage", partial(_leakage, dataset), dataset)
+        run("statistics", partial(_statistics, dataset, statistics), dataset)
+        table = dataset / "chunks" / reference.chunks
+        run("history", partial(_history, dataset, reference.chunks), table)
+    progress.finish()
+    return VerifyReport(
+        level=level,
+        ok=True,
+        checks=tuple(progress.done),
+        files=len(files),
+        checked_bytes=total if checksums else 0,
+        seconds=round(time.perf_counter() - started, 3),
+        verify_on_read=not checksums,
+        statistics=BySplit(**statistics) if statistics else None,
+    )
 
 
 def _manifest(dataset: Path) -> str:
     """A folder under a name of one's own may hold any dataset; one named after a key must hold that one."""
-    manifest = read_manifest(dataset, "dataset")
-    key, named = manifest["meta"]["key"], re.search("-([0-9a-f]{12})$", dataset.resolve().name)
+    manifest = read_dataset(dataset)
+    key, named = manifest.meta.key, re.search("-([0-9a-f]{12})$", dataset.resolve().name)
     if named and not key.startswith(named[1]):
         raise Damaged(f"{dataset} holds the dataset with key {key[:12]}, which is not the key in its name.")
-    return f"{len(manifest['files'])} files"
+    return f"{len(manifest.files)} files"
 
 
 def _manifest_of_rows(dataset: Path, chunks: Path) -> str:
-    tokens, manifest = read_manifest(dataset, "dataset")["meta"]["key"], read_manifest(chunks, "chunks")
-    if (key := chunks_key(manifest["content"], tokens)[:12]) != chunks.name:
+    tokens, manifest = read_dataset(dataset).meta.key, read_row_table(chunks)
+    if (key := chunks_key(manifest.content, tokens)[:12]) != chunks.name:
         raise Damaged(f"{chunks} holds the row table with key {key}, which is not its name.")
-    return f"{len(manifest['files'])} files"
+    return f"{len(manifest.files)} files"
 
 
 def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
-    if (found := check(folder, kind, checksums)["digest"]) != digest:
+    if (found := check(folder, kind, checksums).digest) != digest:
         raise Damaged(f"{folder} is not what preprocess returned: its digest is {found}, and {digest} was expected.")
     return f"every {'checksum' if checksums else 'size'}; {digest}"
 
 
 def _tokenizer(dataset: Path) -> str:
-    manifest = read_manifest(dataset, "dataset")
+    manifest = read_dataset(dataset)
     path = dataset / "tokenizer.json"
     for file in (path, dataset / "token_bytes.npy"):
-        if file_checksum(file) != manifest["files"][file.name]["checksum"]:
+        if file_checksum(file) != manifest.files[file.name].checksum:
             raise Damaged(f"{file} is not the one this dataset was made with (checksum differs).")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as fault:  # the library raises nothing narrower
         raise Damaged(f"{path} is no tokenizer ({fault}).") from None
-    if tokenizer.get_vocab_size() != manifest["content"]["vocab_size"]:
+    if tokenizer.get_vocab_size() != manifest.content.vocab_size:
         raise Damaged(
-            f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says {manifest['content']['vocab_size']}."
+            f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says {manifest.content.vocab_size}."
         )
     if not np.array_equal(token_bytes(tokenizer), np.load(dataset / "token_bytes.npy", allow_pickle=False)):
         raise Damaged(f"{dataset / 'token_bytes.npy'} does not belong to the tokenizer.")
     return f"{tokenizer.get_vocab_size()} tokens"
 
 
-def _tokens(dataset: Path, statistics: dict[str, Any]) -> str:
-    content = read_manifest(dataset, "dataset")["content"]
+def _tokens(dataset: Path, statistics: dict[str, SplitStatistics]) -> str:
+    content = read_dataset(dataset).content
     for split in SPLITS:
-        statistics[split] = look_at_split(dataset, split, content)
-        for source in content[split].get("sources", []):
-            own = [shard for shard in content[split]["shards"] if shard["source"] == source["name"]]
-            if any(sum(shard[fact] for shard in own) != source[fact] for fact in ("documents", "tokens")):
+        statistics[split] = check_split(dataset, split, content)
+        for source in content[split].sources:
+            own = [shard for shard in content[split].shards if shard.source == source.name]
+            counted = (sum(shard.documents for shard in own), sum(shard.tokens for shard in own))
+            if counted != (source.documents, source.tokens):
                 raise Damaged(
-                    f"the shards of '{source['name']}' in {dataset / split} do not add up to what the manifest says of it."
+                    f"the shards of '{source.name}' in {dataset / split} do not add up to what the manifest says of it."
                 )
-    return f"{content['train']['tokens'] + content['validation']['tokens']:,} tokens below {content['vocab_size']}"
+    return f"{content.train.tokens + content.validation.tokens:,} tokens below {content.vocab_size}"
 
 
-def _statistics(dataset: Path, statistics: dict[str, Any]) -> str:
-    content = read_manifest(dataset, "dataset")["content"]
+def _statistics(dataset: Path, statistics: dict[str, SplitStatistics]) -> str:
+    content = read_dataset(dataset).content
     for split, found in statistics.items():
         names = ("unigram_entropy_bits", "shortest_document", "longest_document")
-        counted = (found["entropy_bits"], found["shortest_document"], found["longest_document"])
-        stated = tuple(content[split][name] for name in names)
+        counted = (found.entropy_bits, found.shortest_document, found.longest_document)
+        stated = tuple(getattr(content[split], name) for name in names)
         if not np.allclose(counted, stated, rtol=1e-9, atol=0):
             raise Damaged(f"{dataset / split} has {', '.join(names)} of {counted}; the manifest says {stated}.")
     return "entropy and lengths of documents are those of the manifest"
 
 
 def _rows(dataset: Path, chunks: Path) -> str:
-    content, table = read_manifest(dataset, "dataset")["content"], read_manifest(chunks, "chunks")["content"]
+    content, table = read_dataset(dataset).content, read_row_table(chunks).content
     for split in SPLITS:
-        lengths = lengths_by_source(dataset, content[split])
-        expected = build_table(lengths, table["strategy"], table["sequence_length"], table.get("stride"))
+        lengths = lengths_by_source(dataset, content[split].shards)
+        expected = build_table(lengths, table.strategy, table.sequence_length, table.stride)
         for name, array in expected.arrays.items():
             found = np.load(chunks / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
             if found.dtype != array.dtype or not np.array_equal(found, array):
                 raise Damaged(f"{chunks / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
-        stated = table.get("sources", {}).get(split, [{"name": "", "rows": table["rows"][split]}])
-        if expected.rows != table["rows"][split] or expected.sources != stated:
+        rows = table.rows[split]
+        stated = table.sources[split] if table.sources else (SourceRows(name="", rows=rows),)
+        if expected.rows != rows or expected.sources != stated:
+            counted, written = ({source.name: source.rows for source in several} for several in (expected.sources, stated))
             raise Damaged(
-                f"{chunks} has {expected.rows} rows of {split}, {expected.sources}; its manifest says {table['rows'][split]}, {stated}."
+                f"{chunks} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
             )
-    return f"{table['rows']['train']:,} training and {table['rows']['validation']:,} validation rows"
+    return f"{table.rows.train:,} training and {table.rows.validation:,} validation rows"
 
 
 def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
-    for shard in read_manifest(dataset, "dataset")["content"][split]["shards"]:
-        offsets, values = map_list(dataset / shard["file"])
+    for shard in read_dataset(dataset).content[split].shards:
+        offsets, values = map_list(dataset / shard.file)
         for start, end in pairwise(offsets):
             yield values[start:end]
 
 
-def _document(dataset: Path, shards: list[dict[str, Any]], number: int) -> np.ndarray:
-    shard = next(shard for shard in reversed(shards) if shard["first_document"] <= number)
-    offsets, values = map_list(dataset / shard["file"])
-    start, end = offsets[number - shard["first_document"]], offsets[number - shard["first_document"] + 1]
+def _document(dataset: Path, shards: Sequence[Shard], number: int) -> np.ndarray:
+    shard = next(shard for shard in reversed(shards) if shard.first_document <= number)
+    offsets, values = map_list(dataset / shard.file)
+    start, end = offsets[number - shard.first_document], offsets[number - shard.first_document + 1]
     return values[start:end]
 
 
 def _text(dataset: Path) -> str:
     encoder = encoder_of(Tokenizer.from_file(str(dataset / "tokenizer.json")))
-    content = read_manifest(dataset, "dataset")["content"]
-    if not content.get("lossless", True):
+    content = read_dataset(dataset).content
+    if not content.lossless:
         return "this tokenizer changes text (it normalizes), so decoding need not give it back"
     for split in SPLITS:
-        for number in np.unique(np.linspace(0, content[split]["documents"] - 1, DECODED).astype(int)).tolist():
-            ids = _document(dataset, content[split]["shards"], number)[:-1].tolist()
+        for number in np.unique(np.linspace(0, content[split].documents - 1, DECODED).astype(int)).tolist():
+            ids = _document(dataset, content[split].shards, number)[:-1].tolist()
             text = encoder.decode(ids, skip_special_tokens=False)
             again = within_limits(partial(encoder.encode, text, add_special_tokens=False), bytes_of([text]))
             if again.ids != ids:
@@ -210,7 +231,7 @@ def _text(dataset: Path) -> str:
 def _leakage(dataset: Path) -> str:
     held_out = {_hash(document) for document in _documents(dataset, "validation")}
     leaked = sum(_hash(document) in held_out for document in _documents(dataset, "train"))
-    if not read_manifest(dataset, "dataset")["content"].get("lossless", True):
+    if not read_dataset(dataset).content.lossless:
         # The split is by text, and this tokenizer gives several texts the same tokens ("The", "the").
         return f"{leaked} training document(s) have the tokens of a validation document; this tokenizer changes text"
     if leaked:
@@ -219,7 +240,7 @@ def _leakage(dataset: Path) -> str:
 
 
 def _history(dataset: Path, chunks: str) -> str:
-    shards = read_manifest(dataset, "dataset")["content"]["train"]["shards"]
+    shards = read_dataset(dataset).content.train.shards
     shares = history(dataset, chunks, "train", shards)
     words = ", ".join(f"{share:.1%} of at least {tokens}" for tokens, share in shares.items())
     return f"training inputs that follow earlier tokens of their own document in their row: {words}"

@@ -1,15 +1,17 @@
 """How much a model with a memory can learn to remember from rows: the share of inputs that follow enough of their own document."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths
+from infini_llama.tasks.records.manifest import Shard
 
 PARTS = (8, 4, 2)  # of a row: the segment lengths that Infini-attention is usually trained with
 
 
-def history(dataset: Path, chunks: str, split: str, shards: list[dict]) -> dict[int, float]:
+def history(dataset: Path, chunks: str, split: str, shards: Sequence[Shard]) -> dict[int, float]:
     """{n: share of all inputs that have at least n earlier tokens of their own document in their row}, n a part of a row.
 
     With segments of n tokens these are about the inputs for which the memory holds anything of use.

@@ -10,8 +10,9 @@ from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
 from infini_llama.tasks.formatting import artifact_key, best_effort
-from infini_llama.tasks.preprocess.card import card
 from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.preprocess.card import card
 from infini_llama.tasks.storage.results import PLAIN
 from infini_llama.tasks.verify_data.checks import VERIFIER_VERSION, verify
 
@@ -26,19 +27,20 @@ def result_name(digest: str) -> str:
 
 
 @task(name="verify-data", cache_policy=NO_CACHE, persist_result=False)
-def verify_data(reference: dict, home: str, full_below: int, run: str) -> dict:
+def verify_data(reference: dict[str, Any], home: str, full_below: int, run: str) -> dict[str, Any]:
     """Manifests, sizes and tokenizer; every checksum too where the dataset is at most `full_below` bytes."""
-    report = verify(reference, home, "quick", full_below)
+    ref = DatasetRef.from_json(reference)
+    report = verify(ref, Path(home), "quick", full_below)
     with best_effort("the dataset's card"):  # here, since preprocess itself does not run where its result is cached
         create_markdown_artifact(
-            card(describe(Path(home) / reference["path"]), reference, report),
+            card(describe(Path(home) / ref.path), ref, report),
             key=artifact_key("dataset", run),
             description=f"The dataset that run {run} trains on",
         )
-    return report
+    return report.to_json()
 
 
 @task(name="verify-data-deep", cache_key_fn=_key, persist_result=True, result_serializer=JSONSerializer(**PLAIN))
-def verify_data_deep(digest: str, reference: dict, home: str, full_below: int) -> dict:
+def verify_data_deep(digest: str, reference: dict[str, Any], home: str, full_below: int) -> dict[str, Any]:
     """Every checksum, token and row; `digest` stands for the bytes of both levels, and so names the cached report."""
-    return verify(reference, home, "deep", full_below)
+    return verify(DatasetRef.from_json(reference), Path(home), "deep", full_below).to_json()

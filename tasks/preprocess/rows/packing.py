@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infini_llama.tasks.records.manifest import RowCosts
+
 PACKED = ("greedy", "first_fit", "best_fit", "padded")
 
 
@@ -52,11 +54,11 @@ def _padded(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _greedy(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    row, room, row_of = -1, 0, np.empty(len(sizes), dtype=np.int64)
+    row, free, row_of = -1, 0, np.empty(len(sizes), dtype=np.int64)
     for number, size in enumerate(sizes.tolist()):
-        if size > room:
-            row, room = row + 1, capacity
-        row_of[number], room = row, room - size
+        if size > free:
+            row, free = row + 1, capacity
+        row_of[number], free = row, free - size
     return row_of, np.arange(len(sizes))
 
 
@@ -79,24 +81,24 @@ def _first_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bit r of a number says that some row has room r: the fullest row with room is the lowest bit from the size on."""
+    """Bit r of a number says that some row has r free: the fullest row that fits is the lowest bit from the size on."""
     order = np.argsort(-sizes, kind="stable")
     row_of = np.empty(len(sizes), dtype=np.int64)
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms = rows = 0
+    rows_with: list[list[int]] = [[] for _ in range(capacity + 1)]  # by free tokens
+    available = rows = 0
     for number, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
-        fitting = rooms >> size
+        fitting = available >> size
         if fitting:
-            room = size + (fitting & -fitting).bit_length() - 1
-            row = with_room[room].pop()
-            if not with_room[room]:
-                rooms &= ~(1 << room)
+            free = size + (fitting & -fitting).bit_length() - 1
+            row = rows_with[free].pop()
+            if not rows_with[free]:
+                available &= ~(1 << free)
         else:
-            row, room, rows = rows, capacity, rows + 1
+            row, free, rows = rows, capacity, rows + 1
         row_of[number] = row
-        if (left := room - size) > 1:  # no piece is shorter than 2
-            with_room[left].append(row)
-            rooms |= 1 << left
+        if (left := free - size) > 1:  # no piece is shorter than 2
+            rows_with[left].append(row)
+            available |= 1 << left
     return row_of, order
 
 
@@ -108,29 +110,28 @@ FITS: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]] = {
 }
 
 
-def costs_packed(packed: Packed, lengths: np.ndarray, sequence_length: int) -> dict[str, float]:
-    """What these rows cost: share of their places that hold tokens, documents cut, tokens in no row."""
+def costs_packed(packed: Packed, lengths: np.ndarray, sequence_length: int) -> RowCosts:
+    """What these rows cost."""
     rows = len(packed.rows) - 1
     in_rows = int(packed.pieces[:, 1].sum())
-    return {
-        "efficiency": in_rows / max(1, rows * (sequence_length + 1)),
-        "cut_documents": int((lengths > sequence_length + 1).sum()),
-        "lost_tokens": int((lengths == 1).sum()),
-        "targets": in_rows - len(packed.pieces),
-    }
+    return RowCosts(
+        efficiency=in_rows / max(1, rows * (sequence_length + 1)),
+        cut_documents=int((lengths > sequence_length + 1).sum()),
+        lost_tokens=int((lengths == 1).sum()),
+        targets=in_rows - len(packed.pieces),
+    )
 
 
-def costs_of_starts(starts: np.ndarray, lengths: np.ndarray, sequence_length: int) -> dict[str, float]:
+def costs_of_starts(starts: np.ndarray, lengths: np.ndarray, sequence_length: int) -> RowCosts:
     """The same for rows without gaps that begin at `starts` (concat and window)."""
     ends = lengths.cumsum()
     last = int(starts[-1]) + sequence_length + 1 if len(starts) else 0
-    first_row = (
-        np.searchsorted(starts, ends - lengths, side="right") - 1
-    )  # the last row that begins by the document's first token
+    # The last row that begins by the document's first token.
+    first_row = np.searchsorted(starts, ends - lengths, side="right") - 1
     whole = (first_row >= 0) & (ends <= starts[first_row] + sequence_length + 1) if len(starts) else ends < 0
-    return {
-        "efficiency": 1.0,
-        "cut_documents": int((~whole).sum()),
-        "lost_tokens": int(ends[-1]) - last,
-        "targets": len(starts) * sequence_length,
-    }
+    return RowCosts(
+        efficiency=1.0,
+        cut_documents=int((~whole).sum()),
+        lost_tokens=int(ends[-1]) - last,
+        targets=len(starts) * sequence_length,
+    )

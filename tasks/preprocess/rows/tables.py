@@ -1,22 +1,33 @@
 """The row table of one split: of each source by itself, so that no row holds text of two."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.keys import CHUNKS_VERSION
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.chunking import compute_starts, resolve_device, row_count, row_starts
 from infini_llama.tasks.preprocess.rows.packing import PACKED, costs_of_starts, costs_packed, pack
-from infini_llama.tasks.preprocess.tokens.arrays import save_array
+from infini_llama.tasks.preprocess.tokens.keys import CHUNKS_VERSION
 from infini_llama.tasks.preprocess.tokens.reader import document_lengths
-from infini_llama.tasks.storage.artifacts import checksum_of, commit, read_manifest, staging
+from infini_llama.tasks.preprocess.tokens.shards import save_array
+from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, RowTableRef, SplitStats
+from infini_llama.tasks.records.manifest import (
+    SPLITS,
+    BySplit,
+    RowCosts,
+    RowTableContent,
+    RowTableMeta,
+    Shard,
+    SourceRows,
+    SplitContent,
+)
+from infini_llama.tasks.storage.artifacts import checksum_of, commit, read_dataset, read_row_table, staging
 
 RowStarts = Callable[[int, int], np.ndarray]
 
@@ -27,8 +38,8 @@ class Table:
 
     arrays: dict[str, np.ndarray]  # "rows", and "pieces" where the strategy packs
     rows: int
-    sources: list[dict[str, Any]]  # {"name", "rows"} of each, in the order of their rows
-    costs: dict[str, float]
+    sources: tuple[SourceRows, ...]  # in the order of their rows
+    costs: RowCosts
 
 
 def build_table(
@@ -62,109 +73,149 @@ def build_table(
             costs.append(costs_of_starts(starts, own, sequence_length))
         for array_name, array in arrays.items():
             parts.setdefault(array_name, []).append(array)
-        sources.append({"name": name, "rows": count})
+        sources.append(SourceRows(name=name, rows=count))
         base, rows = base + tokens, rows + count
     joined = {name: several[0] if len(several) == 1 else np.concatenate(several) for name, several in parts.items()}
-    return Table(joined, rows, sources, _together(costs, [source["rows"] for source in sources]))
+    return Table(joined, rows, tuple(sources), _together(costs, [source.rows for source in sources]))
 
 
-def _together(costs: list[dict[str, float]], rows: list[int]) -> dict[str, float]:
+def _together(costs: list[RowCosts], rows: list[int]) -> RowCosts:
     if len(costs) == 1:
         return costs[0]
-    sums = {name: sum(cost[name] for cost in costs) for name in ("cut_documents", "lost_tokens", "targets")}
-    filled = sum(cost["efficiency"] * count for cost, count in zip(costs, rows, strict=True))
-    return {"efficiency": filled / max(1, sum(rows))} | sums
+    filled = sum(cost.efficiency * count for cost, count in zip(costs, rows, strict=True))
+    return RowCosts(
+        efficiency=filled / max(1, sum(rows)),
+        cut_documents=sum(cost.cut_documents for cost in costs),
+        lost_tokens=sum(cost.lost_tokens for cost in costs),
+        targets=sum(cost.targets for cost in costs),
+    )
 
 
-def lengths_by_source(dataset: Path, split: dict[str, Any]) -> dict[str, np.ndarray]:
+def lengths_by_source(dataset: Path, shards: Sequence[Shard]) -> dict[str, np.ndarray]:
     """int64 [documents] of each source of a split, tokens of its documents; "" is the name of the only one."""
-    several = groupby(split["shards"], key=lambda shard: shard.get("source", ""))
-    return {name: document_lengths(dataset, list(shards)) for name, shards in several}
+    several = groupby(shards, key=lambda shard: shard.source)
+    return {name: document_lengths(dataset, list(own)) for name, own in several}
 
 
-def with_curriculum(data: dict) -> list[dict]:
+def with_curriculum(data: DataConfig) -> list[DataConfig]:
     """The section `data` for each row table of a run: that of data.sequence_length, then those of the curriculum's stages."""
-    return [data, *({**data, "sequence_length": stage["sequence_length"]} for stage in data["curriculum"])]
+    stages = [data.model_copy(update={"sequence_length": stage.sequence_length}) for stage in data.curriculum]
+    return [data, *stages]
 
 
-def tables_of(reference: dict[str, Any]) -> list[dict[str, Any]]:
-    """{"chunks", "chunks_digest"} of each row table that a run on this reference reads, each once."""
-    found = {table["chunks"]: table for table in [reference, *reference.get("curriculum", [])]}
-    return [{name: table.get(name) for name in ("chunks", "chunks_digest")} for table in found.values()]
-
-
-def name_of_tables(planned: dict[str, Any]) -> str:
-    """What names all row tables of `stage.plan` or of a reference together; that of a single one is its own name."""
-    names = [table["chunks"] for table in tables_of(planned)]
+def name_of_tables(planned: DatasetPlan | DatasetRef) -> str:
+    """What names all row tables of a plan or a reference together; that of a single one is its own name."""
+    names = [table.chunks for table in planned.row_tables]
     return names[0] if len(names) == 1 else checksum_of(names).removeprefix("blake3:")[:12]
 
 
-def digest_of_tables(reference: dict[str, Any]) -> str:
+def digest_of_tables(reference: DatasetRef) -> str:
     """What stands for the bytes of all row tables of a reference; that of a single one is its own digest."""
-    digests = [table["chunks_digest"] for table in tables_of(reference)]
+    digests = [table.chunks_digest for table in reference.row_tables]
     return digests[0] if len(digests) == 1 else checksum_of(digests)
 
 
-def table_facts(chunks: Path) -> dict[str, Any]:
-    """What a run is told of a stage's row table: its name, digest, row length and training rows."""
-    table = read_manifest(chunks, "chunks")
-    content = table["content"]
-    facts = {"sequence_length": content["sequence_length"], "rows": content["rows"]["train"]}
-    return {"chunks": chunks.name, "chunks_digest": table["digest"]} | facts
+def table_ref(chunks: Path) -> RowTableRef:
+    """The row table in folder `chunks`, as a reference names it."""
+    table = read_row_table(chunks)
+    return RowTableRef(
+        chunks=chunks.name,
+        chunks_digest=table.digest,
+        sequence_length=table.content.sequence_length,
+        rows=table.content.rows.train,
+    )
 
 
-def write_table(data: dict, dataset: Path, chunks: Path, key: str) -> None:
+def dataset_ref(dataset: Path, chunks: Path, home: Path, built: list[str], curriculum: Iterable[Path]) -> DatasetRef:
+    """The reference of the dataset in folder `dataset` with its row table in folder `chunks`.
+
+    Args:
+        home: which the path is relative to, if the dataset is below it.
+        built: levels that were missing before.
+        curriculum: folders of the row tables of shorter rows.
+    """
+    tokens, table = read_dataset(dataset), read_row_table(chunks)
+
+    def stats(split: str) -> SplitStats:
+        facts = tokens.content[split]
+        return SplitStats(
+            documents=facts.documents,
+            tokens=facts.tokens,
+            bytes=facts.bytes,
+            unigram_entropy_bits=facts.unigram_entropy_bits,
+            rows=table.content.rows[split],
+        )
+
+    return DatasetRef(
+        path=dataset.relative_to(home).as_posix() if dataset.is_relative_to(home) else str(dataset),
+        digest=tokens.digest,
+        chunks=chunks.name,
+        chunks_digest=table.digest,
+        built=tuple(built),
+        sequence_length=table.content.sequence_length,
+        vocab_size=tokens.content.vocab_size,
+        train=stats("train"),
+        validation=stats("validation"),
+        curriculum=tuple(map(table_ref, curriculum)),
+    )
+
+
+def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None:
     """Computes and commits the row tables of both splits for the strategy and length of the section `data`.
 
     Raises:
         DataError: a split, or a source's training text, is shorter than one row.
     """
-    content = read_manifest(dataset, "dataset")["content"]
-    length, strategy = data["sequence_length"], data["strategy"]
-    device, used = resolve_device(data["device"]), set()
-    built = {}
+    device, used = resolve_device(data.device), set()
 
     def starts_of(count: int, step: int) -> np.ndarray:
-        starts, by = compute_starts(count, step, device, required=data["device"] != "auto")
+        starts, by = compute_starts(count, step, device, required=data.device != "auto")
         used.add(by)
         return starts
 
-    for split in ("train", "validation"):
-        lengths = lengths_by_source(dataset, content[split])
-        for name, own in lengths.items():
-            alone = split == "train" and name
-            tokens = int(own.sum()) if alone else content[split]["tokens"]
-            if tokens <= (1 if strategy in PACKED else length):
-                raise DataError(
-                    f"the {split} text{f' of data.sources.{name}' if alone else ''} has {tokens} tokens, fewer than one row of "
-                    f"data.sequence_length={length} and its last label; shorten the rows, add text, or change data.validation_fraction."
-                )
-        built[split] = build_table(lengths, strategy, length, data["stride"], starts_of)
-        if not built[split].rows:
-            raise DataError(
-                f"no source has {split} text for one row of data.sequence_length={length} and its last label; shorten the rows, add "
-                "text, or change data.validation_fraction."
-            )
+    content = read_dataset(dataset).content
+    built = {split: _table_of(data, dataset, split, content[split], starts_of) for split in SPLITS}
+    train, validation = (built[split] for split in SPLITS)
+    facts = RowTableContent(
+        strategy=data.strategy,
+        sequence_length=data.sequence_length,
+        rows=BySplit(train=train.rows, validation=validation.rows),
+        stride=data.stride,
+        sources=BySplit(train=train.sources, validation=validation.sources) if data.sources else None,
+    )
+    meta = RowTableMeta(
+        key=key,
+        device=", ".join(sorted(used)) or "cpu",
+        packing=BySplit(train=train.costs, validation=validation.costs),
+        infini_llama=version("infini-llama"),
+    )
     staged = staging(chunks)
     try:
         for split, table in built.items():
             for name, array in table.arrays.items():
                 save_array(staged / f"{split}.{name}.npy", array)
-        facts = {
-            "strategy": strategy,
-            "sequence_length": length,
-            "rows": {split: table.rows for split, table in built.items()},
-        }
-        facts |= {"stride": data["stride"]} if strategy == "window" else {}
-        facts |= {"sources": {split: table.sources for split, table in built.items()}} if data["sources"] else {}
-        packing = {split: table.costs for split, table in built.items()}
-        meta = {
-            "key": key,
-            "device": ", ".join(sorted(used)) or "cpu",
-            "packing": packing,
-            "infini_llama": version("infini-llama"),
-        }
-        commit(staged, chunks, "chunks", CHUNKS_VERSION, meta, facts)
+        commit(staged, chunks, "chunks", CHUNKS_VERSION, meta.to_json(), facts.to_json())
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
         raise
+
+
+def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent, starts_of: RowStarts) -> Table:
+    """The row table of one split, once it has text for it; see `write_table`."""
+    length, strategy = data.sequence_length, data.strategy
+    lengths = lengths_by_source(dataset, content.shards)
+    for name, own in lengths.items():
+        by_source = split == "train" and name
+        tokens = int(own.sum()) if by_source else content.tokens
+        if tokens <= (1 if strategy in PACKED else length):
+            raise DataError(
+                f"the {split} text{f' of data.sources.{name}' if by_source else ''} has {tokens} tokens, fewer than one row of "
+                f"data.sequence_length={length} and its last label; shorten the rows, add text, or change data.validation_fraction."
+            )
+    table = build_table(lengths, strategy, length, data.stride, starts_of)
+    if not table.rows:
+        raise DataError(
+            f"no source has {split} text for one row of data.sequence_length={length} and its last label; shorten the rows, add "
+            "text, or change data.validation_fraction."
+        )
+    return table

@@ -45,11 +45,11 @@ def _unbroken(
     try:
         yield from batches
     except Exception as error:  # of the network, a filesystem, or any of the readers inside `datasets`
-        said = f"breaks off in split '{split}' ({_words(error)})"
+        fault = f"breaks off in split '{split}' ({_words(error)})"
         # What a cut connection looks like depends on the reader it meets; nothing that comes from elsewhere is dropped for it.
         if _of_the_network(error) or (streaming and not Path(path).expanduser().is_dir()):
-            raise PipelineError(f"{path} {said}; run the same command again.") from None
-        raise Unreadable(said) from None
+            raise PipelineError(f"{path} {fault}; run the same command again.") from None
+        raise Unreadable(fault) from None
 
 
 def _opened(path: str, configuration: str | None, split: str, streaming: bool) -> Any:
@@ -63,10 +63,10 @@ def _opened(path: str, configuration: str | None, split: str, streaming: bool) -
         place = str(folder) if folder.is_dir() else path
         return datasets.load_dataset(place, configuration, split=split, streaming=streaming)
     except Exception as error:  # `datasets` has no common class for what is wrong with a file
-        said = f"cannot be opened as a dataset with split '{split}' ({_words(error)})"
+        fault = f"cannot be opened as a dataset with split '{split}' ({_words(error)})"
         if _of_the_network(error):
-            raise PipelineError(f"{path} {said}; run the same command again.") from None
-        raise Unreadable(said) from None
+            raise PipelineError(f"{path} {fault}; run the same command again.") from None
+        raise Unreadable(fault) from None
 
 
 def _of_the_network(error: Exception) -> bool:

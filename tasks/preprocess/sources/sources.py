@@ -7,14 +7,19 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.schema.data import SourceConfig, TextConfig
+from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.schema.data import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of, read
 from infini_llama.tasks.preprocess.sources.hub import texts_of
 from infini_llama.tasks.preprocess.sources.json_lines import lines_at
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
 from infini_llama.tasks.preprocess.sources.texts import Records
+from infini_llama.tasks.records.manifest import Provenance
+from infini_llama.tasks.records.manifest import Provenance
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
 SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
@@ -60,68 +65,83 @@ class Source:
         return lines_at(self.path, self.text_column, places)
 
 
-def origins(data: dict) -> dict[str, dict]:
+def origins(data: DataConfig) -> dict[str, TextConfig]:
     """The sections that name text: `data` itself, or each of data.sources by its name, in the order of names."""
-    return {origin["name"]: origin for origin in sorted(data["sources"], key=lambda origin: origin["name"])} or {
-        "": data
-    }
+    return {origin.name: origin for origin in _by_name(data)} or {"": data}
 
 
-def sources(data: dict, origin: str = "") -> tuple[list[Source], list[Source]]:
+def _by_name(data: DataConfig) -> list[SourceConfig]:
+    return sorted(data.sources, key=lambda origin: origin.name)
+
+
+def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Source]]:
     """What a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
 
     Raises:
         DataError: nothing matches.
     """
-    column, section = data["text_column"], f"data.sources.{origin}" if origin else "data"
-    if data["source"] == "huggingface":
-        splits = [data["dataset_split"], *([data["validation_split"]] if data["validation_split"] else [])]
+    column, section = text.text_column, f"data.sources.{origin}" if origin else "data"
+    if text.source == "huggingface":
+        splits = [text.dataset_split, *([text.validation_split] if text.validation_split else [])]
         named = [
             Source(
-                Path(data["dataset"]),
+                Path(text.dataset),
                 split,
                 column,
                 f"{section}.dataset",
-                (data["dataset"], data["dataset_config"], split),
-                streaming=data["streaming"],
+                (text.dataset, text.dataset_config, split),
+                streaming=text.streaming,
                 origin=origin,
             )
             for split in splits
         ]
         return named[:1], named[1:]
-    if data["source"] == "passkey":
-        made = PasskeyTexts(**data["passkey"])
+    if text.source == "passkey":
+        made = PasskeyTexts(text.passkey.documents, text.passkey.repetitions, text.passkey.seed)
         return [Source(Path("passkey"), "passkey", column, f"{section}.passkey", origin=origin, made=made)], []
-    stdlib, form = data["source"] == "python-stdlib", data["format"]
+    stdlib, form = text.source == "python-stdlib", text.format
 
     def placed(found: Iterable[tuple[Path, str]], key: str) -> list[Source]:
         return [Source(path, portable(name), column, key, format=form, origin=origin) for path, name in found]
 
-    training = placed(_stdlib() if stdlib else _matching(data["files"], f"{section}.files", form), f"{section}.files")
+    training = placed(_stdlib() if stdlib else _matching(text.files, f"{section}.files", form), f"{section}.files")
     key = f"{section}.validation_files"
-    held_out = placed(_matching(data["validation_files"], key, form), key)
+    held_out = placed(_matching(text.validation_files, key, form), key)
     own = {source.path.resolve() for source in held_out}
     return [source for source in training if source.path.resolve() not in own], held_out
 
 
-def describe(data: dict) -> dict[str, Any]:
+def describe(data: DataConfig) -> Provenance:
     """Provenance of the source or sources, for the manifest."""
-    if data["sources"]:
-        several = []
-        for name, origin in origins(data).items():
-            facts = describe(origin | {"sources": []})
-            licence = origin["licence"] if origin["licence"] != "not stated" else facts["licence"]
-            several.append({"name": name} | facts | {"weight": origin["weight"], "licence": licence})
-        licences = sorted({origin["licence"] for origin in several})
-        return {"source": "mixture", "sources": several, "licence": "; ".join(licences)}
-    if data["source"] == "python-stdlib":
-        return {"source": "python-stdlib", "python": platform.python_version(), "licence": "PSF-2.0"}
-    if data["source"] == "huggingface":
-        names = ("dataset", "dataset_config", "dataset_split", "validation_split")
-        return {"source": "huggingface"} | {name: data[name] for name in names} | {"licence": "not stated"}
-    if data["source"] == "passkey":
-        return {"source": "passkey"} | data["passkey"] | {"licence": "none: made by this program"}
-    return {"source": "files", "files": data["files"], "licence": "not stated"}
+    if not data.sources:
+        return _provenance(data)
+    several = []
+    for origin in _by_name(data):
+        own = _provenance(origin)
+        licence = origin.licence if origin.licence != "not stated" else own.licence
+        several.append(own.model_copy(update={"name": origin.name, "weight": origin.weight, "licence": licence}))
+    licences = sorted({origin.licence for origin in several})
+    return Provenance(source="mixture", sources=tuple(several), licence="; ".join(licences))
+
+
+def _provenance(text: TextConfig) -> Provenance:
+    match text.source:
+        case "python-stdlib":
+            return Provenance(source=text.source, python=platform.python_version(), licence="PSF-2.0")
+        case "huggingface":
+            return Provenance(
+                source=text.source,
+                dataset=text.dataset,
+                dataset_config=text.dataset_config,
+                dataset_split=text.dataset_split,
+                validation_split=text.validation_split,
+                licence="not stated",
+            )
+        case "passkey":
+            made = text.passkey.model_dump()
+            return Provenance(source=text.source, **made, licence="none: made by this program")
+        case _:
+            return Provenance(source=text.source, files=tuple(text.files), licence="not stated")
 
 
 def portable(name: str) -> str:
@@ -188,8 +208,8 @@ def _folders(folder: Path, key: str, seen: set[Path]) -> Iterator[Path]:
             shown = (entry for entry in entries if not entry.name.startswith("."))
             inner = sorted(Path(entry) for entry in shown if (Path(entry) if entry.is_symlink() else entry).is_dir())
     except OSError as error:
-        said = f"{portable(str(folder))} cannot be read ({error.strerror})"
-        raise DataError(f"{said}; mend it, or leave it out of {key}.") from None
+        fault = f"{portable(str(folder))} cannot be read ({error.strerror})"
+        raise DataError(f"{fault}; mend it, or leave it out of {key}.") from None
     yield folder
     for path in inner:
         yield from _folders(path, key, seen)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,9 +13,11 @@ import numpy as np
 from blake3 import blake3
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.sources import Source, origins, sources
-from infini_llama.tasks.preprocess.sources.survey_cache import Found, remembered
+from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, cached_scans
 from infini_llama.tasks.preprocess.sources.texts import Fault, Records, Unreadable
+from infini_llama.tasks.records.manifest import LeftOut
 
 log = logging.getLogger("infini_llama.preprocess")
 NAMED = 10  # bad places that the report names
@@ -80,15 +82,55 @@ class Documents:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Both splits in the order in which they are tokenized, and what was left out on the way."""
+    """Both splits in the order in which they are tokenized, and what was left out on the way.
+
+    Attributes:
+        identity: names, sizes and hashes of the text, as the key of the dataset takes them.
+    """
 
     train: list[Documents]
     validation: list[Documents]
-    identity: dict[str, Any]
-    report: dict[str, Any]
+    identity: dict[str, object]
+    report: LeftOut
 
 
-def survey(data: dict, notes: Path | None = None) -> Corpus:
+@dataclass
+class Tally:
+    """What one survey has counted so far; the fields are those of LeftOut. `seen`: 128 bits of each text's hash."""
+
+    records: int = 0
+    empty: int = 0
+    too_short: int = 0
+    duplicates: int = 0
+    also_validation: int = 0
+    bad_records: int = 0
+    bad_files: int = 0
+    bad: list[str] = field(default_factory=list)
+    seen: set[bytes] = field(default_factory=set)
+
+    def add(self, found: Found) -> None:
+        """Counts the records of one file."""
+        self.records += found.counts.records
+        self.empty += found.counts.empty
+        self.too_short += found.counts.too_short
+        self.bad_records += found.counts.bad_records
+        self.bad += found.bad[: NAMED - len(self.bad)]
+
+    def report(self, duplicates_dropped: bool) -> LeftOut:
+        return LeftOut(
+            records=self.records,
+            empty=self.empty,
+            too_short=self.too_short,
+            duplicates=self.duplicates,
+            also_validation=self.also_validation,
+            bad_records=self.bad_records,
+            bad_files=self.bad_files,
+            bad=tuple(self.bad),
+            duplicates_dropped=duplicates_dropped,
+        )
+
+
+def survey(data: DataConfig, notes: Path | None = None) -> Corpus:
     """Reads everything once: which documents there are, which are kept, and which are held out.
 
     Args:
@@ -97,36 +139,35 @@ def survey(data: dict, notes: Path | None = None) -> Corpus:
     Raises:
         DataError: no text, or bad input where data.on_bad_input=fail.
     """
-    counts = dict.fromkeys(
-        ("records", "empty", "too_short", "duplicates", "also_validation", "bad_records", "bad_files"), 0
-    )
-    report: dict[str, Any] = counts | {"bad": []}
-    seen: set[bytes] = set()
+    tally = Tally()
     places = {name: sources(origin, name) for name, origin in origins(data).items()}
-    own = {name: _scan_all(held_out, data, report, seen, notes) for name, (_, held_out) in places.items()}
-    found = {name: _scan_all(training, data, report, seen, notes) for name, (training, _) in places.items()}
-    found = _without(found, own, report)
+    own = {name: _scan_all(held_out, data, tally, notes) for name, (_, held_out) in places.items()}
+    found = {name: _scan_all(training, data, tally, notes) for name, (training, _) in places.items()}
+    found = _without(found, own, tally)
     identities = []
     for name, (_, held_out) in places.items():
-        identity: dict[str, Any] = {"documents": [documents.identity() for documents in found[name]]}
+        identity: dict[str, object] = {"documents": [documents.identity() for documents in found[name]]}
         if held_out:
-            identity["validation_documents"] = [documents.identity() for documents in own[name]]
+            identity |= {"validation_documents": [documents.identity() for documents in own[name]]}
         else:
-            masks = [is_validation(documents.hashes, data["validation_fraction"]) for documents in found[name]]
+            masks = [is_validation(documents.hashes, data.validation_fraction) for documents in found[name]]
             own[name] = _some([documents.keep(mask) for documents, mask in zip(found[name], masks, strict=True)])
             found[name] = _some([documents.keep(~mask) for documents, mask in zip(found[name], masks, strict=True)])
         identities.append({"name": name} | identity if name else identity)
     if len(places) > 1:  # a text that one source holds out is not learned from another that holds out its own files
-        found = _without(found, own, report)
-    report["duplicates_dropped"] = data["deduplicate"]
-    identity = {"sources": identities} if data["sources"] else identities[0]
-    return Corpus(list(chain.from_iterable(found.values())), list(chain.from_iterable(own.values())), identity, report)
+        found = _without(found, own, tally)
+    return Corpus(
+        train=list(chain.from_iterable(found.values())),
+        validation=list(chain.from_iterable(own.values())),
+        identity={"sources": identities} if data.sources else identities[0],
+        report=tally.report(data.deduplicate),
+    )
 
 
 Several = dict[str, list[Documents]]
 
 
-def _without(found: Several, held_out: Several, report: dict[str, Any]) -> Several:
+def _without(found: Several, held_out: Several, tally: Tally) -> Several:
     """Training documents whose text is not held out by any source."""
     texts = {row.tobytes() for several in held_out.values() for documents in several for row in documents.hashes}
     if not texts:
@@ -134,7 +175,7 @@ def _without(found: Several, held_out: Several, report: dict[str, Any]) -> Sever
     kept = {}
     for name, several in found.items():
         masks = [np.array([row.tobytes() not in texts for row in each.hashes], dtype=bool) for each in several]
-        report["also_validation"] += int(sum((~mask).sum() for mask in masks))
+        tally.also_validation += int(sum((~mask).sum() for mask in masks))
         kept[name] = _some([documents.keep(mask) for documents, mask in zip(several, masks, strict=True)])
     return kept
 
@@ -145,51 +186,46 @@ def is_validation(hashes: np.ndarray, fraction: float) -> np.ndarray:
     return leading < np.uint64(math.ceil(fraction * 2**64))
 
 
-def _scan_all(
-    places: list[Source], data: dict, report: dict[str, Any], seen: set[bytes], notes: Path | None
-) -> list[Documents]:
+def _scan_all(places: list[Source], data: DataConfig, tally: Tally, notes: Path | None) -> list[Documents]:
     ordered = sorted(places, key=lambda source: source.name)
-    settings = {name: data[name] for name in ("min_length", "on_bad_input")}
-    look = partial(_scan, data=data, report=report)
+    settings = {"min_length": data.min_length, "on_bad_input": data.on_bad_input}
+    scan = partial(_scan, data=data, tally=tally)
+    found_of = cached_scans(ordered, settings, notes, scan) if notes else map(scan, ordered)
     scanned = []
-    for source, found in zip(
-        ordered, remembered(ordered, settings, notes, look) if notes else map(look, ordered), strict=True
-    ):
+    for source, found in zip(ordered, found_of, strict=True):
         if found is not None:
-            for name, count in found.counts.items():
-                report[name] += count
-            report["bad"] += found.bad[: NAMED - len(report["bad"])]
+            tally.add(found)
             scanned.append(Documents(source, found.numbers, found.sizes, found.hashes, found.places))
     # The order of documents is that of names; two files of one name are told apart by what they hold.
     scanned.sort(key=lambda documents: documents.identity()[::2])
-    return _some([_distinct(documents, data["deduplicate"], report, seen) for documents in scanned])
+    return _some([_distinct(documents, data.deduplicate, tally) for documents in scanned])
 
 
 def _some(several: list[Documents]) -> list[Documents]:
     return [documents for documents in several if len(documents.sizes)]
 
 
-def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
+def _scan(source: Source, data: DataConfig, tally: Tally) -> Found | None:
     """Counts and hashes; a file that turns out to be damaged half way contributes nothing."""
     numbers: list[int] = []
     places: list[int] = []
     sizes: list[int] = []
     hashes = bytearray()
-    counts: dict[str, int] = dict.fromkeys(("records", "empty", "too_short", "bad_records"), 0)
+    records = empty = too_short = bad_records = 0
     bad: list[str] = []
-    skip = data["on_bad_input"] == "skip"
+    skip = data.on_bad_input == "skip"
     try:
         for number, record in enumerate(source.records(places=places)):
-            counts["records"] += 1
+            records += 1
             if isinstance(record, Fault):
                 if not skip:
                     raise Unreadable(record.reason)
-                counts["bad_records"] += 1
+                bad_records += 1
                 bad += [f"{source} {record.reason}"] * (len(bad) < NAMED)
             elif not record:
-                counts["empty"] += 1
-            elif len(record) < data["min_length"]:
-                counts["too_short"] += 1
+                empty += 1
+            elif len(record) < data.min_length:
+                too_short += 1
             else:
                 encoded = record.encode()
                 numbers.append(number)
@@ -200,44 +236,45 @@ def _scan(source: Source, data: dict, report: dict[str, Any]) -> Found | None:
         if not skip:
             verb = "mend" if isinstance(error, OSError) else "convert" if "UTF-8" in reason else "mend"
             raise DataError(f"{reason}; {verb} it, or leave it out of {source.key}.") from None
-        report["bad_files"] += 1
-        report["bad"] += [reason] * (len(report["bad"]) < NAMED)
+        tally.bad_files += 1
+        tally.bad += [reason] * (len(tally.bad) < NAMED)
         return None
     columns = np.frombuffer(bytes(hashes), dtype=np.uint8).reshape(-1, 32)
     kept, lines = np.array(numbers, dtype=np.int64), np.array(places, dtype=np.int64)
     found_again = len(lines) > 0 and bool((np.diff(lines) > 0).all())  # not where a long line is several records
     where = lines[kept] if found_again else lines[:0]
+    counts = Counts(records, empty, too_short, bad_records)
     return Found(kept, np.array(sizes, dtype=np.int64), columns, where, counts, bad)
 
 
-def _distinct(documents: Documents, drop: bool, report: dict[str, Any], seen: set[bytes]) -> Documents:
-    """Counts the documents whose text came before (by 128 bits of its hash), and drops them where asked."""
+def _distinct(documents: Documents, drop: bool, tally: Tally) -> Documents:
+    """Counts the documents whose text came before (by 128 bits of its hash), and drops them where `drop`."""
     fresh = np.ones(len(documents.sizes), dtype=bool)
     for number, row in enumerate(documents.hashes):
-        if (digest := row[:16].tobytes()) in seen:
+        if (digest := row[:16].tobytes()) in tally.seen:
             fresh[number] = False
-        seen.add(digest)
-    report["duplicates"] += int((~fresh).sum())
+        tally.seen.add(digest)
+    tally.duplicates += int((~fresh).sum())
     return documents.keep(fresh) if drop else documents
 
 
-def tell(report: dict[str, Any]) -> None:
-    """Says which records are left out, and which copies are not."""
+def log_left_out(report: LeftOut) -> None:
+    """Logs which records are left out, and which copies are not."""
     left_out = {
-        "empty": report["empty"],
-        "too short": report["too_short"],
-        "exact duplicates": report["duplicates"] if report["duplicates_dropped"] else 0,
-        "also in the validation text": report["also_validation"],
-        "damaged records": report["bad_records"],
-        "damaged files": report["bad_files"],
+        "empty": report.empty,
+        "too short": report.too_short,
+        "exact duplicates": report.duplicates if report.duplicates_dropped else 0,
+        "also in the validation text": report.also_validation,
+        "damaged records": report.bad_records,
+        "damaged files": report.bad_files,
     }
     if found := ", ".join(f"{count} {name}" for name, count in left_out.items() if count):
-        level = logging.WARNING if report["bad_records"] or report["bad_files"] else logging.INFO
-        named = f"; {'; '.join(report['bad'])}" if report["bad"] else ""
-        log.log(level, "of %d records left out: %s%s", report["records"], found, named)
-    if report["duplicates"] and not report["duplicates_dropped"]:
+        level = logging.WARNING if report.bad_records or report.bad_files else logging.INFO
+        named = f"; {'; '.join(report.bad)}" if report.bad else ""
+        log.log(level, "of %d records left out: %s%s", report.records, found, named)
+    if report.duplicates and not report.duplicates_dropped:
         log.info(
             "%d of %d records are exact copies of others and are kept; data.deduplicate=true leaves them out",
-            report["duplicates"],
-            report["records"],
+            report.duplicates,
+            report.records,
         )

@@ -6,11 +6,10 @@ import time
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,26 @@ SURVEYS_VERSION = 3
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed less long ago may change again without a new time
 
 
+@dataclass(frozen=True)
+class Counts:
+    """Records of one file, and how many of them are no document, by reason."""
+
+    records: int
+    empty: int
+    too_short: int
+    bad_records: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Records of one file, and how many of them are no document, by reason."""
+
+    records: int
+    empty: int
+    too_short: int
+    bad_records: int
+
+
 @dataclass(frozen=True, eq=False)
 class Found:
     """The documents of one file: number among its records, UTF-8 bytes, blake3 and place of each; what was left out is counted."""
@@ -29,15 +48,15 @@ class Found:
     sizes: np.ndarray  # int64 [documents]
     hashes: np.ndarray  # uint8 [documents, 32]
     places: np.ndarray  # int64 [documents], or [0] where they cannot be gone to
-    counts: dict[str, int]
+    counts: Counts
     bad: list[str] = field(default_factory=list)
 
 
 Notes = dict[str, tuple[list[int], Found]]  # by the file's absolute path: its stamp, and what it holds
 
 
-def remembered(
-    sources: list[Source], settings: dict[str, Any], folder: Path, scan: Callable[[Source], Found | None]
+def cached_scans(
+    sources: list[Source], settings: Mapping[str, object], folder: Path, scan: Callable[[Source], Found | None]
 ) -> list[Found | None]:
     """`scan` of each source, or what it gave the last time for a file with the same place, size, inode and times.
 
@@ -70,7 +89,7 @@ def _group(source: Source) -> tuple[Path, str, str]:
     return source.path.parent, source.text_column, source.format
 
 
-def _key(settings: dict[str, Any], parent: Path, text_column: str, form: str) -> str:
+def _key(settings: Mapping[str, object], parent: Path, text_column: str, form: str) -> str:
     folder = [portable(str(parent.absolute())), portable(str(parent))]
     what = [SURVEYS_VERSION, settings, folder, text_column, form]
     return checksum_of(what).removeprefix("blake3:")[:32]
@@ -93,7 +112,7 @@ def _read(file: Path) -> Notes:
         notes, first, placed = {}, 0, 0
         for path, stamp, documents, known, counts, bad in table:
             part, where = slice(first, first + documents), slice(placed, placed + known)
-            notes[path] = (stamp, Found(numbers[part], sizes[part], hashes[part], places[where], counts, bad))
+            notes[path] = (stamp, Found(numbers[part], sizes[part], hashes[part], places[where], Counts(**counts), bad))
             first, placed = first + documents, placed + known
         return notes if first == len(numbers) == len(sizes) == len(hashes) and placed == len(places) else {}
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
@@ -102,7 +121,7 @@ def _read(file: Path) -> Notes:
 
 def _write(file: Path, notes: Notes) -> None:
     table = [
-        [path, stamp, len(one.sizes), len(one.places), one.counts, one.bad] for path, (stamp, one) in notes.items()
+        [path, stamp, len(one.sizes), len(one.places), asdict(one.counts), one.bad] for path, (stamp, one) in notes.items()
     ]
     several = [one for _, one in notes.values()]
     part = file.with_name(f".{file.name}.{os.getpid()}.part")

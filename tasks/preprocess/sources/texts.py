@@ -1,12 +1,13 @@
 """What is read of a file: texts in order, and what is wrong with some; a text that is too long is several."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
+BATCH_BYTES = 2_000_000  # of text that is tokenized at once
 
 
 class Unreadable(Exception):
@@ -62,3 +63,17 @@ def as_text(value: Any, place: str) -> str | Fault:
         except UnicodeEncodeError:
             return Fault(f"has half a character (a lone surrogate) in {place}")
     return value
+
+
+def batches(texts: Iterable[tuple[str, int]], most: int | None = None) -> Iterator[tuple[list[str], int]]:
+    """Texts of about `most` (BATCH_BYTES) in all, and their sizes' sum; none is cut."""
+    most = most or BATCH_BYTES
+    batch, size = [], 0
+    for text, text_size in texts:
+        batch.append(text)
+        size += text_size
+        if size >= most:
+            yield batch, size
+            batch, size = [], 0
+    if batch:
+        yield batch, size

@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
+from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
-from infini_llama.tasks.preprocess.tokens.shards import batches
+from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -173,16 +174,13 @@ def _checking(name: str, encoder: Tokenizer) -> Encode:
     return encode
 
 
-def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> dict[str, Any]:
+def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> EngineChoice:
     """Which engine encodes, and why the faster one does not.
 
     Args:
         wanted: data.tokenizer_engine.
         texts: the first megabytes of the real text; called only where a check is not yet in `cache`.
         cache: folder with a file for each engine, version and tokenizer that was checked.
-
-    Returns:
-        {"name", "version", "refused": {engine: reason}}, for the manifest.
 
     Raises:
         ConfigError: an engine that is asked for by name is not installed.
@@ -191,10 +189,10 @@ def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[st
     if wanted != REFERENCE and (number := _installed(wanted)):
         fault = within_limits(_import_fault, 0, FAST) or _checked(FAST, number, tokenizer, texts, cache)
         if fault is None:
-            return {"name": FAST, "version": number, "refused": refused}
+            return EngineChoice(name=FAST, version=number, refused=refused)
         refused[FAST] = fault
         log.warning("%s %s is not used for this tokenizer: %s", FAST, number, fault)
-    return {"name": REFERENCE, "version": version(REFERENCE), "refused": refused}
+    return EngineChoice(name=REFERENCE, version=version(REFERENCE), refused=refused)
 
 
 def _installed(wanted: str) -> str | None:

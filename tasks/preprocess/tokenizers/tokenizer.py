@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
+from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, rank_file
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
 
@@ -23,15 +24,15 @@ LARGEST = 2**28  # bytes of a given tokenizer's file; published ones have up to 
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
 
 
-def train(texts: Iterable[str], settings: dict) -> Tokenizer:
+def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
     """The kind of tokenizer that the section `data.tokenizer` asks for, learned from `texts`."""
-    size, special = settings["vocab_size"], [EOS, *settings["special_tokens"]]
-    match settings["kind"]:
+    size, special = settings.vocab_size, [EOS, *settings.special_tokens]
+    match settings.kind:
         case "wordpiece":
-            return _train_wordpiece(texts, size, settings["min_frequency"], special)
+            return _train_wordpiece(texts, size, settings.min_frequency, special)
         case "unigram":
             return _train_unigram(texts, size, special)
-    return train_bpe(texts, size, settings["min_frequency"], special)
+    return train_bpe(texts, size, settings.min_frequency, special)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, min_frequency: int, special: list[str] | None = None) -> Tokenizer:
@@ -99,12 +100,12 @@ def _alphabet() -> list[str]:
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def is_given(settings: dict) -> bool:
+def is_given(settings: TokenizerConfig) -> bool:
     """Whether the section `data.tokenizer` names a tokenizer, and nothing is to be learned."""
-    return bool(settings["path"] or settings["encoding"])
+    return bool(settings.path or settings.encoding)
 
 
-def load(settings: dict) -> Tokenizer:
+def load(settings: TokenizerConfig) -> Tokenizer:
     """The tokenizer at `data.tokenizer.path`: a tokenizer.json, a folder with one, or a tiktoken rank file; or an encoding by name.
 
     It is used as it is.
@@ -112,32 +113,32 @@ def load(settings: dict) -> Tokenizer:
     Raises:
         ConfigError: it is not there or not readable, or its ids have gaps.
     """
-    encoding = ENCODINGS[settings["encoding"]] if settings["encoding"] else None
-    path = rank_file(settings["encoding"], settings["path"]) if encoding else Path(settings["path"]).expanduser()
+    encoding = ENCODINGS[settings.encoding] if settings.encoding else None
+    path = rank_file(settings.encoding, settings.path) if settings.encoding else Path(settings.path or "").expanduser()
     named = "encoding" if encoding else "path"
-    said = f"data.tokenizer.{named}={settings[named]}"
+    setting = f"data.tokenizer.{named}={getattr(settings, named)}"
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         if (size := file.stat().st_size) > LARGEST:
-            raise ConfigError(f"{said}: {file} has {size:,} bytes, and a tokenizer at most {LARGEST:,}.")
+            raise ConfigError(f"{setting}: {file} has {size:,} bytes, and a tokenizer at most {LARGEST:,}.")
         if encoding:
             tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
         elif file.suffix == ".tiktoken":
-            tokenizer = from_rank_file(file, settings["pattern"], [EOS, *settings["special_tokens"]])
+            tokenizer = from_rank_file(file, settings.pattern, [EOS, *settings.special_tokens])
         else:
             tokenizer = _parsed(file.read_text(encoding="utf-8"))
     except PipelineError:
         raise
     except OSError as error:
         raise ConfigError(
-            f"{said}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
+            f"{setting}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
         ) from None
     except Exception as error:  # `tokenizers` raises nothing narrower
-        raise ConfigError(f"{said}: {file} is no tokenizer ({error}).") from None
+        raise ConfigError(f"{setting}: {file} is no tokenizer ({error}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if max(tokenizer.get_vocab().values(), default=-1) + 1 != tokenizer.get_vocab_size():
-        raise ConfigError(f"{said}: the ids of {file} have gaps; use one without.")
+        raise ConfigError(f"{setting}: the ids of {file} have gaps; use one without.")
     end_of_text(tokenizer, settings)
     return tokenizer
 
@@ -147,7 +148,7 @@ def _parsed(description: str) -> Tokenizer:
     return within_limits(lambda: Tokenizer.from_str(description), len(description))
 
 
-def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
+def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
     """Id of the token that ends a document: EOS of a trained tokenizer; of a given one what it or the configuration says.
 
     Raises:
@@ -155,9 +156,9 @@ def end_of_text(tokenizer: Tokenizer, settings: dict) -> int:
     """
     if not is_given(settings):
         return EOS_ID
-    stated = Path(settings["path"] or "").expanduser() / "tokenizer_config.json"
-    names = [settings["eos"]] if settings["eos"] else []
-    if not names and not settings["encoding"] and stated.is_file():
+    stated = Path(settings.path or "").expanduser() / "tokenizer_config.json"
+    names = [settings.eos] if settings.eos else []
+    if not names and not settings.encoding and stated.is_file():
         names = _stated_end(stated)
     for name in names or USUAL_ENDS:
         if (number := tokenizer.token_to_id(name)) is not None:
@@ -194,20 +195,20 @@ def _stated_end(file: Path) -> list[str]:
     raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); mend it, or set data.tokenizer.eos.")
 
 
-def identity(settings: dict) -> dict[str, Any]:
+def identity(settings: TokenizerConfig) -> dict[str, object]:
     """What decides the tokens, for the key: the settings of one to train, the content of a given one."""
     policy = {"eos": EOS, "text_yields_special_tokens": False}
-    if settings["encoding"]:  # a key must not cost the reading of 200,000 ranks
-        encoding = ENCODINGS[settings["encoding"]]
+    if settings.encoding:  # a key must not cost the reading of 200,000 ranks
+        encoding = ENCODINGS[settings.encoding]
         cut = {"pattern": encoding.pattern, "special_tokens": encoding.special_tokens()}
-        named = {"encoding": settings["encoding"], "sha256": encoding.sha256, "ends": settings["eos"] or EOS}
+        named = {"encoding": settings.encoding, "sha256": encoding.sha256, "ends": settings.eos or EOS}
         return policy | named | cut
-    if settings["path"]:
+    if settings.path:
         tokenizer = load(settings)
         return policy | {"given": tokenizer.to_str(), "eos_id": end_of_text(tokenizer, settings)}
-    kind = {"kind": "byte-level bpe" if settings["kind"] == "bpe" else settings["kind"]}
-    special = {"special_tokens": settings["special_tokens"]} if settings["special_tokens"] else {}
-    return {name: settings[name] for name in ("vocab_size", "min_frequency")} | kind | special | policy
+    kind = {"kind": "byte-level bpe" if settings.kind == "bpe" else settings.kind}
+    special = {"special_tokens": settings.special_tokens} if settings.special_tokens else {}
+    return {"vocab_size": settings.vocab_size, "min_frequency": settings.min_frequency} | kind | special | policy
 
 
 def is_lossless(tokenizer: Tokenizer) -> bool:

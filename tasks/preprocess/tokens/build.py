@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -18,51 +19,57 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import special_ids
 from infini_llama.tasks.preprocess.tokens.clusters import do_on_cluster
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
-from infini_llama.tasks.preprocess.tokens.shards import Stream, batches, dtype_for, write_shard
+from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, write_shard
 
 log = logging.getLogger("infini_llama.preprocess")
 LABELS = {"train": "tokenizing training text", "validation": "tokenizing validation text"}
 POLL = 0.2  # seconds
-Finish = Callable[..., None]
+Finish = Callable[[str, str, int, int], None]  # name of the shard's file, key, documents, tokens
 
 
-def do_units(
-    plan: Plan, units: list[Unit], journal: Journal, tokenizer: Tokenizer, eos: int, data: dict, engine: str
-) -> None:
-    """Writes the shard of every unit in `units` and notes it in the journal, by `data["num_workers"]` processes or by a cluster.
+@dataclass(frozen=True)
+class Encoding:
+    """What turns text into tokens; `eos`: the token that ends a document, `engine`: the name of what encodes."""
+
+    tokenizer: Tokenizer
+    eos: int
+    engine: str
+
+
+def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding, data: DataConfig) -> None:
+    """Writes the shard of every unit in `units` and notes it in the journal, by `data.num_workers` processes or by a cluster.
 
     Raises:
         PipelineError: a worker process was killed; what is done is kept.
         EngineDiffers: a fast engine was caught with other ids than the reference's.
     """
-    if data["engine"] != "local":
-        do_on_cluster(
-            partial(_do_remotely, eos, engine), plan, units, journal, data, lambda: _tell_shares(units, journal)
-        )
+    if data.engine != "local":
+        do = partial(_do_remotely, encoding.eos, encoding.engine)
+        do_on_cluster(do, plan, units, journal, data, lambda: _log_shares(units, journal))
         return
-    processes = min(data["num_workers"], len(units))
+    processes = min(data.num_workers, len(units))
     if processes < 2:
-        _do(plan, units, tokenizer, journal.work, eos, engine, journal.record, tell=True)
+        _do(plan, units, encoding, journal.work, journal.record, verbose=True)
         return
     shares = [units[len(units) * k // processes : len(units) * (k + 1) // processes] for k in range(processes)]
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
     spawn = multiprocessing.get_context("spawn")
-    ends, held = spawn.Pipe(duplex=False)
+    reading_end, writing_end = spawn.Pipe(duplex=False)
     with (
-        ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads, ends)) as pool,
-        _closed_by_fault(held),
+        ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads, reading_end)) as pool,
+        _closed_by_fault(writing_end),
     ):
-        pending = {
-            pool.submit(_do, plan, share, tokenizer, journal.work, eos, engine, journal.record) for share in shares
-        }
+        pending = {pool.submit(_do, plan, share, encoding, journal.work, journal.record) for share in shares}
         while pending:
             done, pending = wait(pending, timeout=POLL)
-            _tell_shares(units, journal)
+            _log_shares(units, journal)
             for future in done:
                 try:
                     future.result()
@@ -74,12 +81,12 @@ def do_units(
 
 
 @contextmanager
-def _closed_by_fault(held: Connection) -> Iterator[None]:
+def _closed_by_fault(writing_end: Connection) -> Iterator[None]:
     """Ends the worker processes where this one breaks off; the pool would wait for all that they have begun."""
     try:
         yield
     except BaseException:
-        held.close()
+        writing_end.close()
         raise
 
 
@@ -92,21 +99,14 @@ def _begin(threads: int, ends: Connection) -> None:
 
 
 def _do_remotely(eos: int, engine: str, plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish) -> None:
-    _do(plan, units, Tokenizer.from_file(str(work / "tokenizer.json")), into, eos, engine, finish)
+    encoding = Encoding(Tokenizer.from_file(str(work / "tokenizer.json")), eos, engine)
+    _do(plan, units, encoding, into, finish)
 
 
-def _do(
-    plan: Plan,
-    units: list[Unit],
-    tokenizer: Tokenizer,
-    into: Path,
-    eos: int,
-    engine: str,
-    finish: Finish,
-    tell: bool = False,
-) -> None:
-    """Writes the shards of `units` below `into`; `finish` is told each one's name, key and counts."""
-    encode, dtype = open_engine(engine, tokenizer), dtype_for(tokenizer.get_vocab_size())
+def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: Finish, verbose: bool = False) -> None:
+    """Writes the shards of `units` below `into`; `finish` gets each one's name, key and counts."""
+    tokenizer = encoding.tokenizer
+    encode, dtype = open_engine(encoding.engine, tokenizer), dtype_for(tokenizer.get_vocab_size())
     special = special_ids(tokenizer)
     texts: Iterator[tuple[str, int]] = iter(())
     following: tuple[str, int] | None = None
@@ -126,22 +126,22 @@ def _do(
                     f"token with this tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or "
                     f"leave the file out of {source.key}."
                 )
-            stream.add(ids, offsets, eos)
+            stream.add(ids, offsets, encoding.eos)
             first += len(batch)
             done += size
-            if tell:
+            if verbose:
                 total = sum(other.size for other in plan.units if other.split == unit.split)
                 progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
                 log.info(LABELS[unit.split], extra={"progress": progress})
         path = into / unit.file
         path.parent.mkdir(parents=True, exist_ok=True)
         write_shard(path, stream.values[: stream.filled], np.concatenate(stream.lengths))
-        finish(unit.file, key=unit.key, documents=unit.documents, tokens=stream.filled)
+        finish(unit.file, unit.key, unit.documents, stream.filled)
         following = (unit.split, unit.first + unit.documents)
 
 
-def _tell_shares(units: list[Unit], journal: Journal) -> None:
-    finished = journal.lines()
+def _log_shares(units: list[Unit], journal: Journal) -> None:
+    finished = journal.entries()
     done = sum(unit.size for unit in units if unit.file in finished)
     total = sum(unit.size for unit in units)
     progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.tasks.preprocess.tokens.journal import Journal, line_of
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.tokens.journal import Journal, JournalEntry, entry_of
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
 
 SHARE = (
@@ -31,8 +32,8 @@ AHEAD = 4  # shares handed out beyond one a worker
 ANSWERS_WITHIN = 10.0  # seconds
 LOSSES = 3  # workers that may die of one share before the build gives up
 
-Work = Callable[[Plan, list[Unit], Path, Path, Callable[..., None]], None]
-Answer = tuple[list[dict[str, Any]], str]
+Work = Callable[[Plan, list[Unit], Path, Path, Callable[[str, str, int, int], None]], None]
+Answer = tuple[list[JournalEntry], str]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def shares_of(units: list[Unit], workers: int) -> list[list[Unit]]:
 
 
 def do_share(do: Work, plan: Plan, share: Share) -> Answer:
-    """On the remote worker: writes the shards of a share; returns their journal lines, and who did it.
+    """On the remote worker: writes the shards of a share; returns their journal entries, and who did it.
 
     Raises:
         PipelineError: this machine has other versions, or does not see the build's folder.
@@ -72,10 +73,10 @@ def do_share(do: Work, plan: Plan, share: Share) -> Answer:
             f"the worker on {here} does not see {share.work}; runtime.home must be on a filesystem that all machines share."
         )
     own = parts_of(share.work) / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    lines: list[dict[str, Any]] = []
+    entries: list[JournalEntry] = []
 
-    def finish(name: str, **facts: Any) -> None:
-        lines.append(line_of(own / name, name, **facts))
+    def finish(name: str, key: str, documents: int, tokens: int) -> None:
+        entries.append(entry_of(own / name, name, key, documents, tokens))
         (share.work / name).parent.mkdir(exist_ok=True)
         (own / name).replace(share.work / name)
 
@@ -83,7 +84,7 @@ def do_share(do: Work, plan: Plan, share: Share) -> Answer:
         do(plan, share.units, share.work, own, finish)
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    return lines, here
+    return entries, here
 
 
 def parts_of(work: Path) -> Path:
@@ -92,9 +93,9 @@ def parts_of(work: Path) -> Path:
 
 
 def do_on_cluster(
-    do: Work, plan: Plan, units: list[Unit], journal: Journal, data: dict, tell: Callable[[], None]
+    do: Work, plan: Plan, units: list[Unit], journal: Journal, data: DataConfig, log_progress: Callable[[], None]
 ) -> None:
-    """Writes the shard of every unit by the engine `data["engine"]`, noting each in the journal as it is reported.
+    """Writes the shard of every unit by the engine `data.engine`, noting each in the journal as it is reported.
 
     Raises:
         ConfigError: the engine is not installed, or its cluster does not answer.
@@ -102,30 +103,30 @@ def do_on_cluster(
     """
     _refuse_silent(data)
     shutil.rmtree(parts_of(journal.work), ignore_errors=True)
-    shares = [Share(some, journal.work, versions()) for some in shares_of(units, data["num_workers"])]
+    shares = [Share(some, journal.work, versions()) for some in shares_of(units, data.num_workers)]
     try:
-        for lines, _ in ENGINES[data["engine"]](do, plan, shares, data):
-            for line in lines:
-                journal.append(line)
-            tell()
+        for entries, _ in ENGINES[data.engine](do, plan, shares, data):
+            for entry in entries:
+                journal.append(entry)
+            log_progress()
     except ImportError as missing:
         raise ConfigError(
-            f"data.engine={data['engine']}: {missing.name} is not installed; install infini-llama[{data['engine']}]."
+            f"data.engine={data.engine}: {missing.name} is not installed; install infini-llama[{data.engine}]."
         ) from None
     finally:
         shutil.rmtree(parts_of(journal.work), ignore_errors=True)
 
 
-def _refuse_silent(data: dict) -> None:
+def _refuse_silent(data: DataConfig) -> None:
     """A cluster that is not there is named within seconds; Ray would try for minutes."""
-    place = re.fullmatch(r"(?:\w+://)?([^:/]+):(\d+)", data["engine_address"] or "")
+    place = re.fullmatch(r"(?:\w+://)?([^:/]+):(\d+)", data.engine_address or "")
     if place is None:
         return
     try:
         socket.create_connection((place[1], int(place[2])), timeout=ANSWERS_WITHIN).close()
     except OSError as fault:
         raise ConfigError(
-            f"data.engine_address={data['engine_address']}: no {data['engine'].capitalize()} cluster answers there ({fault})."
+            f"data.engine_address={data.engine_address}: no {data.engine.capitalize()} cluster answers there ({fault})."
         ) from None
 
 
@@ -137,8 +138,8 @@ def _lost(share: Share, engine: str) -> PipelineError:
     )
 
 
-def over_dask(do: Work, plan: Plan, shares: list[Share], data: dict) -> Iterator[Answer]:
-    """Each share's answer as it comes, from the cluster of `data["engine_address"]` or one started on this machine."""
+def over_dask(do: Work, plan: Plan, shares: list[Share], data: DataConfig) -> Iterator[Answer]:
+    """Each share's answer as it comes, from the cluster of `data.engine_address` or one started on this machine."""
     dask, distributed = import_module("dask"), import_module("distributed")
 
     with (
@@ -149,12 +150,12 @@ def over_dask(do: Work, plan: Plan, shares: list[Share], data: dict) -> Iterator
             client = distributed.Client(address, timeout=30, set_as_default=False)
         except OSError as fault:
             raise ConfigError(
-                f"data.engine_address={data['engine_address']}: no Dask scheduler answers there ({fault})."
+                f"data.engine_address={data.engine_address}: no Dask scheduler answers there ({fault})."
             ) from None
         with client:
             whole = client.scatter(plan, broadcast=False, hash=False)
             waiting = iter(shares)
-            ahead = max(len(client.scheduler_info(n_workers=-1)["workers"]), data["num_workers"]) + AHEAD
+            ahead = max(len(client.scheduler_info(n_workers=-1)["workers"]), data.num_workers) + AHEAD
             submitted = {}
 
             def submit(share: Share) -> Any:
@@ -175,24 +176,24 @@ def over_dask(do: Work, plan: Plan, shares: list[Share], data: dict) -> Iterator
 
 
 @contextmanager
-def _dask_cluster(local: Any, data: dict) -> Iterator[str]:
-    if data["engine_address"]:
-        yield data["engine_address"]
+def _dask_cluster(local: Any, data: DataConfig) -> Iterator[str]:
+    if data.engine_address:
+        yield data.engine_address
         return
     with local(
-        n_workers=data["num_workers"], threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+        n_workers=data.num_workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
     ) as cluster:
         yield cluster.scheduler_address
 
 
-def over_ray(do: Work, plan: Plan, shares: list[Share], data: dict) -> Iterator[Answer]:
-    """Each share's answer as it comes, from the cluster of `data["engine_address"]` or one started on this machine."""
+def over_ray(do: Work, plan: Plan, shares: list[Share], data: DataConfig) -> Iterator[Answer]:
+    """Each share's answer as it comes, from the cluster of `data.engine_address` or one started on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = import_module("ray")
-    mine = {"num_cpus": data["num_workers"], "include_dashboard": False} if not data["engine_address"] else {}
+    mine = {"num_cpus": data.num_workers, "include_dashboard": False} if not data.engine_address else {}
     try:
         context = ray.init(
-            address=data["engine_address"] or "local",
+            address=data.engine_address or "local",
             log_to_driver=False,
             configure_logging=False,
             namespace="infini-llama",
@@ -200,7 +201,7 @@ def over_ray(do: Work, plan: Plan, shares: list[Share], data: dict) -> Iterator[
         )
     except ConnectionError as fault:
         raise ConfigError(
-            f"data.engine_address={data['engine_address']}: no Ray cluster answers there ({fault})."
+            f"data.engine_address={data.engine_address}: no Ray cluster answers there ({fault})."
         ) from None
     with context:
         remote = ray.remote(max_retries=LOSSES - 1, num_cpus=1)(do_share)

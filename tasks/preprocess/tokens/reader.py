@@ -1,13 +1,15 @@
 """Reading a dataset: rows of tokens gathered from the memory-mapped stream. numpy and pyarrow only."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.storage.artifacts import file_checksum, read_manifest
+from infini_llama.tasks.records.manifest import RowTableManifest, Shard, SourceRows
+from infini_llama.tasks.storage.artifacts import file_checksum, read_dataset, read_row_table
 
 
 def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -23,9 +25,9 @@ def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(offsets, np.int64, len(column) + 1), np.frombuffer(values, dtype, len(column.values))
 
 
-def document_lengths(dataset: Path, shards: list[dict]) -> np.ndarray:
+def document_lengths(dataset: Path, shards: Sequence[Shard]) -> np.ndarray:
     """Tokens of each document of a split, int64 [documents], in order."""
-    return np.concatenate([np.diff(map_list(dataset / shard["file"])[0]) for shard in shards])
+    return np.concatenate([np.diff(map_list(dataset / shard.file)[0]) for shard in shards])
 
 
 class TokenReader:
@@ -44,21 +46,22 @@ class TokenReader:
     """
 
     def __init__(self, dataset: Path, chunks: str, split: str, verify_on_read: bool = False) -> None:
-        manifest, folder = read_manifest(dataset, "dataset"), dataset / "chunks" / chunks
-        table = read_manifest(folder, "chunks")
+        manifest, folder = read_dataset(dataset), dataset / "chunks" / chunks
+        table = read_row_table(folder)
         self.verify_on_read = verify_on_read
-        self.sequence_length: int = table["content"]["sequence_length"]
+        self.sequence_length = table.content.sequence_length
         self.starts = self._table(folder, table, f"{split}.rows.npy")
         packed = f"{split}.pieces.npy"
-        self.pieces = self._table(folder, table, packed) if packed in table["files"] else None
-        self.padding: int = manifest["content"].get("eos_id", 0)
-        shards = manifest["content"][split]["shards"]
-        self.paths = [dataset / shard["file"] for shard in shards]
-        self.checksums = [manifest["files"][shard["file"]]["checksum"] for shard in shards]
-        self.tokens = [shard["tokens"] for shard in shards]
-        self.sources: list[dict] = table["content"].get("sources", {}).get(split, [])  # {"name", "rows"}, in order
+        self.pieces = self._table(folder, table, packed) if packed in table.files else None
+        self.padding = manifest.content.eos_id
+        shards = manifest.content[split].shards
+        self.paths = [dataset / shard.file for shard in shards]
+        self.checksums = [manifest.files[shard.file].checksum for shard in shards]
+        self.tokens = [shard.tokens for shard in shards]
+        sources = table.content.sources
+        self.sources: tuple[SourceRows, ...] = sources[split] if sources else ()
         self.ends: list[int] = np.cumsum(self.tokens).tolist()
-        self.dtype = np.dtype(manifest["content"]["dtype"])
+        self.dtype = np.dtype(manifest.content.dtype)
         self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.views: dict[
             int, tuple[int, memoryview]
@@ -133,8 +136,8 @@ class TokenReader:
         assert self.pieces is not None
         return self.pieces[self.starts[row] : self.starts[row + 1]]
 
-    def _table(self, folder: Path, manifest: dict, name: str) -> np.ndarray:
-        self._verify(folder / name, manifest["files"][name]["checksum"])
+    def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:
+        self._verify(folder / name, table.files[name].checksum)
         try:
             return np.load(folder / name, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:

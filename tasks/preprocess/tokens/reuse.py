@@ -5,39 +5,41 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import tokenizers
 from blake3 import blake3
 
 from infini_llama.configs.errors import NO_SPACE
-from infini_llama.tasks.preprocess.keys import TOKENS_VERSION
-from infini_llama.tasks.preprocess.tokens.journal import Journal
+from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION
+from infini_llama.tasks.preprocess.tokens.journal import Journal, JournalEntry
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
-from infini_llama.tasks.storage.artifacts import (
-    Damaged,
-    checksum_of,
-    file_checksum,
-    is_moved_aside,
-    read_manifest,
-    sync,
-)
+from infini_llama.tasks.records.manifest import DatasetManifest, EngineChoice, Shard
+from infini_llama.tasks.storage.artifacts import Damaged, checksum_of, file_checksum, is_moved_aside, read_dataset, sync
 
 log = logging.getLogger("infini_llama.preprocess")
 RULES = ["young characters by the reference"]  # shards that were encoded by other rules are not taken
 
 
-def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: dict[str, Any]) -> Plan:
+@dataclass(frozen=True)
+class EarlierShard:
+    """A shard of an earlier dataset."""
+
+    path: Path
+    checksum: str
+    counts: Shard
+
+
+def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: EngineChoice) -> Plan:
     """The plan with a key in each unit: a hash of all that decides its shard's bytes.
 
     These are the texts of its documents in order, the tokenizer, the engine that encodes (whose ids are only sampled against the
     reference's, so that it may be refused later), the token that ends a document, and who writes the file. Where the documents lie,
     what their files are called and which shard of its dataset it is decide nothing.
     """
-    encoder = [engine["name"], engine["version"], tokenizers.__version__, *RULES]
+    encoder = [engine.name, engine.version, tokenizers.__version__, *RULES]
     common = [TOKENS_VERSION, *encoder, pa.__version__, file_checksum(tokenizer), eos]
 
     def key(unit: Unit) -> str:
@@ -59,14 +61,22 @@ def reuse(units: list[Unit], datasets: Path, journal: Journal) -> list[Unit]:
     Returns:
         the units that are left to be tokenized.
     """
-    known = {key: found for folder, facts in _earlier(datasets) for key, found in _shards(folder, facts)}
+    known = {key: shard for folder, manifest in _earlier(datasets) for key, shard in _shards(folder, manifest)}
     left = []
     for unit in units:
-        shard, checksum, facts = known.get(unit.key, (None, "", {}))
-        if shard is None or not _take(shard, journal.work / unit.file, checksum):
+        shard = known.get(unit.key)
+        if shard is None or not _take(shard.path, journal.work / unit.file, shard.checksum):
             left.append(unit)
             continue
-        journal.append({"file": unit.file, "checksum": checksum, "key": unit.key} | facts)
+        journal.append(
+            JournalEntry(
+                file=unit.file,
+                checksum=shard.checksum,
+                key=unit.key,
+                documents=shard.counts.documents,
+                tokens=shard.counts.tokens,
+            )
+        )
     if len(left) < len(units):
         log.info(
             "%d of %d shards are taken from earlier datasets with the same text, tokenizer and engine; %d are tokenized",
@@ -77,20 +87,18 @@ def reuse(units: list[Unit], datasets: Path, journal: Journal) -> list[Unit]:
     return left
 
 
-def _earlier(datasets: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _earlier(datasets: Path) -> Iterator[tuple[Path, DatasetManifest]]:
     """Every dataset that is whole, but none that was moved aside."""
     for folder in sorted(datasets.glob("[!.]*")):
         with suppress(Damaged, OSError):
             if not folder.is_symlink() and folder.is_dir() and not is_moved_aside(folder):
-                yield folder, read_manifest(folder, "dataset")
+                yield folder, read_dataset(folder)
 
 
-def _shards(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, tuple[Path, str, dict[str, int]]]]:
-    keys = manifest["meta"].get("units", {})  # a dataset of an older version has none
-    for shard in [*manifest["content"]["train"]["shards"], *manifest["content"]["validation"]["shards"]]:
-        if key := keys.get(name := shard["file"]):
-            facts = {field: shard[field] for field in ("documents", "tokens")}
-            yield key, (folder / name, manifest["files"][name]["checksum"], facts)
+def _shards(folder: Path, manifest: DatasetManifest) -> Iterator[tuple[str, EarlierShard]]:
+    for shard in (*manifest.content.train.shards, *manifest.content.validation.shards):
+        if key := manifest.meta.units.get(shard.file):
+            yield key, EarlierShard(folder / shard.file, manifest.files[shard.file].checksum, shard)
 
 
 def _take(shard: Path, target: Path, checksum: str) -> bool:

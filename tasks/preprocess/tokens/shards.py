@@ -1,38 +1,37 @@
 """The token level: Arrow shards of documents, whose values buffers joined are one contiguous stream of tokens."""
 
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from infini_llama.tasks.preprocess.tokens.load_from_disk import describe_for_datasets
 from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.records.manifest import Shard, SourceStats, SplitContent
 from infini_llama.tasks.storage.artifacts import sync
 
 LONG = 300  # tokens: documents of so many on average are faster copied one by one
-BATCH_BYTES = 2_000_000  # of text that is tokenized at once
+COUNTED = 2_000_000  # tokens counted together: bincount works on int64
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
 
 
-def batches(texts: Iterable[tuple[str, int]], most: int | None = None) -> Iterator[tuple[list[str], int]]:
-    """Texts of about `most` (BATCH_BYTES) in all, and their sizes' sum; none is cut."""
-    most = most or BATCH_BYTES
-    batch, size = [], 0
-    for text, text_size in texts:
-        batch.append(text)
-        size += text_size
-        if size >= most:
-            yield batch, size
-            batch, size = [], 0
-    if batch:
-        yield batch, size
+@dataclass(frozen=True)
+class WrittenShard:
+    """A shard that is on the disk; `size`: bytes of its text."""
+
+    file: str
+    documents: int
+    tokens: int
+    size: int
+    source: str = ""
 
 
 class Stream:
@@ -82,42 +81,93 @@ def write_shard(path: Path, values: np.ndarray, lengths: np.ndarray | list[int])
     part.rename(path)
 
 
-def describe_split(folder: Path, vocab_size: int, size: int, shards: list[dict[str, Any]]) -> dict[str, Any]:
+def describe_split(folder: Path, vocab_size: int, size: int, written: Sequence[WrittenShard]) -> SplitContent:
     """Reads the shards of a split once more, adds the files by which `datasets.load_from_disk` opens the folder.
 
     Args:
         size: bytes of the split's text.
-        shards: {"file", "documents", "tokens"} of each, in order.
-
-    Returns:
-        the facts of the split: documents, tokens, bytes of text, shards, extremes of document length, unigram entropy in bits.
+        written: its shards in order.
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
-    shortest, longest, documents, tokens, stream, table = 2**62, 0, 0, 0, blake3(), []
-    for shard in shards:
-        offsets, values = map_list(folder.parent / shard["file"])
+    shortest, longest, documents, tokens, stream, shards = 2**62, 0, 0, 0, blake3(), []
+    for shard in written:
+        offsets, values = map_list(folder.parent / shard.file)
         lengths = np.diff(offsets)
-        for start in range(0, len(values), BATCH_BYTES):  # bincount works on int64
-            counts += np.bincount(values[start : start + BATCH_BYTES], minlength=vocab_size)
+        for start in range(0, len(values), COUNTED):
+            counts += np.bincount(values[start : start + COUNTED], minlength=vocab_size)
         shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
         stream.update(values.data.cast("B"))
-        table.append(shard | {"first_document": documents, "first_token": tokens})
+        shards.append(
+            Shard(
+                file=shard.file,
+                documents=shard.documents,
+                tokens=shard.tokens,
+                source=shard.source,
+                first_document=documents,
+                first_token=tokens,
+            )
+        )
         documents, tokens = documents + len(lengths), tokens + len(values)
     feature = {"feature": {"dtype": dtype_for(vocab_size).name, "_type": "Value"}, "_type": "LargeList"}
-    files = [Path(shard["file"]).name for shard in shards]
-    describe_for_datasets(folder, files, {"input_ids": feature}, stream.hexdigest()[:16])
-    return {
-        "documents": documents,
-        "tokens": tokens,
-        "bytes": size,
-        "shards": table,
-        "shortest_document": shortest,
-        "longest_document": longest,
-        "unigram_entropy_bits": entropy_bits(counts),
-    }
+    files = [Path(shard.file).name for shard in written]
+    _describe_for_datasets(folder, files, {"input_ids": feature}, stream.hexdigest()[:16])
+    return SplitContent(
+        documents=documents,
+        tokens=tokens,
+        bytes=size,
+        shards=tuple(shards),
+        shortest_document=shortest,
+        longest_document=longest,
+        unigram_entropy_bits=entropy_bits(counts),
+        sources=_by_source(written),
+    )
+
+
+def _by_source(written: Sequence[WrittenShard]) -> tuple[SourceStats, ...]:
+    """What each of several sources gives of a split, in the order of its documents; empty where there is one source."""
+    several = groupby((shard for shard in written if shard.source), key=lambda shard: shard.source)
+    return tuple(
+        SourceStats(
+            name=name,
+            documents=sum(shard.documents for shard in shards),
+            tokens=sum(shard.tokens for shard in shards),
+            bytes=sum(shard.size for shard in shards),
+        )
+        for name, shards in ((name, list(group)) for name, group in several)
+    )
 
 
 def entropy_bits(counts: np.ndarray) -> float:
     """-sum p log2 p of the distribution with these counts: the loss of the best model that knows frequencies alone."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum())
+
+
+def _describe_for_datasets(folder: Path, files: list[str], features: Mapping[str, object], fingerprint: str) -> None:
+    """Writes state.json and dataset_info.json, by which `datasets.load_from_disk` opens the split that `folder` is called after.
+
+    Args:
+        files: names of its Arrow streams, in order.
+        features: of each column, as `datasets.Features.to_dict` gives them.
+        fingerprint: by which `datasets` knows its content.
+    """
+    state = {
+        "_data_files": [{"filename": file} for file in files],
+        "_fingerprint": fingerprint,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": folder.name,
+    }
+    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    (folder / "dataset_info.json").write_text(json.dumps(info, indent=1), encoding="utf-8")
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Writes `array` as .npy. On a full disk the error says so, which that of `np.save` does not (it carries no errno)."""
+    array = np.ascontiguousarray(array)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)

@@ -1,14 +1,14 @@
 """Keys name, digests prove: a key is a hash of what determines the content, known before the work."""
 
-from typing import Any
-
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import identity as tokenizer_identity
+from infini_llama.tasks.records.manifest import RowTableContent
 from infini_llama.tasks.storage.artifacts import checksum_of
 
 TOKENS_VERSION, CHUNKS_VERSION = 1, 1
 
 
-def tokens_key(data: dict, identity: dict[str, Any], units: int = 1) -> str:
+def tokens_key(data: DataConfig, identity: dict[str, object], units: int = 1) -> str:
     """64 hex digits for the token level: text, split, tokenizer and layout; no absolute path, device or time.
 
     Args:
@@ -18,27 +18,27 @@ def tokens_key(data: dict, identity: dict[str, Any], units: int = 1) -> str:
     return _hex(
         {
             "version": TOKENS_VERSION,
-            "validation_fraction": data["validation_fraction"],
-            "tokenizer": tokenizer_identity(data["tokenizer"]),
-            "shard_size": data["shard_size"],
+            "validation_fraction": data.validation_fraction,
+            "tokenizer": tokenizer_identity(data.tokenizer),
+            "shard_size": int(data.shard_size),
         }
         | identity
         | ({"layout": "a shard a unit"} if units > 1 else {})
     )
 
 
-def chunks_key(data: dict, tokens: str) -> str:
+def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
     """64 hex digits for the chunk level of one strategy and length."""
     return _hex(
         {
             "version": CHUNKS_VERSION,
             "tokens": tokens,
-            "strategy": data["strategy"],
-            "sequence_length": data["sequence_length"],
+            "strategy": rows.strategy,
+            "sequence_length": rows.sequence_length,
         }
-        | ({"stride": data["stride"]} if data["strategy"] == "window" else {})
+        | ({"stride": rows.stride} if rows.strategy == "window" else {})
     )
 
 
-def _hex(value: dict) -> str:
+def _hex(value: dict[str, object]) -> str:
     return checksum_of(value).removeprefix("blake3:")

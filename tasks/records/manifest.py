@@ -1,0 +1,226 @@
+"""What manifest.json states about an artifact, typed for the two levels of a dataset."""
+
+from typing import Any, Generic, TypeVar
+
+from pydantic import ConfigDict, Field, NonNegativeInt
+
+from infini_llama.tasks.records.record import Record
+
+Content = TypeVar("Content")
+Meta = TypeVar("Meta")
+Value = TypeVar("Value")
+SPLITS = ("train", "validation")
+
+
+class FileEntry(Record):
+    """One file of an artifact; `size`: bytes."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    size: NonNegativeInt
+    checksum: str
+
+
+class Manifest(Record, Generic[Content, Meta]):
+    """What `artifacts.commit` writes last.
+
+    Attributes:
+        files: by relative path.
+        content: facts that the bytes determine; part of the digest.
+        digest: proves kind, format version, files and content.
+        meta: when, from what, by whom; not part of the digest.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    kind: str
+    format_version: int
+    files: dict[str, FileEntry]
+    content: Content
+    digest: str
+    created: str
+    meta: Meta
+    self_checksum: str
+
+
+class BySplit(Record, Generic[Value]):
+    """One value per split."""
+
+    train: Value
+    validation: Value
+
+    def __getitem__(self, split: str) -> Value:
+        return self.train if split == SPLITS[0] else self.validation
+
+
+class ContentRecord(Record):
+    """The content of an artifact. A field with its default value is left out of the JSON, so older digests stay the same."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+class MetaRecord(Record):
+    """Provenance. Only the fields that were given are in the JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Shard(Record):
+    """One Arrow file of a split; `source`: where data.sources has several, the one that its documents are from."""
+
+    file: str
+    documents: int
+    tokens: int
+    source: str = ""
+    first_document: int
+    first_token: int
+
+
+class SourceStats(Record):
+    """Size of one source's part of a split; `bytes`: of text."""
+
+    name: str
+    documents: int
+    tokens: int
+    bytes: int
+
+
+class SplitContent(Record):
+    """One split of the token level. unigram_entropy_bits: per token; `sources`: empty if data.sources is."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    shards: tuple[Shard, ...]
+    shortest_document: int
+    longest_document: int
+    unigram_entropy_bits: float
+    sources: tuple[SourceStats, ...] = ()
+
+
+class DatasetContent(ContentRecord):
+    """The token level; `lossless`: decoding gives every text back."""
+
+    vocab_size: int
+    dtype: str
+    eos_id: int
+    text_yields_special_tokens: bool
+    train: SplitContent
+    validation: SplitContent
+    lossless: bool = True
+
+    def __getitem__(self, split: str) -> SplitContent:
+        return self.train if split == SPLITS[0] else self.validation
+
+
+class LeftOut(Record):
+    """Records that were read, and how many of them are not in the dataset, by reason.
+
+    Attributes:
+        duplicates: exact copies; in the dataset unless `duplicates_dropped`.
+        also_validation: training texts that are also held out.
+        bad: the first damaged places, in words.
+    """
+
+    records: int = 0
+    empty: int = 0
+    too_short: int = 0
+    duplicates: int = 0
+    also_validation: int = 0
+    bad_records: int = 0
+    bad_files: int = 0
+    bad: tuple[str, ...] = ()
+    duplicates_dropped: bool = False
+
+
+class EngineChoice(Record):
+    """The tokenizing engine that encodes; `refused`: why another does not, by its name."""
+
+    name: str
+    version: str
+    refused: dict[str, str]
+
+
+class Provenance(MetaRecord):
+    """Where text came from. Which fields are given depends on `source`; `weight` and `name` only within `sources`."""
+
+    name: str = ""
+    source: str = ""
+    files: tuple[str, ...] = ()
+    python: str = ""
+    dataset: str = ""
+    dataset_config: str | None = None
+    dataset_split: str = ""
+    validation_split: str | None = None
+    documents: int = 0
+    repetitions: int = 0
+    seed: int = 0
+    sources: "tuple[Provenance, ...]" = ()
+    licence: str = ""
+    weight: float | None = None
+
+
+class DatasetMeta(Provenance):
+    """Provenance of the token level.
+
+    Attributes:
+        data: the configuration's section as it was when the dataset was built.
+        infini_llama, tokenizers: versions.
+        units: by shard, the key that it was written under; empty in datasets of older versions.
+    """
+
+    key: str = ""
+    data: dict[str, Any] = Field(default_factory=dict)
+    left_out: LeftOut = LeftOut()
+    infini_llama: str = ""
+    tokenizers: str = ""
+    engine: EngineChoice | None = None
+    units: dict[str, str] = Field(default_factory=dict)
+
+
+class SourceRows(Record):
+    """How many rows of a table are of one source."""
+
+    name: str
+    rows: int
+
+
+class RowTableContent(ContentRecord):
+    """A row table. `stride`: of strategy window; `sources`: in the order of their rows, if data.sources has several."""
+
+    strategy: str
+    sequence_length: int
+    rows: BySplit[int]
+    stride: int | None = None
+    sources: BySplit[tuple[SourceRows, ...]] | None = None
+
+
+class RowCosts(Record):
+    """What a way to cut rows costs.
+
+    Attributes:
+        efficiency: share of the rows' positions that hold tokens.
+        lost_tokens: in no row.
+        targets: labels that count.
+    """
+
+    efficiency: float
+    cut_documents: int
+    lost_tokens: int
+    targets: int = 0
+
+
+class RowTableMeta(MetaRecord):
+    """Provenance of a row table; `device`: what computed it."""
+
+    key: str = ""
+    device: str = ""
+    packing: BySplit[RowCosts] | None = None
+    infini_llama: str = ""
+
+
+AnyManifest = Manifest[dict[str, Any], dict[str, Any]]
+DatasetManifest = Manifest[DatasetContent, DatasetMeta]
+RowTableManifest = Manifest[RowTableContent, RowTableMeta]
