@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infini_llama.tasks.preprocess.rows.tables import tables_of
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import plan
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
 from infini_llama.tasks.storage.mirror import Mirror
@@ -35,12 +36,12 @@ def restore_dataset(settings: dict) -> None:
     """Fetches the dataset of this text and these settings where the mirror has it and home has not."""
     if (mirror := _mirror(settings)) is None:
         return
-    planned = plan(settings["data"], settings["runtime"]["home"])
-    folder = mirror.home / "datasets" / planned["name"]
+    planned = plan(DataConfig.model_validate(settings["data"]), Path(settings["runtime"]["home"]))
+    folder = mirror.home / "datasets" / planned.name
     if not folder.exists():
         mirror.restore(folder, "dataset")
-    for table in tables_of(planned):
-        chunks = folder / "chunks" / table["chunks"]
+    for table in planned.row_tables:
+        chunks = folder / "chunks" / table.chunks
         if folder.exists() and not chunks.exists():
             mirror.restore(chunks, "chunks")
 
@@ -69,7 +70,7 @@ def restore_run(settings: dict) -> None:
 
 
 @contextmanager
-def mirrored(settings: dict, reference: dict) -> Iterator[None]:
+def mirrored(settings: dict, reference: DatasetRef) -> Iterator[None]:
     """Inside, what is committed is copied in the background; leaving waits for the last copy.
 
     A mirror that does not answer never stops training: it is said, and tried again with the next checkpoint.
@@ -77,8 +78,8 @@ def mirrored(settings: dict, reference: dict) -> Iterator[None]:
     if (mirror := _mirror(settings)) is None:
         yield
         return
-    dataset = mirror.home / reference["path"]
-    tables = [(dataset / "chunks" / table["chunks"], "chunks") for table in tables_of(reference)]
+    dataset = mirror.home / reference.path
+    tables = [(dataset / "chunks" / table.chunks, "chunks") for table in reference.row_tables]
     artifacts = [(dataset, "dataset"), *tables]
     run, over = mirror.home / "runs" / settings["runtime"]["name"], threading.Event()
 

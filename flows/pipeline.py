@@ -30,7 +30,7 @@ def run(config: PipelineConfig) -> dict:
     settings = resolved(config)
     check_requirements(PipelineConfig.model_validate(settings))
     restore_dataset(settings)
-    reference = preprocess(settings["data"], settings["runtime"]["home"])
+    reference = preprocess(config.data, Path(settings["runtime"]["home"]))
     return verify_and_train(settings, reference)
 
 
@@ -52,20 +52,20 @@ def run_name(template: str, due: datetime | None = None) -> str:
     return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")
 
 
-def verify_and_train(settings: dict, reference: dict) -> dict:
+def verify_and_train(settings: dict, reference: DatasetRef) -> dict:
     """The stages behind preprocess; `reference` is what it returned."""
     config = PipelineConfig.model_validate(settings)
     home, checks = settings["runtime"]["home"], settings["verify"]
-    report = verify(reference, home, checks["level"], checks["full_below"])
+    report = verify(reference, Path(home), checks["level"], checks["full_below"])
     restore_run(settings)
-    environment = patch_environment(config, config.runtime.name, reference["vocab_size"])
+    environment = patch_environment(config, config.runtime.name, reference.vocab_size)
     retries, invocation = retries_for(config.runtime), new_invocation()
     launcher = ConfiguredLauncher(config.environment)
     with mirrored(settings, reference):
         while True:
             try:
                 summary = train(
-                    config, DatasetRef.from_json(reference), environment, invocation, report["verify_on_read"], launcher
+                    config, reference, environment, invocation, report.verify_on_read, launcher
                 ).to_json()
                 break
             except Exception as error:

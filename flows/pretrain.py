@@ -17,6 +17,7 @@ from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess import task as preprocess_task
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
 from infini_llama.tasks.preprocess.stage import lookup, plan
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.report.task import closing_card
 from infini_llama.tasks.storage.results import trusted
 from infini_llama.tasks.train.attempt import new_invocation
@@ -40,37 +41,37 @@ def pretrain(config: PipelineConfig) -> dict:
     """
     settings = restored(resolved(config, flow_run.scheduled_start_time))
     home, run = settings["runtime"]["home"], settings["runtime"]["name"]
-    data, full_below = settings["data"], settings["verify"]["full_below"]
+    full_below = settings["verify"]["full_below"]
     stored = Path(home) / "prefect-results"
 
     with api_logs():
         check_requirements(PipelineConfig.model_validate(settings))
         restore_dataset(settings)
         # Prefect would return a cached reference whose dataset is gone, so the disk is checked first.
-        known = lookup(data, home)
-        key = name_of_tables(known or plan(data, home))
+        known = lookup(config.data, Path(home))
+        key = name_of_tables(known or plan(config.data, Path(home)))
         use_cache = known is not None and trusted(stored / preprocess_task.result_name(key))
         cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not use_cache)
-        state = cached(key, data, home, return_state=True)
-        reference = state.result()
+        state = cached(key, settings["data"], home, return_state=True)
+        reference = DatasetRef.from_json(state.result())
         if state.name == "Cached":
-            log.info("dataset %s: cached, nothing to do", Path(reference["path"]).name)
+            log.info("dataset %s: cached, nothing to do", reference.name)
 
-        report = verify_task.verify_data(reference, home, full_below, run)
-        reference["verify_on_read"] = report["verify_on_read"]
+        report = verify_task.verify_data(reference.to_json(), home, full_below, run)
+        dataset = reference.to_json() | {"verify_on_read": report["verify_on_read"]}
         if config.verify.level == "deep":
-            digest = f"{reference['digest']}-{digest_of_tables(reference)}"
+            digest = f"{reference.digest}-{digest_of_tables(reference)}"
             fresh = not trusted(stored / verify_task.result_name(digest))
             deep = verify_task.verify_data_deep.with_options(result_storage=stored, refresh_cache=fresh)
-            deep(digest, reference, home, full_below)
+            deep(digest, reference.to_json(), home, full_below)
 
         restore_run(settings)
-        environment = patch_environment(settings, run, reference["vocab_size"])
+        environment = patch_environment(settings, run, reference.vocab_size)
         with mirrored(settings, reference):
             with closing_card(Path(home) / "runs" / run) as report:
                 launcher = ConfiguredLauncher(PipelineConfig.model_validate(settings).environment)
                 train = with_retries(retries_for(PipelineConfig.model_validate(settings).runtime))
-                summary = train(settings, reference, environment, new_invocation(), launcher)
+                summary = train(settings, dataset, environment, new_invocation(), launcher)
                 done = "had already finished" if summary.get("already_finished") else "finished"
                 report(f"Training {done}: {summary['steps']:,} steps.")
             if settings["evaluate"]["after_training"]:

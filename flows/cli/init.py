@@ -7,6 +7,7 @@ from typing import Any
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import parse_yaml
+from infini_llama.configs.schema.data import TextConfig
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.sources.sources import sources
 
@@ -60,8 +61,7 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     """
     if output.exists():
         raise ConfigError(f"{output} exists already; name another file, or remove it.")
-    settings = {"source": "files", "files": files, "validation_files": [], "text_column": "text", "format": "auto"}
-    found = sources(settings)[0]
+    found = sources(TextConfig(files=files))[0]
     size = sum(source.path.stat().st_size for source in found)
     facts = probe(home)
     device = "gpu" if facts.gpus else "cpu"

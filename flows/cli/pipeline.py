@@ -91,10 +91,10 @@ def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.flows.pipeline import resolved
     from infini_llama.tasks.preprocess import stage
 
-    settings = resolved(load_config(arguments.config, arguments.overrides))
-    home = settings["runtime"]["home"]
-    reference = stage.preprocess(settings["data"], home, repair=arguments.repair)
-    return reference, as_text({"dataset": str(Path(home, reference["path"]))} | reference)
+    config = load_config(arguments.config, arguments.overrides)
+    home = Path(resolved(config)["runtime"]["home"])
+    reference = stage.preprocess(config.data, home, repair=arguments.repair)
+    return reference.to_json(), as_text({"dataset": str(home / reference.path)} | reference.to_json())
 
 
 def verify(arguments: Namespace) -> Answer:
@@ -103,22 +103,20 @@ def verify(arguments: Namespace) -> Answer:
     from infini_llama.tasks.verify_data.checks import verify
 
     path = find(arguments.dataset, "datasets")
-    level, home = "deep" if arguments.deep else "quick", str(home_folder())
-    reports = {
-        reference["chunks"]: verify(reference, home, level, sys.maxsize)
-        for reference in references(path, home_folder())
-    }
+    level, home = "deep" if arguments.deep else "quick", home_folder()
+    reports = {reference.chunks: verify(reference, home, level, sys.maxsize) for reference in references(path, home)}
     record = {
         "dataset": str(path),
         "level": level,
-        "ok": all(report["ok"] for report in reports.values()),
-        "checked_bytes": sum(report["checked_bytes"] for report in reports.values()),
-        "seconds": sum(report["seconds"] for report in reports.values()),
-        "checks": [{"chunks": name} | check for name, report in reports.items() for check in report["checks"]],
+        "ok": all(report.ok for report in reports.values()),
+        "checked_bytes": sum(report.checked_bytes for report in reports.values()),
+        "seconds": sum(report.seconds for report in reports.values()),
+        "checks": [{"chunks": name} | check.to_json() for name, report in reports.items() for check in report.checks],
     }
-    statistics = next((report["statistics"] for report in reports.values() if "statistics" in report), None)
+    found = next((report.statistics for report in reports.values() if report.statistics), None)
     shown = record
-    if statistics:
+    if found:
+        statistics = found.to_json()
         record |= {"statistics": statistics}
         beside = {name: {split: statistics[split][name] for split in statistics} for name in statistics["train"]}
         shown = record | {"statistics": beside}
@@ -168,11 +166,9 @@ def train(arguments: Namespace) -> Answer:
     settings = resolved(config)
     check_requirements(PipelineConfig.model_validate(settings))
     if arguments.dataset is not None:
-        reference = reference_for(
-            settings["data"], find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"])
-        )
+        reference = reference_for(config.data, find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"]))
     else:
-        reference = lookup(settings["data"], settings["runtime"]["home"])
+        reference = lookup(config.data, Path(settings["runtime"]["home"]))
     if reference is None:
         raise DataError(
             f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "

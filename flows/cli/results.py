@@ -20,7 +20,7 @@ def inspect(arguments: Namespace) -> Answer:
     else:
         from infini_llama.tasks.preprocess.summary import describe
 
-        record = describe(path)
+        record = describe(path).to_json()
         text = dataset_text(record)
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page

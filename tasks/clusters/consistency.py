@@ -48,8 +48,8 @@ def facts(order: dict) -> dict[str, str]:
         "code of infini-llama": code_digest(),
         "python": platform.python_version(),
         **{name: _version(name) for name in VERSIONS},
-        "dataset": read_manifest(dataset, "dataset")["digest"],
-        "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks")["digest"] for table in tables),
+        "dataset": read_manifest(dataset, "dataset").digest,
+        "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks").digest for table in tables),
         "order and tokens of the first rows": first_rows_digest(order),
     }
 

@@ -110,9 +110,8 @@ def plan_of(config: PipelineConfig) -> EnvironmentPlan:
 
 def fields_of(config: PipelineConfig) -> dict[str, Any]:
     """The model's fields, with the vocabulary of a given tokenizer or of the weights to start from, or the whole one to be learned."""
-    settings = config.model_dump(mode="json")
-    tokenizer = settings["data"]["tokenizer"]
-    vocabulary = config.data.tokenizer.vocab_size
+    settings, tokenizer = config.model_dump(mode="json"), config.data.tokenizer
+    vocabulary = tokenizer.vocab_size
     if tokenizers.is_given(tokenizer):
         vocabulary = tokenizers.load(tokenizer).get_vocab_size()
     if initial := initial_weights(config.train.init_from):

@@ -28,7 +28,7 @@ def evaluate_trained(run_dir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     for kind in wanted["after_training"]:
         asked = {name: value for name, value in wanted.items() if name != "after_training"}
         chosen = find_checkpoint(run_dir, wanted["checkpoint"])
-        asked |= {"checkpoint": chosen.name, "digest": read_manifest(chosen, checkpoints.KIND)["digest"]}
+        asked |= {"checkpoint": chosen.name, "digest": read_manifest(chosen, checkpoints.KIND).digest}
         if (before := _known(run_dir, kind, asked)) is not None:
             log.info("%s of %s was measured before", kind, asked["checkpoint"])
             found[kind] = before

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.schema.data import TextConfig
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.sources import sources
@@ -130,8 +131,7 @@ def texts_of(files: list[str], text_column: str = "text") -> Iterator[str]:
     Raises:
         DataError: nothing matches, or a record is damaged.
     """
-    settings = {"source": "files", "files": files, "validation_files": [], "text_column": text_column, "format": "auto"}
-    for source in sources(settings)[0]:
+    for source in sources(TextConfig(files=files, text_column=text_column))[0]:
         for record in source.records():
             if isinstance(record, Fault):
                 raise DataError(f"{source.path} {record.reason}; repair it, or leave it out.")

@@ -4,6 +4,7 @@ from infini_llama.tasks.formatting import cell, in_bytes, table, text_block
 from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, DocumentLengths, SplitSummary, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, LeftOut
 
+
 def card(dataset: DatasetSummary, reference: DatasetRef, report: VerifyReport) -> str:
     """Sources, tokens, lengths, rows, what was left out, the checks, and rows as text."""
     rows = dataset.chunks[reference.chunks]
@@ -14,7 +15,10 @@ def card(dataset: DatasetSummary, reference: DatasetRef, report: VerifyReport) -
         ("licence", dataset.licence),
         ("vocabulary", f"{dataset.vocab_size:,} tokens ({dataset.dtype})"),
         ("on disk", in_bytes(dataset.bytes_on_disk)),
-        ("this run", f"built {' and '.join(reference.built)}" if reference.built else "complete already, nothing built"),
+        (
+            "this run",
+            f"built {' and '.join(reference.built)}" if reference.built else "complete already, nothing built",
+        ),
         ("rows", f"{rows.sequence_length:,} tokens each, cut by '{rows.strategy}'"),
         ("checked", f"{'whole' if report.ok else 'DAMAGED'}: {checked}"),
     ]

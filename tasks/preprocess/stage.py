@@ -111,9 +111,7 @@ def preprocess(data: DataConfig, home: Path, repair: bool = False) -> DatasetRef
     return reference
 
 
-def _build_missing(
-    data: DataConfig, corpus: Corpus, units: Plan, folder: Path, key: str, repair: bool
-) -> list[str]:
+def _build_missing(data: DataConfig, corpus: Corpus, units: Plan, folder: Path, key: str, repair: bool) -> list[str]:
     """Builds the levels of the dataset with this key that are missing or damaged, and returns their names."""
     built: list[str] = []
     sections = {chunks_key(section, key): section for section in with_curriculum(data)}

@@ -9,9 +9,10 @@ import numpy as np
 from infini_llama.tasks.formatting import in_bytes, packed
 from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
+from infini_llama.tasks.records.manifest import DatasetContent
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import Chart, Curve, figures
-from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.storage.artifacts import read_dataset
 
 MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
 BINS, COMMON = 40, 24
@@ -27,7 +28,7 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
         Damaged: the folder is no complete dataset.
         DataError: a shard is damaged.
     """
-    record, content = describe(path), read_manifest(path, "dataset")["content"]
+    record, content = describe(path).to_json(), read_dataset(path).content
     splits, chunks = record["splits"], record["chunks"]
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     train = splits["train"]
@@ -45,7 +46,7 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
     drawn = [
         Chart(
             "Tokens per document, share of documents",
-            _histograms({split: document_lengths(path, content[split]["shards"]) for split in splits}),
+            _histograms({split: document_lengths(path, content[split].shards) for split in splits}),
             "tokens",
             log_x=True,
         ),
@@ -72,11 +73,11 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
     )
 
 
-def token_counts(path: Path, content: dict[str, Any]) -> np.ndarray:
+def token_counts(path: Path, content: DatasetContent) -> np.ndarray:
     """How often each token occurs in the first MOST_TOKENS training tokens, int64 [vocab_size]."""
-    counts, left = np.zeros(content["vocab_size"], dtype=np.int64), MOST_TOKENS
-    for shard in content["train"]["shards"]:
-        values = map_list(path / shard["file"])[1][:left]
+    counts, left = np.zeros(content.vocab_size, dtype=np.int64), MOST_TOKENS
+    for shard in content.train.shards:
+        values = map_list(path / shard.file)[1][:left]
         counts += np.bincount(values, minlength=len(counts))
         left -= len(values)
     return counts
@@ -128,7 +129,8 @@ def _beside(splits: dict[str, Any]) -> list[dict[str, Any]]:
 def _rows(name: str, table: dict[str, Any]) -> str:
     facts = {"row table": name} | {key: value for key, value in table.items() if key not in ("rows", "packing")}
     splits = {
-        split: {"rows": count} | packed(table["packing"].get(split, {})) for split, count in table["rows"].items()
+        split: {"rows": count} | packed(table.get("packing", {}).get(split, {}))
+        for split, count in table["rows"].items()
     }
     names = next(iter(splits.values()))
     packing = [{"": name} | {split: facts[name] for split, facts in splits.items()} for name in names]

@@ -49,7 +49,7 @@ def verify(path: Path, checksums: bool) -> int:
     Raises:
         Damaged: names what differs.
     """
-    step = check(path, KIND, checksums)["content"].get("step")
+    step = check(path, KIND, checksums).content.get("step", -1)
     if NAME.fullmatch(path.name) and step != step_of(path):
         raise Damaged(f"{path} holds the checkpoint of step {step}, not of the step in its name.")
     if checksums and (state := read_state(path)).step != step:
@@ -134,8 +134,8 @@ def losses(folder: Path) -> dict[Path, float | None]:
 
 def _loss(checkpoint: Path) -> float | None:
     try:
-        expected = read_manifest(checkpoint, KIND)["files"][STATE_FILE]
-        if file_checksum(checkpoint / STATE_FILE) != expected["checksum"]:
+        expected = read_manifest(checkpoint, KIND).files[STATE_FILE]
+        if file_checksum(checkpoint / STATE_FILE) != expected.checksum:
             return None
         loss = read_state(checkpoint).validation_loss
     except (Damaged, KeyError):

@@ -11,7 +11,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.storage.tensors import load_tensors, model_tensors
 
 
@@ -91,4 +91,4 @@ def dataset_of(run_dir: Path) -> Path:
 
 def end_of_text_of(run_dir: Path) -> int:
     """Id of the token that ends a document, of the dataset that the run was trained on."""
-    return read_manifest(dataset_of(run_dir), "dataset")["content"]["eos_id"]
+    return read_dataset(dataset_of(run_dir)).content.eos_id

@@ -108,8 +108,8 @@ class RunRecord:
         dataset = self.lineage.dataset
         folder = self.path.parent.parent / dataset.path
         with suppress(Damaged):
-            tokens = read_manifest(folder, "dataset")
-            return {"tokens": tokens, "rows": read_manifest(folder / "chunks" / dataset.chunks, "chunks")}
+            tokens = read_manifest(folder, "dataset").to_json()
+            return {"tokens": tokens, "rows": read_manifest(folder / "chunks" / dataset.chunks, "chunks").to_json()}
         return {}
 
     @cached_property

@@ -250,7 +250,7 @@ def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> Any
             size = file.stat().st_size
             found = file_checksum(file) if checksums and size == expected.size else expected.checksum
         if size != expected.size:
-            raise Damaged(f"{file} has {size} bytes; its manifest says {expected['size']}.")
+            raise Damaged(f"{file} has {size} bytes; its manifest says {expected.size}.")
         if found != expected.checksum:
             raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
     for relative in _files_below(path):

@@ -62,11 +62,11 @@ class Mirror:
         manifest = check(path, kind, checksums=False)
         place, sent = self.place(path), 0
         self._remove_file(f"{place}/{MANIFEST}")  # of an artifact of this name that was built anew
-        for name, expected in manifest["files"].items():
+        for name, expected in manifest.files.items():
             self.keep_file(path / name)
-            if (size := self.files.size(f"{place}/{name}")) != expected["size"]:
-                raise OSError(f"{place}/{name} has {size} bytes after it was copied, not {expected['size']}")
-            sent += expected["size"]
+            if (size := self.files.size(f"{place}/{name}")) != expected.size:
+                raise OSError(f"{place}/{name} has {size} bytes after it was copied, not {expected.size}")
+            sent += expected.size
         self.keep_file(path / MANIFEST)
         return sent
 
@@ -99,7 +99,7 @@ class Mirror:
         staged = staging(path)
         try:
             self._fetch(path / MANIFEST, staged / MANIFEST)
-            for name in read_manifest(staged, kind)["files"]:  # which refuses names outside the folder
+            for name in read_manifest(staged, kind).files:  # which refuses names outside the folder
                 self._fetch(path / name, staged / name)
             check(staged, kind, checksums=True)
         except (Damaged, FileNotFoundError) as fault:

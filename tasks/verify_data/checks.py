@@ -22,7 +22,14 @@ from infini_llama.tasks.preprocess.tokens.keys import chunks_key
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.records.dataset import Check, DatasetRef, SplitStatistics, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, BySplit, Shard, SourceRows
-from infini_llama.tasks.storage.artifacts import Damaged, check, file_checksum, read_dataset, read_manifest, read_row_table
+from infini_llama.tasks.storage.artifacts import (
+    Damaged,
+    check,
+    file_checksum,
+    read_dataset,
+    read_manifest,
+    read_row_table,
+)
 from infini_llama.tasks.verify_data.history import history
 from infini_llama.tasks.verify_data.shards import check_split
 
@@ -192,7 +199,9 @@ def _rows(dataset: Path, chunks: Path) -> str:
         rows = table.rows[split]
         stated = table.sources[split] if table.sources else (SourceRows(name="", rows=rows),)
         if expected.rows != rows or expected.sources != stated:
-            counted, written = ({source.name: source.rows for source in several} for several in (expected.sources, stated))
+            counted, written = (
+                {source.name: source.rows for source in several} for several in (expected.sources, stated)
+            )
             raise Damaged(
                 f"{chunks} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
             )

@@ -10,9 +10,9 @@ from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
 from infini_llama.tasks.formatting import artifact_key, best_effort
+from infini_llama.tasks.preprocess.card import card
 from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.preprocess.card import card
 from infini_llama.tasks.storage.results import PLAIN
 from infini_llama.tasks.verify_data.checks import VERIFIER_VERSION, verify
 

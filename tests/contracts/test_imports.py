@@ -99,9 +99,10 @@ def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
     settings = {"files": [f"{tmp_path}/*.txt"], "validation_fraction": 0.2, "sequence_length": 16, "device": "cpu"}
     data = DataConfig.model_validate(settings | {"tokenizer": {"vocab_size": 300}}).model_dump(mode="json")
     loaded = loaded_by(
+        "from pathlib import Path\nfrom infini_llama.configs.schema import DataConfig\n"
         "from infini_llama.tasks.preprocess.stage import preprocess\nfrom infini_llama.tasks.verify_data.checks import verify\n"
-        f"reference = preprocess({data!r}, {str(tmp_path / 'home')!r})\n"
-        f"verify(reference, {str(tmp_path / 'home')!r}, 'deep', 0)"
+        f"home = Path({str(tmp_path / 'home')!r})\n"
+        f"verify(preprocess(DataConfig.model_validate({data!r}), home), home, 'deep', 0)"
     )
     assert "tokenizers" in loaded
     assert not loaded & {"torch", "prefect", "datasets", "transformers"}

@@ -11,14 +11,11 @@ from pathlib import Path
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.data import SourceConfig, TextConfig
-from infini_llama.configs.schema import DataConfig
-from infini_llama.configs.schema.data import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of, read
 from infini_llama.tasks.preprocess.sources.hub import texts_of
 from infini_llama.tasks.preprocess.sources.json_lines import lines_at
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
 from infini_llama.tasks.preprocess.sources.texts import Records
-from infini_llama.tasks.records.manifest import Provenance
 from infini_llama.tasks.records.manifest import Provenance
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.

@@ -30,16 +30,6 @@ class Counts:
     bad_records: int
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Records of one file, and how many of them are no document, by reason."""
-
-    records: int
-    empty: int
-    too_short: int
-    bad_records: int
-
-
 @dataclass(frozen=True, eq=False)
 class Found:
     """The documents of one file: number among its records, UTF-8 bytes, blake3 and place of each; what was left out is counted."""
@@ -121,7 +111,8 @@ def _read(file: Path) -> Notes:
 
 def _write(file: Path, notes: Notes) -> None:
     table = [
-        [path, stamp, len(one.sizes), len(one.places), asdict(one.counts), one.bad] for path, (stamp, one) in notes.items()
+        [path, stamp, len(one.sizes), len(one.places), asdict(one.counts), one.bad]
+        for path, (stamp, one) in notes.items()
     ]
     several = [one for _, one in notes.values()]
     part = file.with_name(f".{file.name}.{os.getpid()}.part")

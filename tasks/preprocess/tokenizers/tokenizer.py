@@ -1,7 +1,7 @@
 """Tokenizers over bytes, trained or given, all of them in the form of `tokenizers` (tokenizer.json)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ def _stated_end(file: Path) -> list[str]:
     raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); mend it, or set data.tokenizer.eos.")
 
 
-def identity(settings: TokenizerConfig) -> dict[str, object]:
+def identity(settings: TokenizerConfig) -> Mapping[str, object]:
     """What decides the tokens, for the key: the settings of one to train, the content of a given one."""
     policy = {"eos": EOS, "text_yields_special_tokens": False}
     if settings.encoding:  # a key must not cost the reading of 200,000 ranks

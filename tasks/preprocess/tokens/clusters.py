@@ -180,9 +180,7 @@ def _dask_cluster(local: Any, data: DataConfig) -> Iterator[str]:
     if data.engine_address:
         yield data.engine_address
         return
-    with local(
-        n_workers=data.num_workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    ) as cluster:
+    with local(n_workers=data.num_workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster:
         yield cluster.scheduler_address
 
 

@@ -1,5 +1,7 @@
 """Keys name, digests prove: a key is a hash of what determines the content, known before the work."""
 
+from collections.abc import Mapping
+
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import identity as tokenizer_identity
 from infini_llama.tasks.records.manifest import RowTableContent
@@ -40,5 +42,5 @@ def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
     )
 
 
-def _hex(value: dict[str, object]) -> str:
+def _hex(value: Mapping[str, object]) -> str:
     return checksum_of(value).removeprefix("blake3:")

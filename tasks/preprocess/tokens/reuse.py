@@ -13,8 +13,8 @@ import tokenizers
 from blake3 import blake3
 
 from infini_llama.configs.errors import NO_SPACE
-from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION
 from infini_llama.tasks.preprocess.tokens.journal import Journal, JournalEntry
+from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
 from infini_llama.tasks.records.manifest import DatasetManifest, EngineChoice, Shard
 from infini_llama.tasks.storage.artifacts import Damaged, checksum_of, file_checksum, is_moved_aside, read_dataset, sync

@@ -15,7 +15,6 @@ from integration.exactness.cover import Cell
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
@@ -23,6 +22,7 @@ from infini_llama.tasks.train.attempt import write_order
 from infini_llama.tasks.train.lineage import claim
 from support.laboratory import exact_metrics
 from support.records import make_context
+from support.stages import preprocess
 
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16
 DOCUMENTS = {

@@ -6,8 +6,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.flows.datasets import reference_for, references
-from infini_llama.tasks.preprocess.stage import preprocess
+from support.stages import preprocess, reference_for, references
 
 
 def section(folder: Path, **changes: object) -> dict:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.preprocess.stage import preprocess
 from support import made_up_runs
+from support.stages import preprocess
 
 WORDS = [
     "the",

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.manifest import SourceRows
 from infini_llama.tasks.train.worker.data.order import permute
 
 
@@ -23,21 +24,21 @@ class Part:
     parts: "tuple[Part, ...]" = ()  # between which its own samples are divided in turn, where there are any
 
 
-def parts_of(sources: list[dict], weights: dict[str, float]) -> tuple[Part, ...]:
-    """The parts of a row table whose sources are `sources`, {"name", "rows"} each, in the order of their rows.
+def parts_of(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[Part, ...]:
+    """The parts of a row table whose sources are `sources`, in the order of their rows.
 
     Raises:
         ConfigError: the weights are for other sources.
     """
-    if {source["name"] for source in sources} != weights.keys():
-        there = ", ".join(source["name"] for source in sources) or "one without a name"
+    if {source.name for source in sources} != weights.keys():
+        there = ", ".join(source.name for source in sources) or "one without a name"
         raise ConfigError(f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {there}.")
     exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     parts, first = [], 0
     for source in sources:
-        parts.append(Part(source["name"], first, source["rows"], int(exact[source["name"]] * scale)))
-        first += source["rows"]
+        parts.append(Part(source.name, first, source.rows, int(exact[source.name] * scale)))
+        first += source.rows
     return tuple(parts)
 
 

@@ -11,7 +11,7 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.clusters import node_records as records
 from infini_llama.tasks.clusters import rendezvous as meeting
 from infini_llama.tasks.clusters.consistency import code_digest, differences
-from infini_llama.tasks.preprocess.stage import preprocess
+from support.stages import preprocess
 
 
 def refusal(attempt_dir: Path) -> PipelineError | None:

@@ -3,6 +3,7 @@
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import DataConfig
 from infini_llama.model.generate import generate
 from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.evaluate import passkey as module
@@ -10,10 +11,9 @@ from infini_llama.tasks.evaluate.passkey import Asked, ask, passkey, right_token
 from infini_llama.tasks.evaluate.stage import find_passkeys
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import sources
-from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import load_run
+from support.stages import describe, preprocess
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -100,7 +100,7 @@ def test_texts_are_made_the_same_each_time():
 
 def test_a_dataset_of_them(data, tmp_path):
     settings = data() | {"source": "passkey", "passkey": {"documents": 60, "repetitions": 2, "seed": 5}}
-    (source,), held_out = sources(settings)
+    (source,), held_out = sources(DataConfig.model_validate(settings))
     assert not held_out and list(source.records()) == list(PasskeyTexts(60, 2, 5))
     reference = preprocess(settings, str(tmp_path))
     assert reference["train"]["documents"] + reference["validation"]["documents"] == 60

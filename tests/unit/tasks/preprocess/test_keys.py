@@ -1,37 +1,33 @@
 import numpy as np
 import pytest
 
-from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.keys import chunks_key, tokens_key
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.survey import is_validation
+from infini_llama.tasks.preprocess.tokens.keys import chunks_key, tokens_key
 
-TOKENIZER = TokenizerConfig().model_dump(mode="json")
 DOCUMENTS = {"documents": [["a", 3, "aa" * 32], ["b", 4, "bb" * 32]]}
-DATA = {
-    "source": "files",
-    "files": ["/x/*"],
-    "validation_fraction": 0.05,
-    "sequence_length": 256,
-    "strategy": "concat",
-    "tokenizer": TOKENIZER,
-    "shard_size": 1024,
-    "device": "auto",
-}
+
+
+def data(**given: object) -> DataConfig:
+    return DataConfig.model_validate({"files": ["/x/*"], "shard_size": 1024} | given)
+
+
+DATA = data()
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"validation_fraction": 0.1},
-        {"tokenizer": TOKENIZER | {"vocab_size": 4097}},
-        {"tokenizer": TOKENIZER | {"min_frequency": 3}},
-        {"tokenizer": TOKENIZER | {"kind": "unigram"}},
-        {"tokenizer": TOKENIZER | {"special_tokens": ["<x>"]}},
+        {"tokenizer": {"vocab_size": 4097}},
+        {"tokenizer": {"min_frequency": 3}},
+        {"tokenizer": {"kind": "unigram"}},
+        {"tokenizer": {"special_tokens": ["<x>"]}},
         {"shard_size": 2048},
     ],
 )
 def test_what_decides_the_tokens_is_in_their_key(change):
-    assert tokens_key(DATA | change, DOCUMENTS) != tokens_key(DATA, DOCUMENTS)
+    assert tokens_key(data(**change), DOCUMENTS) != tokens_key(DATA, DOCUMENTS)
 
 
 @pytest.mark.parametrize("change", [["c", 3, "aa" * 32], ["a", 5, "aa" * 32], ["a", 3, "cc" * 32]])
@@ -47,19 +43,19 @@ def test_the_layout_of_several_shards_is_in_the_key_and_their_number_is_not():
 
 
 @pytest.mark.parametrize(
-    "change", [{"sequence_length": 8}, {"device": "cpu"}, {"files": ["./*"]}, {"strategy": "other"}]
+    "change", [{"sequence_length": 8}, {"device": "cpu"}, {"files": ["./*"]}, {"strategy": "padded"}]
 )
 def test_what_does_not_decide_the_tokens_is_not_in_their_key(change):
-    assert tokens_key(DATA | change, DOCUMENTS) == tokens_key(DATA, DOCUMENTS)
+    assert tokens_key(data(**change), DOCUMENTS) == tokens_key(DATA, DOCUMENTS)
 
 
 def test_the_rows_key_follows_tokens_length_and_strategy_and_no_device():
     key = chunks_key(DATA, "t" * 64)
     assert len(key) == len(tokens_key(DATA, DOCUMENTS)) == 64
-    assert chunks_key(DATA | {"device": "cpu"}, "t" * 64) == key
+    assert chunks_key(data(device="cpu"), "t" * 64) == key
     changed = [
         chunks_key(DATA, "u" * 64),
-        *(chunks_key(DATA | c, "t" * 64) for c in ({"sequence_length": 8}, {"strategy": "x"})),
+        *(chunks_key(data(**c), "t" * 64) for c in ({"sequence_length": 8}, {"strategy": "padded"})),
     ]
     assert key not in changed and len(set(changed)) == 3
 

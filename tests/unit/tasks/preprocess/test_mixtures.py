@@ -8,13 +8,9 @@ import torch
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.packing import PACKED
-from infini_llama.tasks.preprocess.sources.survey import survey
-from infini_llama.tasks.preprocess.stage import lookup, preprocess
-from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
-from infini_llama.tasks.storage.artifacts import read_manifest
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
-from infini_llama.tasks.verify_data.checks import verify
+from support.stages import describe, lookup, preprocess, read_manifest, survey, verify
 
 
 @pytest.fixture
@@ -70,10 +66,10 @@ def test_no_row_holds_text_of_two_sources_and_the_reader_knows_whose_it_is(
     table = bytes_of_tokens(folder)
     for split in ("train", "validation"):
         reader = TokenReader(folder, reference["chunks"], split)
-        assert [source["name"] for source in reader.sources] == ["numbers", "prose"]
-        assert sum(source["rows"] for source in reader.sources) == len(reader) == reference[split]["rows"]
+        assert [source.name for source in reader.sources] == ["numbers", "prose"]
+        assert sum(source.rows for source in reader.sources) == len(reader) == reference[split]["rows"]
         digits = is_digits(reader.gather(np.arange(len(reader))), table)
-        assert digits.tolist() == [True] * reader.sources[0]["rows"] + [False] * reader.sources[1]["rows"]
+        assert digits.tolist() == [True] * reader.sources[0].rows + [False] * reader.sources[1].rows
     assert verify(reference, str(tmp_path), "deep", 10**9)["ok"]
 
 
@@ -111,7 +107,7 @@ def test_neither_the_order_of_the_sources_nor_their_weights_change_the_bytes(mix
 def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     reference = preprocess(mixture(), str(tmp_path))
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
-    numbers = reader.sources[0]["rows"]
+    numbers = reader.sources[0].rows
     batches = TrainBatches(reader, 3, 64, 8, 0, 1, weights={"prose": 3, "numbers": 1})
     for step in range(5):
         assert (batches.rows(64 * step) < numbers).sum() == 16
@@ -130,7 +126,7 @@ def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, tm
     corpus = survey(mixture(mixture.prose, copied))
     training = {row.tobytes() for documents in corpus.train for row in documents.hashes}
     held_out = {row.tobytes() for documents in corpus.validation for row in documents.hashes}
-    assert not training & held_out and len(held_out) > 3 and corpus.report["also_validation"] == len(held_out) - 1
+    assert not training & held_out and len(held_out) > 3 and corpus.report.also_validation == len(held_out) - 1
 
 
 def test_a_source_too_short_for_a_row_is_named(mixture, tmp_path):

@@ -17,11 +17,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError, PipelineError
-from infini_llama.tasks.preprocess.stage import lookup, plan, preprocess
+from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS
-from infini_llama.tasks.preprocess.tokens import shards as tokens
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
 from infini_llama.tasks.storage.artifacts import check, is_complete
+from support.stages import lookup, plan, preprocess
 
 
 def temporaries(home: Path) -> list[str]:
@@ -107,7 +107,7 @@ def test_in_however_many_batches_the_text_is_tokenized_the_bytes_and_facts_are_t
     data, built, tmp_path, monkeypatch, digests, size
 ):
     home, reference = built
-    monkeypatch.setattr(tokens, "BATCH_BYTES", size)
+    monkeypatch.setattr(texts, "BATCH_BYTES", size)
     assert preprocess(data(), str(tmp_path / "batches")) == reference
     assert digests(tmp_path / "batches" / "datasets") == digests(home / "datasets")
 
@@ -124,8 +124,10 @@ def test_the_entropy_is_that_of_the_tokens_that_were_written(built):
 
 BUILD = """
 import json, sys
+from pathlib import Path
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
-reference = preprocess(json.loads(sys.argv[1]), sys.argv[2])
+reference = preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()
 loaded = [name for name in ("torch", "datasets", "transformers", "prefect", "pandas") if name in sys.modules]
 print(json.dumps([reference, loaded]))
 """
@@ -221,8 +223,10 @@ def test_a_hidden_file_that_others_leave_in_a_dataset_does_not_damage_it(built, 
 # The parent forks one child for each step and kills it there, for real; another finishes the build. Nothing is threaded before.
 KILLED = """
 import json, os, signal, sys
+from pathlib import Path
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
-data, home, stride = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+data, home, stride = DataConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2], int(sys.argv[3])
 BEGUN = ("open", "os.", "shutil.")
 
 def child(folder, step):
@@ -234,7 +238,7 @@ def child(folder, step):
             if count == step:
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(kill)
-    preprocess(data, folder)
+    preprocess(data, Path(folder))
 
 for step in range(1, 100_000, stride):
     codes = []
@@ -345,10 +349,12 @@ def test_worker_processes_die_with_the_one_that_started_them_and_the_next_build_
 
 ASKED_TO_STOP = """
 import json, signal, sys
+from pathlib import Path
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
-    preprocess(json.loads(sys.argv[1]), sys.argv[2])
+    preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]))
 """
 
 
@@ -383,10 +389,12 @@ def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_pa
 FULL_DISK = """
 import json, resource, sys
 from infini_llama.configs.errors import PipelineError
+from pathlib import Path
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
-    preprocess(json.loads(sys.argv[1]), sys.argv[2])
+    preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]))
 except PipelineError as error:
     print(error.exit_code, error)
 """

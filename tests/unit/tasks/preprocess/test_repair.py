@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers import engines
 from infini_llama.tasks.preprocess.tokens import build as work
-from infini_llama.tasks.verify_data.checks import verify
+from support.stages import preprocess, verify
 
 
 def flip(path: Path) -> None:

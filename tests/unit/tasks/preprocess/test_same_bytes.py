@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-from infini_llama.tasks.storage.artifacts import read_manifest
+from support.stages import preprocess, read_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 KILLS = 20
 BUILD = """
 import json, sys
+from pathlib import Path
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 if __name__ == "__main__":
     print("begun", flush=True)
-    print(json.dumps(preprocess(json.loads(sys.argv[1]), sys.argv[2])))
+    print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
 """
 
 

@@ -3,9 +3,8 @@ import shutil
 
 import pytest
 
-from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.storage.artifacts import Damaged, move_aside
+from support.stages import describe, preprocess
 
 
 def test_counts_lengths_tables_and_text_are_shown(built, data):

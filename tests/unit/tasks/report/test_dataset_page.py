@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.report.dataset import _widths, dataset_page, token_counts
-from infini_llama.tasks.storage.artifacts import Damaged, read_manifest
-from infini_llama.tasks.verify_data.checks import verify
+from infini_llama.tasks.storage.artifacts import Damaged, read_dataset
+from support.stages import preprocess, verify
 
 
 def test_a_dataset_as_a_page(built, read_page):
@@ -45,7 +44,7 @@ def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
 def test_tokens_are_counted(built, monkeypatch):
     home, reference = built
     path = home / reference["path"]
-    content = read_manifest(path, "dataset")["content"]
+    content = read_dataset(path).content
     counts = token_counts(path, content)
     assert counts.sum() == reference["train"]["tokens"] and len(counts) == reference["vocab_size"]
     assert counts[content["eos_id"]] == reference["train"]["documents"]

@@ -60,11 +60,11 @@ def test_what_is_committed_is_whole_and_its_digest_is_of_bytes_and_content_alone
     first = make(home / "one", files, meta={"at": 1}, content={"tokens": 3})
     second = make(home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3})
     assert check(home / "one", "dataset", checksums=True) == first
-    assert {name: (home / "one" / name).read_bytes() for name in first["files"]} == files
-    assert all(entry["size"] == len(files[name]) for name, entry in first["files"].items())
-    assert first["digest"] == second["digest"] and first["self_checksum"] != second["self_checksum"]
-    assert make(home / "three", files, content={"tokens": 4})["digest"] != first["digest"]
-    assert make(home / "four", files | {"more.bin": b""}, content={"tokens": 3})["digest"] != first["digest"]
+    assert {name: (home / "one" / name).read_bytes() for name in first.files} == files
+    assert all(entry.size == len(files[name]) for name, entry in first.files.items())
+    assert first.digest == second.digest and first.self_checksum != second.self_checksum
+    assert make(home / "three", files, content={"tokens": 4}).digest != first.digest
+    assert make(home / "four", files | {"more.bin": b""}, content={"tokens": 3}).digest != first.digest
     assert leftovers(home) == []
 
 
@@ -211,7 +211,7 @@ def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, the
     elif there in ("a file is missing", "no manifest"):
         (target / ("a.bin" if there == "a file is missing" else MANIFEST)).unlink()
     written = make(target, content={"step": 16})
-    assert check(target, "dataset", checksums=True) == written and written["content"] == {"step": 16}
+    assert check(target, "dataset", checksums=True) == written and written.content == {"step": 16}
     assert names_in(tmp_path) == ["data", "data.damaged-1"] and str(tmp_path / "data.damaged-1") in caplog.text
 
 
@@ -299,7 +299,7 @@ for turn in range(25):
     (home / f"ready-{turn}-{me}").touch()
     while len(list(home.glob(f"ready-{turn}-*"))) < 2:
         time.sleep(0)
-    print(json.dumps(commit(staged, target, "dataset", 1, {"by": me})))
+    print(commit(staged, target, "dataset", 1, {"by": me}).model_dump_json())
 """
 
 

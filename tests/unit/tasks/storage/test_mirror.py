@@ -10,10 +10,10 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.mirroring import RECORDS, mirrored, restore_dataset, restore_run
-from infini_llama.tasks.preprocess.stage import lookup
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
 from infini_llama.tasks.storage.mirror import Mirror
+from support.stages import lookup
 
 
 @pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.slow)])

@@ -11,12 +11,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokens.arrays import save_array
 from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.preprocess.tokens.shards import save_array
 from infini_llama.tasks.storage.artifacts import MANIFEST, checksum_of, file_checksum
 from infini_llama.tasks.verify_data import shards as shards_of_verify
-from infini_llama.tasks.verify_data.checks import verify
+from support.stages import preprocess, verify
 
 
 def files_of(home: Path, reference: dict) -> list[Path]:

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
 from infini_llama.tasks.preprocess.rows.packing import PACKED
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.verify_data.history import history, run_lengths
+from support.stages import preprocess
 
 
 @given(
@@ -34,7 +34,7 @@ def test_shares_are_those_of_the_places_of_inputs_in_their_documents(data, tmp_p
     rows = np.arange(len(reader))
     documents, targets = reader.documents(rows), reader.targets(rows)
     inputs = np.ones((len(reader), 16), bool) if targets is None else targets
-    shards = read_manifest(folder, "dataset")["content"]["train"]["shards"]
+    shards = read_dataset(folder).content.train.shards
     for n, share in history(folder, reference["chunks"], "train", shards).items():
         behind = np.array([[(row[:at] == row[at]).sum() >= n for at in range(16)] for row in documents])
         assert share == pytest.approx((behind & inputs).sum() / inputs.sum())

@@ -16,8 +16,7 @@ from infini_llama.tasks.preprocess.rows.chunking import (
     row_starts,
     row_starts_by_torch,
 )
-from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.storage.artifacts import read_manifest
+from support.stages import preprocess, read_manifest
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
 

@@ -12,12 +12,10 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
 from infini_llama.tasks.preprocess.rows.packing import PACKED, Packed, costs_of_starts, costs_packed, pack
-from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
-from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, to_batch
-from infini_llama.tasks.verify_data.checks import verify
+from support.stages import describe, preprocess, verify
 
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=40)
 
@@ -82,7 +80,7 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     targets = [start + k for row in found for start, size in row for k in range(1, size)]
     firsts = np.cumsum([0, *lengths[:-1]]).tolist()
     assert sorted(targets) == [token for token in range(sum(lengths)) if token not in firsts]
-    costs = costs_packed(packed, np.array(lengths), length)
+    costs = costs_packed(packed, np.array(lengths), length).to_json()
     assert costs["targets"] == len(targets) and costs["lost_tokens"] == lengths.count(1)
     assert costs["cut_documents"] == sum(size > length + 1 for size in lengths)
     places = len(found) * (length + 1)
@@ -102,7 +100,7 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length
     ends = np.cumsum(lengths).tolist()
     rows = [(start, start + length + 1) for start in starts.tolist()]
     cut = sum(not any(a <= end - size and end <= b for a, b in rows) for end, size in zip(ends, lengths, strict=True))
-    costs = costs_of_starts(starts, table, length)
+    costs = costs_of_starts(starts, table, length).to_json()
     assert (costs["lost_tokens"], costs["cut_documents"]) == (tokens - len(covered), cut)
 
 
@@ -112,7 +110,7 @@ def test_best_fit_wastes_less_than_a_thousandth_on_realistic_lengths_and_is_fast
     started = time.perf_counter()
     packed = pack(lengths, 2048, "best_fit")
     seconds = time.perf_counter() - started
-    assert costs_packed(packed, lengths, 2048)["efficiency"] >= 0.999
+    assert costs_packed(packed, lengths, 2048).efficiency >= 0.999
     assert seconds / len(packed.pieces) < 2e-5
     assert pack(lengths, 2048, "first_fit").rows.size < pack(lengths, 2048, "greedy").rows.size
 
@@ -127,8 +125,8 @@ def test_a_dataset_of_each_strategy_is_built_verified_read_and_told(data, tmp_pa
     folder = tmp_path / reference["path"]
     told = describe(folder)["chunks"][reference["chunks"]]["packing"]["train"]
     assert set(told) == {"efficiency", "cut_documents", "lost_tokens", "targets"}
-    shards = read_manifest(folder, "dataset")["content"]["train"]["shards"]
-    stream = np.concatenate([map_list(folder / shard["file"])[1] for shard in shards])
+    shards = read_dataset(folder).content.train.shards
+    stream = np.concatenate([map_list(folder / shard.file)[1] for shard in shards])
     reader = TokenReader(folder, reference["chunks"], "train", verify_on_read=True)
     numbers = np.arange(len(reader), dtype=np.int64)
     tokens, mask = reader.gather(numbers), reader.targets(numbers)

@@ -21,8 +21,9 @@ from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.formats import read
 from infini_llama.tasks.preprocess.sources.json_lines import lines_at
-from infini_llama.tasks.preprocess.sources.survey import Corpus, survey, tell
+from infini_llama.tasks.preprocess.sources.survey import Corpus, log_left_out
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+from support.stages import survey
 
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
 
@@ -162,11 +163,11 @@ def test_bad_input_fails_with_its_name_or_is_skipped_named_and_counted(tmp_path,
         survey(section(files=[str(tmp_path / "*")]))
     with caplog.at_level(logging.WARNING):
         corpus = survey(section(files=[str(tmp_path / "*")], on_bad_input="skip"))
-        tell(corpus.report)
+        log_left_out(corpus.report)
     # A record is left out alone; of a file that is damaged nothing is used, the good start of it neither.
     assert kept(corpus) == (["fine", "good"] if name in BAD else ["fine"])
-    assert (corpus.report["bad_records"], corpus.report["bad_files"]) == ((1, 0) if name in BAD else (0, 1))
-    assert name in corpus.report["bad"][0] and name in caplog.text
+    assert (corpus.report.bad_records, corpus.report.bad_files) == ((1, 0) if name in BAD else (0, 1))
+    assert name in corpus.report.bad[0] and name in caplog.text
 
 
 def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monkeypatch):
@@ -202,12 +203,12 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2))
         assert not caplog.text, "a look at the text is not a build: every run takes two"
-        tell(corpus.report)
+        log_left_out(corpus.report)
     assert kept(corpus) == ["other text", "same", "same", "same"]
     assert "of 6 records left out: 1 empty, 1 too short\n" in caplog.text
     assert "2 of 6 records are exact copies of others and are kept; data.deduplicate=true" in caplog.text
     corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True))
-    assert kept(corpus) == ["other text", "same"] and corpus.report["duplicates"] == 2
+    assert kept(corpus) == ["other text", "same"] and corpus.report.duplicates == 2
 
 
 def test_own_validation_files_are_held_out_and_their_text_is_not_trained_on(tmp_path):
@@ -216,7 +217,7 @@ def test_own_validation_files_are_held_out_and_their_text_is_not_trained_on(tmp_
     given = {"files": [f"{tmp_path}/*.jsonl"], "validation_files": [f"{tmp_path}/held.jsonl"]}
     corpus = survey(section(**given))
     assert kept(corpus, "train") == ["one", "three"] and kept(corpus, "validation") == ["four", "two"]
-    assert corpus.report["also_validation"] == 1
+    assert corpus.report.also_validation == 1
     with pytest.raises(DataError, match=r"data\.validation_files: no file matches"):
         survey(section(**given | {"validation_files": ["nothing.txt"]}))
 

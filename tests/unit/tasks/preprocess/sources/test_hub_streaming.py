@@ -12,8 +12,8 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.preprocess.sources import hub
 from infini_llama.tasks.preprocess.sources.hub import texts_of
 from infini_llama.tasks.preprocess.sources.texts import Fault
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.task import _may_pass
+from support.stages import preprocess
 
 ROWS = [{"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本語 " * (n % 9)} for n in range(700)]
 

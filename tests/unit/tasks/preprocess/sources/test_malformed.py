@@ -15,10 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.sources.survey import survey
 from infini_llama.tasks.preprocess.sources.texts import LONGEST_DOCUMENT
-from infini_llama.tasks.preprocess.stage import lookup, preprocess
-from infini_llama.tasks.verify_data.checks import verify
+from support.stages import lookup, preprocess, survey, verify
 
 
 def parquet(*values: Any, kind: pa.DataType | None = None) -> bytes:
@@ -210,4 +208,4 @@ def test_one_line_of_200_megabytes_is_read_as_documents_and_one_beyond_the_limit
     corpus = survey(data(files=[str(text)], on_bad_input="skip"))
     sizes = np.concatenate([documents.sizes for documents in corpus.train + corpus.validation])
     assert len(sizes) == 30 + 12 + 2 and sizes.sum() > 199_999_000 and sizes.max() <= LONGEST_DOCUMENT
-    assert corpus.report["bad_records"] == 1
+    assert corpus.report.bad_records == 1

@@ -8,7 +8,8 @@ from blake3 import blake3
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.sources import describe
-from infini_llama.tasks.preprocess.sources.survey import Documents, survey
+from infini_llama.tasks.preprocess.sources.survey import Documents
+from support.stages import survey
 
 
 def section(**given: object) -> dict:

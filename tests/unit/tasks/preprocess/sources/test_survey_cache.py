@@ -7,7 +7,7 @@ import pytest
 
 from infini_llama.tasks.preprocess.sources import survey as corpus
 from infini_llama.tasks.preprocess.sources import survey_cache as surveys
-from infini_llama.tasks.preprocess.sources.survey import survey
+from support.stages import survey
 
 
 @pytest.fixture

@@ -15,12 +15,11 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess import stage
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers import engines
 from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, golden, open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens import build as work
-from infini_llama.tasks.storage.artifacts import read_manifest
+from support.stages import preprocess, read_manifest
 
 TEXTS = ["the cat sat on the mat", "größer 日本語 🙂", "<|endoftext|> in the text", ""]
 
@@ -82,7 +81,7 @@ def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, cap
         chosen = choose_engine("auto", tokenizer, texts, tmp_path)
     assert chosen["name"] == "tokenizers" and "other ids" in chosen["refused"]["gigatoken"]
     assert "gigatoken" in caplog.text
-    assert choose_engine("gigatoken", tokenizer, texts, tmp_path)["name"] == "tokenizers" and len(calls) == 1
+    assert choose_engine("gigatoken", tokenizer, texts, tmp_path).name == "tokenizers" and len(calls) == 1
     [note] = tmp_path.iterdir()
     note.write_text("{")
     choose_engine("auto", tokenizer, texts, tmp_path)
@@ -221,7 +220,7 @@ def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeyp
     for module in (None, ModuleType("gigatoken"), None):
         monkeypatch.setitem(sys.modules, "awkward", module)
         monkeypatch.setitem(sys.modules, "gigatoken", module)
-        used.append(choose_engine("auto", tokenizer, list, tmp_path)["name"])
+        used.append(choose_engine("auto", tokenizer, list, tmp_path).name)
     assert used == ["tokenizers", "gigatoken", "tokenizers"]
 
 

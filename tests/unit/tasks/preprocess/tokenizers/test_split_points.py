@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers import split_points as seams
 from infini_llama.tasks.preprocess.tokenizers.engines import reference
 from infini_llama.tasks.preprocess.tokenizers.split_points import PATTERNS, cut_of
@@ -42,8 +43,7 @@ TEXTS = st.lists(
 def kinds():
     made = {}
     for kind in ("bpe", "wordpiece", "unigram"):
-        settings_ = {"kind": kind, "vocab_size": 400, "min_frequency": 1, "special_tokens": []}
-        made[kind] = encoder_of(train(LEARNED, settings_))
+        made[kind] = encoder_of(train(LEARNED, TokenizerConfig(kind=kind, vocab_size=400, min_frequency=1)))
     for number, pattern in enumerate(sorted({*PATTERNS, ENCODINGS["r50k_base"].pattern})):
         made[f"pattern {number}"] = _trained_with(pattern)
     return made

@@ -15,18 +15,17 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.stage import plan, preprocess
 from infini_llama.tasks.preprocess.tokenizers import tiktoken_encodings
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, rank_file
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, end_of_text, load
-from infini_llama.tasks.verify_data.checks import verify
+from support.stages import plan, preprocess, verify
 
 NAME = "cl100k_base"
 
 
-def section(**given) -> dict:
-    return TokenizerConfig.model_validate({"encoding": NAME} | given).model_dump(mode="json")
+def section(**given) -> TokenizerConfig:
+    return TokenizerConfig.model_validate({"encoding": NAME} | given)
 
 
 @pytest.fixture

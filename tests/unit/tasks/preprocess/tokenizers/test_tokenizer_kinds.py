@@ -13,7 +13,6 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     EOS,
@@ -25,14 +24,14 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     train,
     train_bpe,
 )
-from infini_llama.tasks.verify_data.checks import verify
+from support.stages import preprocess, verify
 
 TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it says {EOS} and <pad>"] * 20
 KINDS = ("bpe", "wordpiece", "unigram")
 
 
-def section(**given: object) -> dict:
-    return TokenizerConfig.model_validate({"vocab_size": 320} | given).model_dump(mode="json")
+def section(**given: object) -> TokenizerConfig:
+    return TokenizerConfig.model_validate({"vocab_size": 320} | given)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ from pathlib import Path
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 texts = [path.read_text() for path in sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))]
-sys.stdout.write(train(texts, TokenizerConfig(kind=sys.argv[1], vocab_size=700).model_dump()).to_str())
+sys.stdout.write(train(texts, TokenizerConfig(kind=sys.argv[1], vocab_size=700)).to_str())
 """
 
 

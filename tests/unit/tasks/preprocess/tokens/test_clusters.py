@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.tasks.preprocess.stage import plan, preprocess
 from infini_llama.tasks.preprocess.tokens.clusters import SHARE, Share, do_share, parts_of, shares_of, versions
 from infini_llama.tasks.preprocess.tokens.plan import Unit
+from support.stages import plan, preprocess
 
 BUILD = """
 import json, sys
+from pathlib import Path
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 if __name__ == "__main__":
-    print(json.dumps(preprocess(json.loads(sys.argv[1]), sys.argv[2])["digest"]))
+    print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).digest))
 """
 UNITS = [Unit("train", number, number, 1, 10) for number in range(100)]
 
@@ -37,7 +39,7 @@ def write(plan, units, work, into, finish):
     for unit in units:
         (into / unit.file).parent.mkdir(parents=True, exist_ok=True)
         (into / unit.file).write_text(f"shard {unit.number}")
-        finish(unit.file, documents=1, tokens=2)
+        finish(unit.file, "key", 1, 2)
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def share(tmp_path):
 
 
 def test_a_share_arrives_whole_in_the_build_and_leaves_nothing_beside_it(share):
-    lines, who = do_share(write, None, share)
-    assert [line["file"] for line in lines] == [unit.file for unit in UNITS[:2]] and str(os.getpid()) in who
+    entries, who = do_share(write, None, share)
+    assert [entry.file for entry in entries] == [unit.file for unit in UNITS[:2]] and str(os.getpid()) in who
     assert (share.work / UNITS[1].file).read_text() == "shard 1"
     assert not list(parts_of(share.work).iterdir())
 

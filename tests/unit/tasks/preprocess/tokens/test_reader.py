@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
-from infini_llama.tasks.preprocess.tokens.arrays import save_array
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
-from infini_llama.tasks.preprocess.tokens.shards import write_shard
+from infini_llama.tasks.preprocess.tokens.shards import save_array, write_shard
 from infini_llama.tasks.storage.artifacts import commit, staging
 
 
@@ -21,12 +20,17 @@ def write_dataset(dataset, documents, capacity, length) -> None:
             taken.append(pending.pop(0))
         file = f"train/data-{len(shards):05d}.arrow"
         write_shard(staged / file, np.concatenate(taken), [len(document) for document in taken])
-        shards.append({"file": file, "tokens": sum(map(len, taken))})
-        tokens += shards[-1]["tokens"]
-    commit(staged, dataset, "dataset", 1, {}, {"dtype": "uint16", "train": {"shards": shards, "tokens": tokens}})
+        counts = {"documents": len(taken), "tokens": sum(map(len, taken))}
+        shards.append({"file": file, **counts, "first_document": 0, "first_token": tokens})
+        tokens += counts["tokens"]
+    extremes = {"shortest_document": 1, "longest_document": tokens, "unigram_entropy_bits": 1.0}
+    split = {"documents": len(documents), "tokens": tokens, "bytes": tokens, "shards": shards} | extremes
+    facts = {"vocab_size": 65_536, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
+    commit(staged, dataset, "dataset", 1, {}, facts | {"train": split, "validation": split})
     staged = staging(dataset / "chunks" / "k")
     save_array(staged / "train.rows.npy", row_starts(row_count(tokens, length), length))
-    commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, {"sequence_length": length})
+    table = {"strategy": "concat", "sequence_length": length, "rows": {"train": 0, "validation": 0}}
+    commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, table)
 
 
 @settings(max_examples=60, deadline=None)

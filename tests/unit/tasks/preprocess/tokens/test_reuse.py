@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers import engines
 from infini_llama.tasks.preprocess.tokens import build as work
 from infini_llama.tasks.preprocess.tokens import reuse
-from infini_llama.tasks.storage.artifacts import check, read_manifest
-from infini_llama.tasks.verify_data.checks import verify
+from infini_llama.tasks.storage.artifacts import check
+from support.stages import preprocess, read_manifest, verify
 
 
 @pytest.fixture

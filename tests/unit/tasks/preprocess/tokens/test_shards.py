@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.survey import Corpus, Documents
-from infini_llama.tasks.preprocess.tokens.arrays import save_array
 from infini_llama.tasks.preprocess.tokens.plan import plan_units
 from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, entropy_bits, write_shard
+from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, entropy_bits, save_array, write_shard
 from infini_llama.tasks.storage.artifacts import check
 
 
@@ -116,7 +115,7 @@ def test_arrays_are_numpys_own_format(tmp_path):
 def test_a_full_disk_is_told_from_other_faults_when_an_array_is_saved(tmp_path):
     script = (
         "import errno, resource, sys, numpy as np; from pathlib import Path\n"
-        "from infini_llama.tasks.preprocess.tokens.arrays import save_array\n"
+        "from infini_llama.tasks.preprocess.tokens.shards import save_array\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))\n"
         "try: save_array(Path(sys.argv[1]), np.zeros(1000))\n"
         "except OSError as error: print(error.errno == errno.EFBIG)"

@@ -4,8 +4,8 @@ import torch
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.storage.artifacts import read_manifest
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
+from support.stages import read_manifest
 
 
 def test_prompts_are_continued_each_for_itself(built):

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.flows.datasets import reference_for
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
-from infini_llama.tasks.preprocess.stage import lookup, plan, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.job import CurriculumStage
 from infini_llama.tasks.train.curriculum import in_samples, last_steps, refuse_stages
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
-from infini_llama.tasks.verify_data.checks import verify
 from support.records import make_dataset
+from support.stages import lookup, plan, preprocess, reference_for, verify
 
 CPU = torch.device("cpu")
 

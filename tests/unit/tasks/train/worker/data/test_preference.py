@@ -9,13 +9,13 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.rows.tables import build_table
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.length import refuse_repeats
 from infini_llama.tasks.train.worker.data import preference
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.data.mixture import mixed_rows
 from infini_llama.tasks.train.worker.data.preference import lengths_of_rows, preferring
+from support.stages import preprocess
 
 
 class Rows(TokenReader):
