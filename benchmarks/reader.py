@@ -28,7 +28,7 @@ import pyarrow as pa
 from infini_llama.tasks.preprocess.rows.packing import costs_packed, pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import describe_split, write_shard
+from infini_llama.tasks.preprocess.tokens.shards import WrittenShard, describe_split, write_shard
 from infini_llama.tasks.storage.artifacts import commit
 
 LENGTH, BATCH, DOCUMENTS = 2048, 16, 20_000
@@ -43,8 +43,8 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         values = choose.integers(1, 32768, count).astype(np.uint16)
         lengths = np.full(count // LENGTH, LENGTH)
         write_shard(folder / split / "data-00000.arrow", values[: lengths.sum()], lengths.tolist())
-        shard = {"file": f"{split}/data-00000.arrow", "documents": len(lengths), "tokens": int(lengths.sum())}
-        facts[split] = describe_split(folder / split, 32768, 0, [shard])
+        shard = WrittenShard(f"{split}/data-00000.arrow", len(lengths), int(lengths.sum()), 0)
+        facts[split] = describe_split(folder / split, 32768, 0, [shard]).model_dump(mode="json", exclude_defaults=True)
         table = build_table({"": lengths}, "concat", LENGTH)
         (folder / "chunks").mkdir(exist_ok=True)
         np.save(folder / f"{split}.rows.npy", table.arrays["rows"])
@@ -52,8 +52,8 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
     staged.mkdir()
     for split in facts:
         (folder / f"{split}.rows.npy").rename(staged / f"{split}.rows.npy")
-    commit(folder, folder.with_name("dataset"), "dataset", 1, {}, {"dtype": "uint16", "eos_id": 0} | facts)
-    commit(staged, folder.with_name("dataset") / "chunks" / "k", "chunks", 1, {}, {"sequence_length": LENGTH})
+    commit(folder, folder.with_name("dataset"), "dataset", 1, {}, {"vocab_size": 32768, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False} | facts)
+    commit(staged, folder.with_name("dataset") / "chunks" / "k", "chunks", 1, {}, {"strategy": "concat", "sequence_length": LENGTH, "rows": dict.fromkeys(facts, 0)})
     return TokenReader(folder.with_name("dataset"), "k", "train")
 
 

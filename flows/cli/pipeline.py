@@ -66,10 +66,10 @@ def dry_run(config: "PipelineConfig") -> Answer:
     settings = resolved(config)
     home, name = settings["runtime"]["home"], settings["runtime"]["name"]
     folder = Path(home, "runs", name)
-    cached = lookup(settings["data"], home)
+    cached = lookup(config.data, Path(home))
     run = RunRecord(folder) if (folder / "lineage.json").exists() else None
     found = {
-        "dataset": None if cached is None else str(Path(home, cached["path"])),
+        "dataset": None if cached is None else str(Path(home, cached.path)),
         "run": str(folder),
         "state": "new" if run is None else run.state,
         "step": 0 if run is None else run.step,

@@ -47,7 +47,7 @@ def test_tokens_are_counted(built, monkeypatch):
     content = read_dataset(path).content
     counts = token_counts(path, content)
     assert counts.sum() == reference["train"]["tokens"] and len(counts) == reference["vocab_size"]
-    assert counts[content["eos_id"]] == reference["train"]["documents"]
+    assert counts[content.eos_id] == reference["train"]["documents"]
     shares = counts[counts > 0] / counts.sum()
     assert -(shares * np.log2(shares)).sum() == pytest.approx(reference["train"]["unigram_entropy_bits"], abs=0.01)
     monkeypatch.setattr("infini_llama.tasks.report.dataset.MOST_TOKENS", 100)

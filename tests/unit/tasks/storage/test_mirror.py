@@ -10,6 +10,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.mirroring import RECORDS, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
 from infini_llama.tasks.storage.mirror import Mirror
@@ -124,7 +125,7 @@ def test_an_empty_machine_goes_on_from_the_mirror(url, home, built, data, caplog
     checkpoint(run, 10)
     (run / "lineage.json").write_text("{}")
     (run / "metrics.jsonl").write_text('{"step": 10}\n')
-    with mirrored(settings(home, url), reference):
+    with mirrored(settings(home, url), DatasetRef.from_json(reference)):
         checkpoint(run, 20)
     checkpoint(run, 30)  # the machine died with it
     shutil.rmtree(home)
@@ -136,7 +137,7 @@ def test_an_empty_machine_goes_on_from_the_mirror(url, home, built, data, caplog
     assert [path.name for path in checkpoints.committed(run / "checkpoints")] == ["step-00000020"]
     assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (run / "lineage.json").exists()
     checkpoint(run, 40)
-    with mirrored(wanted, reference):
+    with mirrored(wanted, DatasetRef.from_json(reference)):
         shutil.rmtree(run / "checkpoints" / "step-00000020")
     assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == ["step-00000040"]
     shutil.rmtree(run / "checkpoints" / "step-00000040")
@@ -155,18 +156,18 @@ def test_another_machines_newer_checkpoint_stays_until_this_one_has_passed_it(ur
     for run in (first, second):
         checkpoint(run, 100, run.parents[1].name)
         (run / "lineage.json").write_text(f'"{run.parents[1].name}"')
-    with mirrored(settings(first.parents[1], url), reference):
+    with mirrored(settings(first.parents[1], url), DatasetRef.from_json(reference)):
         checkpoint(first, 200, "a")
     wanted = settings(second.parents[1], url)
     restore_run(wanted)
     assert "the mirror has step 200 of run one, and this machine goes on from step 100" in caplog.text
-    with mirrored(wanted, reference):
+    with mirrored(wanted, DatasetRef.from_json(reference)):
         checkpoint(second, 150, "b")
     assert steps_kept(url, second) == [100, 200], "and with the records that belong to it"
     shutil.rmtree(tmp_path / "a")
     restore_run(settings(first.parents[1], url))
     assert checkpoints.latest_step(first / "checkpoints") == 200 and (first / "lineage.json").read_text() == '"a"'
-    with mirrored(wanted, reference):
+    with mirrored(wanted, DatasetRef.from_json(reference)):
         checkpoint(second, 200, "b")
     assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
         second / "checkpoints" / "step-00000200"
@@ -179,7 +180,7 @@ def test_a_restore_that_is_cut_off_anywhere_is_taken_up(url, home, built, monkey
     checkpoint(run, 10)
     for name in RECORDS:
         (run / name).write_text(name)
-    with mirrored(wanted, reference):
+    with mirrored(wanted, DatasetRef.from_json(reference)):
         pass
     before = {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()}
     fetch, left = Mirror._fetch, [0]
@@ -208,10 +209,10 @@ def test_a_rollback_is_followed(url, home, built, back_to):
     run, wanted = home / "runs" / "one", settings(home, url)
     for step in (10, 20, 30):
         checkpoint(run, step)
-    with mirrored(wanted, reference):
+    with mirrored(wanted, DatasetRef.from_json(reference)):
         pass
     assert steps_kept(url, run) == [10, 20, 30]
-    with mirrored(wanted, reference):
+    with mirrored(wanted, DatasetRef.from_json(reference)):
         checkpoints.abandon_newer(run / "checkpoints", back_to)
     assert steps_kept(url, run) == [step for step in (10, 20, 30) if step <= back_to]
 
@@ -219,7 +220,7 @@ def test_a_rollback_is_followed(url, home, built, back_to):
 def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplog, monkeypatch):
     _, reference = built
     monkeypatch.setattr(Mirror, "has", lambda self, path: (_ for _ in ()).throw(OSError("no route to host")))
-    with mirrored(settings(home, "memory://gone"), reference):
+    with mirrored(settings(home, "memory://gone"), DatasetRef.from_json(reference)):
         pass
     assert "no route to host; it is tried again" in caplog.text
 

@@ -39,7 +39,7 @@ def look(data, text, tmp_path, monkeypatch):
 
 def test_unchanged_files_are_not_read_again_and_give_the_same(look, text):
     first = look()
-    assert len(first[0]) == 7 and first[2]["bad_records"] == 1
+    assert len(first[0]) == 7 and first[2].bad_records == 1
     assert look() == ([], *first[1:])
     (text / "3.txt").write_text("text NUMBER 3")  # as long as before
     assert look()[0] == ["3.txt"]
