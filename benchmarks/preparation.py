@@ -44,26 +44,26 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     from infini_llama.tasks.preprocess.stage import preprocess
     from infini_llama.tasks.preprocess.tokenizers.engines import choose_engine
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
-    from infini_llama.tasks.storage.artifacts import read_manifest
+    from infini_llama.tasks.storage.artifacts import read_dataset
 
     if engine != "tokenizers":
         import_module(engine)
     given = {"files": [str(corpus)], "validation_fraction": 0.01, "sequence_length": LENGTH, "device": "cpu"}
     given |= {"tokenizer": {"path": str(tokenizer)}, "tokenizer_engine": engine}
-    data = parse_config({"data": given}).model_dump(mode="json")["data"]
+    data = parse_config({"data": given}).data
 
     with corpus.open(encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in islice(file, 200)]
     choose_engine(
-        engine, load(data["tokenizer"]), lambda: texts, output / "engine-checks"
+        engine, load(data.tokenizer), lambda: texts, output / "engine-checks"
     )  # once a tokenizer, not once a corpus
 
     def work() -> int:
-        reference = preprocess(data, str(output))
-        used = read_manifest(output / reference["path"], "dataset")["meta"]["engine"]
-        if used["name"] != engine:
-            raise SystemExit(f"{engine} does not take this tokenizer: {used['refused']}")
-        return reference["train"]["tokens"] + reference["validation"]["tokens"]
+        reference = preprocess(data, output)
+        used = read_dataset(output / reference.path).meta.engine
+        if used is None or used.name != engine:
+            raise SystemExit(f"{engine} does not take this tokenizer: {used and used.refused}")
+        return reference.train.tokens + reference.validation.tokens
 
     return work
 
@@ -79,9 +79,9 @@ def again(corpus: Path, tokenizer: Path, output: Path) -> Work:
 def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
     from tokenizers import Tokenizer
 
+    from infini_llama.tasks.preprocess.sources.texts import batches
     from infini_llama.tasks.preprocess.tokenizers.engines import ENGINES
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
-    from infini_llama.tasks.preprocess.tokens.shards import batches
 
     engine = ENGINES["gigatoken"](encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
     texts = [(text, len(text)) for text in _texts(corpus)]

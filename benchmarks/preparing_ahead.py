@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.loading import load_config
+from infini_llama.configs.schema import DataConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.stage import preprocess
@@ -107,7 +108,7 @@ def preparation(config: dict[str, Any], home: Path) -> dict[str, float]:
             if what == "chunking":  # of what the first one has encoded
                 settings |= {"stride": config["sequence_length"] // 2}
             began = time.perf_counter()
-            preprocess(settings, str(home / device.replace(":", "-")))
+            preprocess(DataConfig.model_validate(settings), home / device.replace(":", "-"))
             took[f"{what}, {device}"] = time.perf_counter() - began
     return took
 
@@ -116,7 +117,7 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
     device = torch.device(arguments.device)
     overrides = ["data.source=python-stdlib", "data.files=[]", f"runtime.home={folder}"]
     config = load_config(str(CONFIGS / f"{name}.yaml"), overrides).model_dump(mode="json")
-    reference = preprocess(config["data"], str(folder))
+    reference = preprocess(DataConfig.model_validate(config["data"]), folder).to_json()
     dataset, length = folder / reference["path"], reference["sequence_length"]
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
     reader = TokenReader(dataset, reference["chunks"], "train")

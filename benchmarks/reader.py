@@ -52,8 +52,22 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
     staged.mkdir()
     for split in facts:
         (folder / f"{split}.rows.npy").rename(staged / f"{split}.rows.npy")
-    commit(folder, folder.with_name("dataset"), "dataset", 1, {}, {"vocab_size": 32768, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False} | facts)
-    commit(staged, folder.with_name("dataset") / "chunks" / "k", "chunks", 1, {}, {"strategy": "concat", "sequence_length": LENGTH, "rows": dict.fromkeys(facts, 0)})
+    commit(
+        folder,
+        folder.with_name("dataset"),
+        "dataset",
+        1,
+        {},
+        {"vocab_size": 32768, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False} | facts,
+    )
+    commit(
+        staged,
+        folder.with_name("dataset") / "chunks" / "k",
+        "chunks",
+        1,
+        {},
+        {"strategy": "concat", "sequence_length": LENGTH, "rows": dict.fromkeys(facts, 0)},
+    )
     return TokenReader(folder.with_name("dataset"), "k", "train")
 
 
@@ -151,7 +165,7 @@ def main() -> None:
                 found[name].append(nanoseconds(work, units))
     packed = pack(lengths, LENGTH, "best_fit")
     medians = {name: statistics.median(times) for name, times in found.items()}
-    costs = costs_packed(packed, lengths, LENGTH)
+    costs = costs_packed(packed, lengths, LENGTH).to_json()
     for name, median in medians.items():
         print(f"{name:16} {median:.3g} ns ({min(found[name]):.3g} … {max(found[name]):.3g})")
     print(costs)

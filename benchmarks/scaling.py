@@ -79,7 +79,7 @@ def one(shards: int, folder: Path) -> dict[str, Any]:
         "batch_of_8_after_resume_seconds": first_batch,
         "next_batch_seconds": later_batch,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "files_of_manifest": len(manifest["files"]),
+        "files_of_manifest": len(manifest.files),
     }
 
 
@@ -106,15 +106,22 @@ def make(dataset: Path, shards: int) -> None:
                 "first_token": TOKENS * number,
             }
         )
-    commit(
-        dataset, "dataset", 1, files, {"vocab_size": TOKENS, "dtype": "uint16", "eos_id": 0, "train": {"shards": table}}
-    )
+    counts = {"documents": 4 * shards, "tokens": TOKENS * shards, "bytes": 0, "shards": table}
+    split = counts | {"shortest_document": 1, "longest_document": TOKENS, "unigram_entropy_bits": 0.0}
+    facts = {"vocab_size": TOKENS, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
+    commit(dataset, "dataset", 1, files, facts | {"train": split, "validation": split})
     rows = dataset / "chunks" / "rows"
     rows.mkdir(parents=True)
     np.save(rows / "train.rows.npy", np.arange(0, shards * TOKENS - 256, 256, dtype=np.int64))
     name = "train.rows.npy"
     entry = {"size": (rows / name).stat().st_size, "checksum": file_checksum(rows / name)}
-    commit(rows, "chunks", 1, {name: entry}, {"sequence_length": 256, "rows": {"train": shards * TOKENS // 256 - 1}})
+    commit(
+        rows,
+        "chunks",
+        1,
+        {name: entry},
+        {"strategy": "concat", "sequence_length": 256, "rows": {"train": shards * TOKENS // 256 - 1, "validation": 0}},
+    )
 
 
 def commit(folder: Path, kind: str, version: int, files: dict, content: dict) -> None:

@@ -46,7 +46,7 @@ def test_unchanged_files_are_not_read_again_and_give_the_same(look, text):
     (text / "4.txt").replace(text / "8.txt")
     read, identity, _ = look()
     assert read == ["8.txt"] and [row[0] for row in identity["documents"]][4:6] == ["5.txt", "8.txt"]
-    assert look(min_length=14)[2]["too_short"] == 8  # another question, another answer
+    assert look(min_length=14)[2].too_short == 8  # another question, another answer
 
 
 def test_a_file_more_or_less_costs_the_reading_of_no_other(look, text):

@@ -9,11 +9,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers import limits
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.preprocess.tokenizers.engines import REFERENCE, open_engine
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
+from support.stages import preprocess
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_description_is_parsed_within_limits_and_not_of_any_size(tmp_path, mon
     file, seen = tmp_path / "tokenizer.json", []
     file.write_text(json.dumps(json.loads(backtracking().to_str())))
     monkeypatch.setattr(tokenizers, "within_limits", lambda work, size: seen.append(size) or work())
-    settings = TokenizerConfig(path=str(file)).model_dump(mode="json")
+    settings = TokenizerConfig(path=str(file))
     tokenizers.load(settings)
     assert seen == [file.stat().st_size]
     monkeypatch.setattr(tokenizers, "LARGEST", 10)

@@ -145,11 +145,11 @@ def test_an_encoding_takes_no_pattern_or_special_tokens_of_ones_own(own):
         ValueError, match=rf"{next(iter(own))}=.* stands beside encoding=cl100k_base, which has its own"
     ):
         section(**own)
-    assert section(**section()) == section(), "a configuration that is written out names every key"
+    assert section(**section().model_dump()) == section(), "a configuration that is written out names every key"
 
 
 def test_the_pattern_of_a_rank_file_is_that_of_cl100k_base():
-    assert section()["pattern"] == ENCODINGS[NAME].pattern
+    assert section().pattern == ENCODINGS[NAME].pattern
 
 
 @pytest.fixture(scope="module")
