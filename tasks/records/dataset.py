@@ -42,7 +42,7 @@ class DatasetRef(Record):
     digest: str
     chunks: str
     chunks_digest: str
-    built: tuple[str, ...]
+    built: tuple[str, ...] = ()
     sequence_length: int
     vocab_size: int
     train: SplitStats
@@ -67,7 +67,7 @@ class DatasetRef(Record):
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serializable fields; without `curriculum` if there is none."""
-        return self.model_dump(mode="json", exclude_defaults=True)
+        return self.model_dump(mode="json", exclude=None if self.curriculum else {"curriculum"})
 
 
 class PlannedTable(Record):

@@ -12,6 +12,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef
 from infini_llama.tasks.records.job import CurriculumStage
 from infini_llama.tasks.train.curriculum import in_samples, last_steps, refuse_stages
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
@@ -123,10 +124,10 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
     assert plain == {name: value for name, value in reference.items() if name != "curriculum"} | {
         "built": plain["built"]
     }
-    name = name_of_tables(reference)
-    assert name == name_of_tables(plan(staged, str(tmp_path))) != plain["chunks"]
-    assert plain["chunks"] == name_of_tables(plain) == name_of_tables(plan(data(), str(tmp_path)))
-    assert digest_of_tables(plain) == plain["chunks_digest"] != digest_of_tables(reference)
+    name = name_of_tables(DatasetRef.from_json(reference))
+    assert name == name_of_tables(DatasetPlan.from_json(plan(staged, str(tmp_path)))) != plain["chunks"]
+    assert plain["chunks"] == name_of_tables(DatasetRef.from_json(plain)) == name_of_tables(DatasetPlan.from_json(plan(data(), str(tmp_path))))
+    assert digest_of_tables(DatasetRef.from_json(plain)) == plain["chunks_digest"] != digest_of_tables(DatasetRef.from_json(reference))
     found = reference_for(staged, tmp_path / reference["path"], tmp_path)
     assert found == reference | {"built": []}
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
