@@ -126,8 +126,16 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
     }
     name = name_of_tables(DatasetRef.from_json(reference))
     assert name == name_of_tables(DatasetPlan.from_json(plan(staged, str(tmp_path)))) != plain["chunks"]
-    assert plain["chunks"] == name_of_tables(DatasetRef.from_json(plain)) == name_of_tables(DatasetPlan.from_json(plan(data(), str(tmp_path))))
-    assert digest_of_tables(DatasetRef.from_json(plain)) == plain["chunks_digest"] != digest_of_tables(DatasetRef.from_json(reference))
+    assert (
+        plain["chunks"]
+        == name_of_tables(DatasetRef.from_json(plain))
+        == name_of_tables(DatasetPlan.from_json(plan(data(), str(tmp_path))))
+    )
+    assert (
+        digest_of_tables(DatasetRef.from_json(plain))
+        == plain["chunks_digest"]
+        != digest_of_tables(DatasetRef.from_json(reference))
+    )
     found = reference_for(staged, tmp_path / reference["path"], tmp_path)
     assert found == reference | {"built": []}
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
