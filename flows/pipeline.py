@@ -4,7 +4,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.flows.home import usable_home
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
@@ -78,7 +78,8 @@ def verify_and_train(settings: dict, reference: DatasetRef) -> dict:
                 evaluate_trained,  # with torch, which nothing else needs here
             )
 
-            summary["evaluations"] = evaluate_trained(Path(summary["paths"]["run"]), settings["evaluate"])
+            section = EvaluationConfig.model_validate(settings["evaluate"])
+            summary["evaluations"] = evaluate_trained(Path(summary["paths"]["run"]), section).to_json()
         return with_pages(summary)
 
 

@@ -59,7 +59,7 @@ def evaluate(arguments: Namespace) -> Answer:
     record = evaluate(
         run, arguments.checkpoint, arguments.files, arguments.split, arguments.sequences, arguments.stream
     )
-    return record, evaluation_text(record)
+    return record.to_json(), evaluation_text(record)
 
 
 def passkey(arguments: Namespace) -> Answer:
@@ -69,7 +69,7 @@ def passkey(arguments: Namespace) -> Answer:
 
     lengths, depths = arguments.lengths or [], arguments.depths
     record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
-    return record, passkey_text(record)
+    return record.to_json(), passkey_text(record)
 
 
 def export(arguments: Namespace) -> Answer:
@@ -78,12 +78,12 @@ def export(arguments: Namespace) -> Answer:
     from infini_llama.tasks.export.writing import export
 
     record = export(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
-    if record["custom_code"]:
+    if record.custom_code:
         log.warning(
             "Hugging Face's Llama does not have %s: the folder contains the model's code (trust_remote_code=True).",
-            ", ".join(record["custom_code"]),
+            ", ".join(record.custom_code),
         )
-    return record, as_text(record)
+    return record.to_json(), as_text(record.to_json())
 
 
 def import_folder(arguments: Namespace) -> Answer:

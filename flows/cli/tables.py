@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infini_llama.tasks.records.evaluation import PasskeyRetrieval, Perplexity
 
 WIDTH = 140  # maximum columns of a table, and the width without a terminal
 
@@ -85,15 +88,15 @@ def estimate_text(record: dict) -> str:
 MEASURED = {"model": "", "memory": "with memory", "no_memory": "without memory"}
 
 
-def evaluation_text(record: dict) -> str:
+def evaluation_text(record: "Perplexity") -> str:
     """Results of `evaluate`: one line with and one without memory, and the losses by position."""
-    found = {words: record[name] for name, words in MEASURED.items() if name in record}
-    kept = ("loss", "perplexity", "bits_per_byte", "tokens")
-    shown = {key: record[key] for key in ("run", "checkpoint", "text", "stream")}
-    shown["measured"] = [{"": words} | {key: one[key] for key in kept} for words, one in found.items()]
-    parts = {words: one["loss_by_part"] for words, one in found.items() if "loss_by_part" in one}
+    found = {words: one for name, words in MEASURED.items() if (one := getattr(record, name)) is not None}
+    shown = record.model_dump(include={"run", "checkpoint", "text", "stream"})
+    kept = {"loss", "perplexity", "bits_per_byte", "tokens"}
+    shown["measured"] = [{"": words} | one.model_dump(include=kept) for words, one in found.items()]
+    parts = {words: one.loss_by_part for words, one in found.items() if one.loss_by_part}
     if parts:
-        size = next(iter(found.values()))["part"]
+        size = next(iter(found.values())).part
         count = len(next(iter(parts.values())))
         rows = [
             {"tokens": f"{at * size + 1}-{(at + 1) * size}"}
@@ -104,15 +107,15 @@ def evaluation_text(record: dict) -> str:
     return as_text(shown)
 
 
-def passkey_text(record: dict) -> str:
+def passkey_text(record: "PasskeyRetrieval") -> str:
     """Fraction of passkeys found: one line per length, one column per depth."""
-    shown = {key: record[key] for key in ("run", "checkpoint", "trained_length", "samples")}
+    shown = record.model_dump(include={"run", "checkpoint", "trained_length", "samples"})
     for name, words in MEASURED.items():
-        if name in record:
+        if (cells := getattr(record, name)) is not None:
             lines: dict[int, dict] = {}
-            for one in record[name]:
-                line = lines.setdefault(one["length"], {"tokens": one["tokens"]})
-                line[f"depth {one['depth']:g}"] = f"{one['found']:.0%}"
+            for one in cells:
+                line = lines.setdefault(one.length, {"tokens": one.tokens})
+                line[f"depth {one.depth:g}"] = f"{one.found:.0%}"
             shown[f"found {words}".strip()] = list(lines.values())
     return as_text(shown)
 

@@ -1,10 +1,12 @@
-"""The optional last stage of a run: what `evaluate.after_training` asks for, measured once for the same checkpoint."""
+"""The optional last stage of a run: measures what `evaluate.after_training` names, once per checkpoint."""
 
 import logging
 from pathlib import Path
 from typing import Any
 
+from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
+from infini_llama.tasks.records.evaluation import EvaluationRequest, Evaluations
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import find_checkpoint
 from infini_llama.tasks.runs.run_folder import EvaluationLine
@@ -13,39 +15,44 @@ from infini_llama.tasks.storage.json_lines import read_lines
 
 log = logging.getLogger("infini_llama.evaluate")
 DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
+KINDS = {"perplexity": "evaluate", "passkey": "passkey"}  # of a line in evaluations.jsonl
 
 
-def evaluate_trained(run_dir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """{"perplexity": …, "passkey": …} as `evaluate` and `find_passkeys` give them, as far as `wanted["after_training"]` names them.
-
-    Args:
-        wanted: the section `evaluate` of the configuration.
+def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
+    """The measurements that `config.after_training` names; an earlier result for the same checkpoint and settings is reused.
 
     Raises:
-        ConfigError, DataError: as those functions do.
+        ConfigError, DataError: as `evaluate` and `find_passkeys` do.
     """
-    found = {}
-    for kind in wanted["after_training"]:
-        asked = {name: value for name, value in wanted.items() if name != "after_training"}
-        chosen = find_checkpoint(run_dir, wanted["checkpoint"])
-        asked |= {"checkpoint": chosen.name, "digest": read_manifest(chosen, checkpoints.KIND).digest}
-        if (before := _known(run_dir, kind, asked)) is not None:
-            log.info("%s of %s was measured before", kind, asked["checkpoint"])
+    found: dict[str, Any] = {}
+    for kind in config.after_training:
+        request = _request(run_dir, config)
+        if (before := _measured_before(run_dir, KINDS[kind], request)) is not None:
+            log.info("%s of %s was measured before", kind, request.checkpoint)
             found[kind] = before
             continue
-        log.info("measuring %s of %s", kind, asked["checkpoint"])
+        log.info("measuring %s of %s", kind, request.checkpoint)
         if kind == "perplexity":
-            found[kind] = evaluate(run_dir, asked["checkpoint"], sequences=wanted["sequences"], asked=asked)
+            result = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
         else:
-            lengths, samples = wanted["passkey_lengths"], wanted["passkey_samples"]
-            found[kind] = find_passkeys(run_dir, asked["checkpoint"], lengths, DEPTHS, samples, seed=0, asked=asked)
-    return found
+            lengths, samples = config.passkey_lengths, config.passkey_samples
+            result = find_passkeys(run_dir, request.checkpoint, lengths, DEPTHS, samples, seed=0, request=request)
+        found[kind] = result.to_json()
+    return Evaluations.from_json(found)
 
 
-def _known(run_dir: Path, kind: str, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier command has measured by the same settings on the same checkpoint."""
-    name = {"perplexity": "evaluate", "passkey": "passkey"}[kind]
-    for record in reversed(read_lines(run_dir / RESULTS, EvaluationLine)):
-        if record["kind"] == name and record.get("asked") == asked:
-            return {key: value for key, value in record.items() if key not in ("kind", "measured")}
-    return None
+def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
+    chosen = find_checkpoint(run_dir, config.checkpoint)
+    return EvaluationRequest(
+        checkpoint=chosen.name,
+        digest=read_manifest(chosen, checkpoints.KIND).digest,
+        sequences=config.sequences,
+        passkey_lengths=tuple(config.passkey_lengths),
+        passkey_samples=config.passkey_samples,
+    )
+
+
+def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> Any:
+    """The line of an earlier command with the same request; None if there is none."""
+    lines = reversed(read_lines(run_dir / RESULTS, EvaluationLine))
+    return next((one for one in lines if one["kind"] == kind and one.get("asked") == request.to_json()), None)

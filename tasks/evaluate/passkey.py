@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from random import Random
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, new_key
+from infini_llama.tasks.records.evaluation import PasskeyResult
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens that are read at a time
@@ -93,12 +93,8 @@ def right_tokens(model: Llama, asked: Asked) -> list[bool]:
 
 def passkey(
     model: Llama, tokenizer: Tokenizer, lengths: list[int], depths: list[float], samples: int, seed: int = 0
-) -> list[dict[str, Any]]:
+) -> list[PasskeyResult]:
     """Retrieval at every length and depth, over `samples` numbers each, the same ones for every model.
-
-    Returns:
-        a record a length and depth: {"length", "tokens" (of the longest text), "depth", "distance" in tokens, "segments" of it
-        where there are any, "found": share of numbers, "right_tokens": share of their tokens}.
 
     Raises:
         ConfigError: a length is too short.
@@ -111,17 +107,17 @@ def passkey(
             answers = [right_tokens(model, asked) for asked in texts]
             tokens = [right for answer in answers for right in answer]
             distance = max(asked.distance for asked in texts)
-            record = {
-                "length": length,
-                "tokens": max(asked.length for asked in texts),
-                "depth": depth,
-                "distance": distance,
-            }
-            if model.config.attention != "softmax":
-                record["segments"] = -(-distance // model.config.segment_length)
-            found.append(
-                record | {"found": sum(map(all, answers)) / samples, "right_tokens": sum(tokens) / len(tokens)}
+            has_segments = model.config.attention != "softmax"
+            result = PasskeyResult(
+                length=length,
+                tokens=max(asked.length for asked in texts),
+                depth=depth,
+                distance=distance,
+                segments=-(-distance // model.config.segment_length) if has_segments else None,
+                found=sum(map(all, answers)) / samples,
+                right_tokens=sum(tokens) / len(tokens),
             )
+            found.append(result)
             done = {"done": len(found), "total": len(lengths) * len(depths), "unit": "texts"}
-            log.info("length %d, depth %g: %.0f %%", length, depth, 100 * found[-1]["found"], extra={"progress": done})
+            log.info("length %d, depth %g: %.0f %%", length, depth, 100 * result.found, extra={"progress": done})
     return found

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.sources import sources
 from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.evaluation import TextLoss
 from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")
@@ -34,7 +34,7 @@ class Measured:
     text_bytes: int = 0
     by_place: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
-    def results(self, part: int | None = None) -> dict[str, Any]:
+    def results(self, part: int | None = None) -> TextLoss:
         """Loss in nats per token, perplexity, bits per byte; with `part` also the loss of each part of a sequence, `part` tokens long.
 
         Raises:
@@ -43,18 +43,19 @@ class Measured:
         if not self.targets:
             raise DataError("the text has no token to predict; give more of it.")
         loss = self.nats / self.targets
-        found: dict[str, Any] = {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": self.nats / math.log(2) / max(1, self.text_bytes),
-            "tokens": self.targets,
-            "bytes": self.text_bytes,
-        }
+        by_part = None
         if part:
             nats, counts = (np.add.reduceat(row, range(0, len(row), part)) for row in self.by_place)
-            found["loss_by_part"] = [float(n / c) if c else None for n, c in zip(nats, counts, strict=True)]
-            found["part"] = part
-        return found
+            by_part = tuple(float(n / c) if c else None for n, c in zip(nats, counts, strict=True))
+        return TextLoss(
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            bits_per_byte=self.nats / math.log(2) / max(1, self.text_bytes),
+            tokens=self.targets,
+            bytes=self.text_bytes,
+            loss_by_part=by_part,
+            part=part,
+        )
 
 
 def part_of(model: Llama, length: int) -> int:

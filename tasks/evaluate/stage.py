@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.passkey import passkey
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.evaluation import Evaluated, EvaluationRequest, PasskeyRetrieval, Perplexity
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
 from infini_llama.tasks.runs.run_folder import append_line
@@ -29,8 +30,8 @@ def evaluate(
     split: str = "validation",
     sequences: int | None = None,
     stream: bool = False,
-    asked: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    request: EvaluationRequest | None = None,
+) -> Perplexity:
     """Perplexity and bits per byte of a run's model; for Infini-attention with and without its memory.
 
     Args:
@@ -38,7 +39,7 @@ def evaluate(
         split: train or validation, of the run's dataset.
         sequences: number of sequences of it; None: all.
         stream: read each text as one, in constant state, not in rows of the length that was trained.
-        asked: kept with the result, by which the last stage of a run knows its own again.
+        request: stored with the result, so that the last stage of a run finds it again.
 
     Raises:
         ConfigError: no such run or checkpoint, or a model that cannot stream.
@@ -49,17 +50,20 @@ def evaluate(
     length = lineage.dataset.sequence_length
     if files:
         read = partial(over_texts, model, tokenizer, end_of_text_of(run_dir), list(texts_of(files)), length, stream)
-        about |= {"text": files, "stream": stream}
+        text = tuple(files)
     else:
         dataset = dataset_of(run_dir)
         reader = TokenReader(dataset, lineage.dataset.chunks, split)
         token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
         isolate = lineage.train.get("document_isolation", False)
         read = partial(over_rows, model, reader, token_bytes, sequences, isolate)
-        about |= {"text": f"{split} rows of {dataset.name}", "stream": False}
+        text, stream = f"{split} rows of {dataset.name}", False
     part = None if stream else part_of(model, length)
     measured = with_and_without_memory(model, read)
-    return _kept(run_dir, "evaluate", about | {name: one.results(part) for name, one in measured.items()}, asked)
+    losses = {name: one.results(part) for name, one in measured.items()}
+    result = Perplexity.model_validate(dict(about) | {"text": text, "stream": stream} | losses)
+    _append(run_dir, "evaluate", result, request)
+    return result
 
 
 def find_passkeys(
@@ -69,20 +73,23 @@ def find_passkeys(
     depths: list[float],
     samples: int,
     seed: int,
-    asked: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Passkey retrieval of a run's model, for Infini-attention with its memory and without: {…, "memory": [a record a text]}.
+    request: EvaluationRequest | None = None,
+) -> PasskeyRetrieval:
+    """Passkey retrieval of a run's model; for Infini-attention with and without its memory.
 
     Args:
-        lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 rows as trained.
-        asked: as `evaluate` takes it.
+        lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained.
+        request: as in `evaluate`.
     """
     model, tokenizer, about = _open(run_dir, checkpoint)
     row = lineage_of(run_dir).dataset.sequence_length
     lengths = lengths or [row, 2 * row, 4 * row, 8 * row]
-    about |= {"samples": samples, "seed": seed, "trained_length": row}
     measured = with_and_without_memory(model, lambda: passkey(model, tokenizer, lengths, depths, samples, seed))
-    return _kept(run_dir, "passkey", about | measured, asked)
+    found = {name: tuple(cells) for name, cells in measured.items()}
+    settings = {"samples": samples, "seed": seed, "trained_length": row}
+    result = PasskeyRetrieval.model_validate(dict(about) | settings | found)
+    _append(run_dir, "passkey", result, request)
+    return result
 
 
 def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict[str, Result]:
@@ -97,16 +104,14 @@ def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict
     return found
 
 
-def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, Any]]:
+def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, Evaluated]:
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    about = {"run": run_dir.name, "checkpoint": chosen.name, "step": checkpoints.step_of(chosen), "device": device}
+    about = Evaluated(run=run_dir.name, checkpoint=chosen.name, step=checkpoints.step_of(chosen), device=device)
     return model.to(device), tokenizer, about
 
 
-def _kept(run_dir: Path, kind: str, record: dict[str, Any], asked: dict[str, Any] | None) -> dict[str, Any]:
-    """Adds the record to the run's evaluations, for its page."""
-    line = {"kind": kind, "measured": datetime.now(UTC).isoformat(timespec="seconds")} | record
-    line |= {} if asked is None else {"asked": asked}
-    append_line(run_dir / RESULTS, line)
-    return record
+def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequest | None) -> None:
+    """Add the result to the run's evaluations, for its report."""
+    line = {"kind": kind, "measured": datetime.now(UTC).isoformat(timespec="seconds")} | result.to_json()
+    append_line(run_dir / RESULTS, line if request is None else line | {"asked": request.to_json()})

@@ -1,8 +1,9 @@
 """The model card: README.md of an exported folder."""
 
-from typing import Any
+from collections.abc import Iterable
 
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.export.facts import ModelFacts
 
 USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -12,24 +13,24 @@ inputs = tokenizer("{prompt}", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 
 
-def model_card(facts: dict[str, Any], config: LlamaConfig, dtype: str, beyond: list[str]) -> str:
+def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[str]) -> str:
     """Markdown with the front matter that Hugging Face's hub reads. It states facts of the run, no date and no path."""
     kind = "An Infini-Llama" if config.attention == "infini" else "A Llama"
     tags = ["llama", *(["infini-attention"] if config.attention == "infini" else []), "infini-llama"]
-    prompt = facts["train"]["sample_prompt"].strip().splitlines()[0].replace('"', "'")
+    prompt = facts.sample_prompt.strip().splitlines()[0].replace('"', "'")
     use = USE.format(arguments=", trust_remote_code=True" if beyond else "", prompt=prompt)
     trained = {
-        "steps": f"{facts['step']:,}",
-        "tokens seen": f"{facts['tokens']:,}",
-        "sequence length": f"{facts['sequence_length']:,}",
-        "sequences per step": f"{facts['train']['global_batch_size']:,}",
-        "peak learning rate": f"{facts['train']['learning_rate']:g}",
-        "seed": facts["train"]["seed"],
-        "validation loss": _number(facts["validation_loss"], "nats per token"),
-        "bits per byte": _number(facts["bits_per_byte"], ""),
-        "dataset": f"`{facts['dataset']}`, digest `{facts['dataset_digest']}`",
-        "vocabulary": f"{facts['vocabulary']:,} tokens",
-        "sha256 of the run's weights": f"`{facts['weights_sha256']}`",
+        "steps": f"{facts.step:,}",
+        "tokens seen": f"{facts.tokens:,}",
+        "sequence length": f"{facts.sequence_length:,}",
+        "sequences per step": f"{facts.global_batch_size:,}",
+        "peak learning rate": f"{facts.learning_rate:g}",
+        "seed": facts.seed,
+        "validation loss": _number(facts.validation_loss, "nats per token"),
+        "bits per byte": _number(facts.bits_per_byte, ""),
+        "dataset": f"`{facts.dataset}`, digest `{facts.dataset_digest}`",
+        "vocabulary": f"{facts.vocabulary:,} tokens",
+        "sha256 of the run's weights": f"`{facts.weights_sha256}`",
         "stored as": dtype,
     }
     own_code = (
@@ -45,9 +46,9 @@ tags:
 {_lines(f"- {tag}" for tag in tags)}
 ---
 
-# {facts["run"]}
+# {facts.run}
 
-{kind} of {facts["parameters"]:,} parameters, trained and exported by infini-llama {facts["infini_llama"]}.
+{kind} of {facts.parameters:,} parameters, trained and exported by infini-llama {facts.infini_llama}.
 
 ```python
 {use}
@@ -67,9 +68,9 @@ def _number(value: float | None, unit: str) -> str:
     return "not measured at this step" if value is None else f"{value:.4f} {unit}".strip()
 
 
-def _table(facts: dict[str, Any]) -> str:
-    return "| | |\n|---|---|\n" + _lines(f"| {name} | {value} |" for name, value in facts.items())
+def _table(values: dict[str, str | int]) -> str:
+    return "| | |\n|---|---|\n" + _lines(f"| {name} | {value} |" for name, value in values.items())
 
 
-def _lines(lines: Any) -> str:
+def _lines(lines: Iterable[str]) -> str:
     return "\n".join(lines)

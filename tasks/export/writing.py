@@ -16,6 +16,7 @@ from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.export.card import model_card
 from infini_llama.tasks.export.code import AUTO_MAP, write_code
+from infini_llama.tasks.export.facts import Exported, ModelFacts
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
@@ -26,7 +27,7 @@ INDEX = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_size: str) -> dict[str, Any]:
+def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_size: str) -> Exported:
     """Writes the folder `output`, all of it or nothing; the same run gives the same bytes.
 
     A model that Hugging Face's Llama can express opens with `AutoModelForCausalLM` as it is; any other takes the code along that
@@ -36,9 +37,6 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
         checkpoint: latest, best, or the name of one.
         dtype: of the weights, one of DTYPES; gates stay fp32.
         max_shard_size: of one file, as "5GB" or "200MB".
-
-    Returns:
-        {"path", "run", "step", "parameters", "dtype", "files", "custom_code": why the folder has some, [] where it has none}.
 
     Raises:
         ConfigError: no such run or checkpoint, `output` has something in it, or `max_shard_size` is no size.
@@ -65,44 +63,46 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
-    return {
-        "path": str(output),
-        "run": facts["run"],
-        "step": facts["step"],
-        "parameters": facts["parameters"],
-        "dtype": dtype,
-        "files": files,
-        "custom_code": beyond,
-    }
+    return Exported(
+        path=str(output),
+        run=facts.run,
+        step=facts.step,
+        parameters=facts.parameters,
+        dtype=dtype,
+        files=tuple(files),
+        custom_code=tuple(beyond),
+    )
 
 
-def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: int) -> dict[str, Any]:
-    """What is known of the weights: where they come from, how far they were trained, what they reached."""
+def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: int) -> ModelFacts:
+    """Origin, training and validation loss of the weights."""
     run = RunFolder(run_dir)
     lineage, state = run.require_lineage(), checkpoints.read_state(chosen)
     measured = [
         record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state.step
     ]
-    return {
-        "run": run_dir.name,
-        "step": state.step,
-        "tokens": state.tokens,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "validation_loss": measured[-1]["loss"] if measured else None,
-        "bits_per_byte": measured[-1]["bits_per_byte"] if measured else None,
-        "dataset": Path(lineage.dataset.path).name,
-        "dataset_digest": lineage.dataset.digest,
-        "sequence_length": lineage.dataset.sequence_length,
-        "vocabulary": vocabulary,
-        "weights_sha256": state_hash(model_tensors(model), "model."),
-        "train": lineage.train,
-        "infini_llama": version("infini-llama"),
-    }
+    dataset, train = lineage.dataset, lineage.train
+    return ModelFacts(
+        run=run_dir.name,
+        step=state.step,
+        tokens=state.tokens,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        validation_loss=measured[-1]["loss"] if measured else None,
+        bits_per_byte=measured[-1]["bits_per_byte"] if measured else None,
+        dataset=Path(dataset.path).name,
+        dataset_digest=dataset.digest,
+        sequence_length=dataset.sequence_length,
+        vocabulary=vocabulary,
+        weights_sha256=state_hash(model_tensors(model), "model."),
+        infini_llama=version("infini-llama"),
+        sample_prompt=train["sample_prompt"],
+        global_batch_size=train["global_batch_size"],
+        learning_rate=train["learning_rate"],
+        seed=train["seed"],
+    )
 
 
-def write_weights(
-    weights: dict[str, torch.Tensor], folder: Path, max_shard_size: str, facts: dict[str, Any]
-) -> list[str]:
+def write_weights(weights: dict[str, torch.Tensor], folder: Path, max_shard_size: str, facts: ModelFacts) -> list[str]:
     """safetensors files of at most `max_shard_size` (a larger tensor has a file of its own), with an index where there are several.
 
     Returns:
@@ -112,8 +112,7 @@ def write_weights(
         split = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_size)
     except ValueError:
         raise ConfigError(f"--max-shard-size {max_shard_size} is no size; give for example 5GB or 200MB.") from None
-    names = ("run", "step", "tokens", "dataset", "dataset_digest", "weights_sha256", "infini_llama")
-    about = {"format": "pt"} | {f"infini_llama.{name}": str(facts[name]) for name in names}
+    about = {"format": "pt"} | facts.metadata()
     for file, names_in_file in split.filename_to_tensors.items():
         save_file({name: weights[name] for name in names_in_file}, folder / file, metadata=about)
         order_metadata(folder / file)

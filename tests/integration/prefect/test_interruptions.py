@@ -155,4 +155,4 @@ def test_a_silent_run_is_marked_as_crashed(house):
     finally:
         for pid in flow:
             os.kill(pid, signal.SIGCONT)
-    assert "No sign of life" in json.dumps(ended["state"])
+    assert "No heartbeat" in json.dumps(ended["state"])

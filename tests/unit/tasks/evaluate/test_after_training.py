@@ -5,28 +5,29 @@ import json
 from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.tasks.evaluate.after_training import evaluate_trained
 from infini_llama.tasks.evaluate.stage import RESULTS, evaluate
+from infini_llama.tasks.records.evaluation import Evaluations
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
 
-def settings(**keys) -> dict:
-    return EvaluationConfig.model_validate(keys).model_dump(mode="json")
+def settings(**keys) -> EvaluationConfig:
+    return EvaluationConfig.model_validate(keys)
 
 
 def test_each_measurement_is_taken_once_for_its_settings(run_of):
     folder, _ = run_of("measured", **INFINI)
-    assert evaluate_trained(folder, settings()) == {}
+    assert evaluate_trained(folder, settings()) == Evaluations()
     wanted = settings(
         after_training=["perplexity", "passkey"], sequences=3, passkey_lengths=[300, 400], passkey_samples=2
     )
     first = evaluate_trained(folder, wanted)
-    assert first["perplexity"]["memory"] == evaluate(folder, sequences=3)["memory"]
-    assert {record["tokens"] for record in first["passkey"]["memory"]} <= set(range(167, 401))
+    assert first.perplexity.memory == evaluate(folder, sequences=3).memory
+    assert {result.tokens for result in first.passkey.memory} <= set(range(167, 401))
     before = (folder / RESULTS).read_text()
     again = evaluate_trained(folder, wanted)
     assert (folder / RESULTS).read_text() == before, "measured again"
-    assert {name: again["perplexity"][name] for name in first["perplexity"]} == first["perplexity"]
-    evaluate_trained(folder, wanted | {"sequences": 4})
+    assert again.perplexity == first.perplexity
+    evaluate_trained(folder, wanted.model_copy(update={"sequences": 4}))
     assert (folder / RESULTS).read_text() != before
     (folder / RESULTS).write_text(before + '{"kind": "eval')  # a kill in the middle of a line
     assert evaluate_trained(folder, wanted) == again

@@ -67,14 +67,14 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
     folder, _ = run_of(**INFINI)
     record = find_passkeys(folder, "latest", [300, 600], [0.0, 1.0], samples=2, seed=3)
     for name in ("memory", "no_memory"):
-        assert [(one["length"], one["depth"]) for one in record[name]] == [
+        assert [(one.length, one.depth) for one in getattr(record, name)] == [
             (300, 0.0),
             (300, 1.0),
             (600, 0.0),
             (600, 1.0),
         ]
-        assert all(one["tokens"] <= one["length"] and one["found"] == 0 for one in record[name])
-        assert record[name][0]["segments"] > 0 == record[name][1]["segments"]
+        assert all(one.tokens <= one.length and one.found == 0 for one in getattr(record, name))
+        assert getattr(record, name)[0].segments > 0 == getattr(record, name)[1].segments
     write_report(folder)
     assert "Passkey" in read_page((folder / "report.html").read_text()).text
 
@@ -85,7 +85,7 @@ def test_shares_are_those_of_the_samples(run_of, monkeypatch):
     answers = iter([[True, True], [True, False], [True, True], [False, False]])
     monkeypatch.setattr(module, "right_tokens", lambda model, asked: next(answers))
     (record,) = passkey(model, tokenizer, [300], [0.5], samples=4)
-    assert (record["found"], record["right_tokens"]) == (0.5, 5 / 8)
+    assert (record.found, record.right_tokens) == (0.5, 5 / 8)
 
 
 def test_texts_are_made_the_same_each_time():

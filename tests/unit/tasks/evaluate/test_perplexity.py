@@ -23,25 +23,25 @@ def test_rows_cost_what_training_says_they_cost(run_of, ranks):
     folder, model = run_of()
     dataset, chunks = dataset_of(folder), lineage_of(folder)["dataset"]["chunks"]
     reader, token_bytes = TokenReader(dataset, chunks, "validation"), np.load(dataset / "token_bytes.npy")
-    found = evaluate(folder, sequences=5)["model"]
+    found = evaluate(folder, sequences=5).model
     said = ValidationSet(reader, token_bytes, 5, 2).measure(
         LossModule(model), ranks, torch.autocast("cpu", enabled=False)
     )
-    assert found["tokens"] == said.tokens == 5 * 16
-    assert found["loss"] == pytest.approx(said.loss, rel=1e-5)
-    assert found["bits_per_byte"] == pytest.approx(said.bits_per_byte, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-    assert evaluate(folder)["model"]["tokens"] == len(reader) * 16
+    assert found.tokens == said.tokens == 5 * 16
+    assert found.loss == pytest.approx(said.loss, rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(said.bits_per_byte, rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(found.loss))
+    assert evaluate(folder).model.tokens == len(reader) * 16
 
 
 def test_memory_is_read_behind_the_first_segment_alone(run_of):
     folder, _ = run_of(**INFINI)
     found = evaluate(folder, sequences=6)
-    with_it, without = (found[name]["loss_by_part"] for name in ("memory", "no_memory"))
-    assert found["memory"]["part"] == 4 and len(with_it) == 4
+    with_it, without = (getattr(found, name).loss_by_part for name in ("memory", "no_memory"))
+    assert found.memory.part == 4 and len(with_it) == 4
     assert with_it[0] == pytest.approx(without[0], rel=1e-6)
     assert all(abs(a - b) > 1e-4 for a, b in zip(with_it[1:], without[1:], strict=True))
-    assert np.mean(with_it) == pytest.approx(found["memory"]["loss"])
+    assert np.mean(with_it) == pytest.approx(found.memory.loss)
 
 
 def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
@@ -54,14 +54,14 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     with torch.no_grad():
         whole = torch.nn.functional.cross_entropy(model(torch.tensor([ids[:-1]]))[0], torch.tensor(ids[1:]))
     monkeypatch.setattr(perplexity, "PIECE", 7)
-    streamed = evaluate(folder, files=[str(text)], stream=True)["memory"]
-    assert streamed["loss"] == pytest.approx(whole.item(), rel=1e-4)
-    assert streamed["tokens"] == len(ids) - 1 and streamed["bytes"] == len(text.read_bytes())
-    assert streamed["bits_per_byte"] == pytest.approx(
-        whole.item() * (len(ids) - 1) / math.log(2) / streamed["bytes"], rel=1e-4
+    streamed = evaluate(folder, files=[str(text)], stream=True).memory
+    assert streamed.loss == pytest.approx(whole.item(), rel=1e-4)
+    assert streamed.tokens == len(ids) - 1 and streamed.bytes == len(text.read_bytes())
+    assert streamed.bits_per_byte == pytest.approx(
+        whole.item() * (len(ids) - 1) / math.log(2) / streamed.bytes, rel=1e-4
     )
-    in_rows = evaluate(folder, files=[str(text)])["memory"]
-    assert in_rows["tokens"] == streamed["tokens"] and abs(in_rows["loss"] - streamed["loss"]) > 1e-4
+    in_rows = evaluate(folder, files=[str(text)]).memory
+    assert in_rows.tokens == streamed.tokens and abs(in_rows.loss - streamed.loss) > 1e-4
     one_row = model(torch.tensor([ids[:16]]))[0].log_softmax(-1)[torch.arange(16), torch.tensor(ids[1:17])]
     found = perplexity.over_text(model, ids[:17], 1, 16)
     assert found.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
@@ -85,6 +85,6 @@ def test_what_was_measured_stands_on_the_page_of_the_run(run_of, read_page):
     folder, _ = run_of(**INFINI)
     record = evaluate(folder, sequences=2)
     line = json.loads((folder / "evaluations.jsonl").read_text())
-    assert line["kind"] == "evaluate" and line["memory"] == record["memory"]
+    assert line["kind"] == "evaluate" and line["memory"] == record.to_json()["memory"]
     write_report(folder)
-    assert f"{record['no_memory']['perplexity']:.4g}" in read_page((folder / "report.html").read_text()).text
+    assert f"{record.no_memory.perplexity:.4g}" in read_page((folder / "report.html").read_text()).text

@@ -46,7 +46,7 @@ def ours(model, prompt, length, end=0):
 def test_a_softmax_model_opens_without_our_code(run_of, tmp_path, tied, kv_heads):
     run, model = run_of(tie_word_embeddings=tied, num_key_value_heads=kv_heads, rope_theta=500.0)
     record = exported(run, tmp_path / "out")
-    assert record["custom_code"] == [] and not list((tmp_path / "out").glob("*.py"))
+    assert record.custom_code == () and not list((tmp_path / "out").glob("*.py"))
     theirs = opened(tmp_path / "out")
     assert type(theirs).__name__ == "LlamaForCausalLM" and theirs.dtype == torch.float32
     ids = torch.randint(0, 300, (3, 40))
@@ -60,7 +60,7 @@ def test_a_softmax_model_opens_without_our_code(run_of, tmp_path, tied, kv_heads
 def test_an_infini_model_opens_with_the_code_it_carries(run_of, tmp_path, tied):
     run, model = run_of(attention="infini", tie_word_embeddings=tied)
     record = exported(run, tmp_path / "out")
-    assert record["custom_code"] == ["attention=infini"]
+    assert record.custom_code == ("attention=infini",)
     theirs = opened(tmp_path / "out", trust_remote_code=True)
     assert type(theirs).__module__.startswith("transformers_modules.")
     assert theirs._llama.__module__.startswith("transformers_modules."), "the code of the folder, not the installed one"
@@ -95,7 +95,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 )
 def test_what_their_llama_can_express_opens_without_our_code(run_of, tmp_path, changes):
     run, model = run_of(**changes)
-    assert exported(run, tmp_path / "out")["custom_code"] == []
+    assert exported(run, tmp_path / "out").custom_code == ()
     theirs = opened(tmp_path / "out")
     ids = torch.randint(0, 300, (2, 100))
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_what_their_llama_can_express_opens_without_our_code(run_of, tmp_path, c
 )
 def test_what_their_llama_cannot_express_takes_the_code_along(run_of, tmp_path, changes):
     run, model = run_of(**changes)
-    assert exported(run, tmp_path / "out")["custom_code"]
+    assert exported(run, tmp_path / "out").custom_code
     theirs = opened(tmp_path / "out", trust_remote_code=True)
     ids = torch.randint(0, 300, (2, 100))
     with torch.no_grad():
@@ -172,9 +172,9 @@ def test_shards_with_an_index_hold_every_tensor_once(run_of, tmp_path):
     run, model = run_of(attention="infini")
     record = exported(run, tmp_path / "out", max_shard_size="20KB")
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
-    assert len(record["files"]) > 3 and set(index["weight_map"].values()) == set(record["files"])
+    assert len(record.files) > 3 and set(index["weight_map"].values()) == set(record.files)
     found = {}
-    for file in record["files"]:
+    for file in record.files:
         with safe_open(tmp_path / "out" / file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (no dict)
                 assert index["weight_map"][name] == file and name not in found
@@ -308,4 +308,4 @@ def test_a_checkpoint_under_another_number_is_not_exported(run_of, tmp_path):
     shutil.copytree(folder / "step-00000007", folder / "step-00000016")
     with pytest.raises(Damaged, match="step-00000016"):
         exported(run, tmp_path / "copy", checkpoint="step-00000016")
-    assert exported(run, tmp_path / "latest")["step"] == 7
+    assert exported(run, tmp_path / "latest").step == 7

@@ -1,0 +1,104 @@
+"""What evaluate and passkey measure of a trained model."""
+
+from typing import Any
+
+from pydantic import ConfigDict
+
+from infini_llama.tasks.records.record import Record
+
+
+class TextLoss(Record):
+    """How well a model predicts a text.
+
+    Attributes:
+        loss: nats per token.
+        loss_by_part: loss of each part of a sequence, `part` tokens long; None for a part without targets.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    bytes: int
+    loss_by_part: tuple[float | None, ...] | None = None
+    part: int | None = None
+
+
+class PasskeyResult(Record):
+    """Retrieval at one length and depth.
+
+    Attributes:
+        length: as requested; tokens: of the longest text.
+        distance: tokens between the number and the question; segments: the same in segments.
+        found: fraction of numbers; right_tokens: fraction of their tokens.
+    """
+
+    length: int
+    tokens: int
+    depth: float
+    distance: int
+    segments: int | None = None
+    found: float
+    right_tokens: float
+
+
+class Evaluated(Record):
+    """The model that was measured. device: cpu or cuda."""
+
+    run: str
+    checkpoint: str
+    step: int
+    device: str
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields, without those that have no value."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class Perplexity(Evaluated):
+    """Losses over a text: of the model, or with and without Infini-attention's memory.
+
+    Attributes:
+        text: files, or a description of the dataset's split.
+        stream: each text was read as one, in constant state.
+    """
+
+    text: str | tuple[str, ...]
+    stream: bool
+    model: TextLoss | None = None
+    memory: TextLoss | None = None
+    no_memory: TextLoss | None = None
+
+
+class PasskeyRetrieval(Evaluated):
+    """Passkey retrieval: of the model, or with and without Infini-attention's memory. trained_length: tokens per sequence."""
+
+    samples: int
+    seed: int
+    trained_length: int
+    model: tuple[PasskeyResult, ...] | None = None
+    memory: tuple[PasskeyResult, ...] | None = None
+    no_memory: tuple[PasskeyResult, ...] | None = None
+
+
+class EvaluationRequest(Record):
+    """Identifies a measurement at the end of a run, so that it is taken once. digest: of the checkpoint."""
+
+    checkpoint: str
+    digest: str
+    sequences: int | None
+    passkey_lengths: tuple[int, ...]
+    passkey_samples: int
+
+
+class Evaluations(Record):
+    """Results of evaluate.after_training."""
+
+    perplexity: Perplexity | None = None
+    passkey: PasskeyRetrieval | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields, without those that have no value."""
+        return self.model_dump(mode="json", exclude_none=True)
