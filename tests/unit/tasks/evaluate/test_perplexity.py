@@ -21,7 +21,7 @@ INFINI = {"attention": "infini", "segment_length": 4}
 
 def test_rows_cost_what_training_says_they_cost(run_of, ranks):
     folder, model = run_of()
-    dataset, chunks = dataset_of(folder), lineage_of(folder)["dataset"]["chunks"]
+    dataset, chunks = dataset_of(folder), lineage_of(folder).dataset.chunks
     reader, token_bytes = TokenReader(dataset, chunks, "validation"), np.load(dataset / "token_bytes.npy")
     found = evaluate(folder, sequences=5).model
     said = ValidationSet(reader, token_bytes, 5, 2).measure(

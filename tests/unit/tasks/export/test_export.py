@@ -228,7 +228,7 @@ def test_the_files_say_where_the_weights_come_from(run_of, tmp_path):
     assert card.startswith("---\nlibrary_name: transformers\n")
     for fact in (
         "# told",
-        f"{record['parameters']:,}",
+        f"{record.parameters:,}",
         "3,584",
         "5.5000 nats",
         "2.2500",
