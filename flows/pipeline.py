@@ -64,9 +64,7 @@ def verify_and_train(settings: dict, reference: DatasetRef) -> dict:
     with mirrored(settings, reference):
         while True:
             try:
-                summary = train(
-                    config, reference, environment, invocation, report.verify_on_read, launcher
-                ).to_json()
+                summary = train(config, reference, environment, invocation, report.verify_on_read, launcher).to_json()
                 break
             except Exception as error:
                 delay = retries.delay_after(error)

@@ -75,7 +75,7 @@ class Listener:
                 caller, _ = self.socket.accept()
                 with caller:
                     caller.sendall(self.greeting)
-            except OSError:  # nobody came within half a second, or somebody left at once
+            except OSError:  # no connection within half a second, or it was closed at once
                 continue
 
 

@@ -63,7 +63,7 @@ def attach(attempt_dir: Path, section: KubernetesConfig) -> "KubernetesJob | Non
         section: environment.kubernetes, whose context reaches the cluster where the record names none.
 
     Raises:
-        TrainFailed: the API server does not answer, so that nobody knows.
+        TrainFailed: the API server does not answer, so the state is unknown.
     """
     known = read_job(attempt_dir)
     place = connect(known["context"] or section.context, known["namespace"], known["name"])

@@ -29,7 +29,7 @@ class Leader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease, self.expired, self.every, self.clock = lease, expired, every, clock
-        self.found: str | None = None  # what the thread has read last; None: nobody leads
+        self.found: str | None = None  # what the thread has read last; None: there is no leader
         self.known = False
         # What was found at the last question, the seconds since that was new, and when the question was:
         self.seen: str | None = None

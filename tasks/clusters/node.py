@@ -168,7 +168,7 @@ def take_part(order_path: Path, requested: NodeSettings, leader: Leader | None) 
         if records.word(attempt_dir).get("state") == "over":
             raise Over
         if leader is not None and not leader.lives:
-            log.warning("the leader gives no sign of life any more")
+            log.warning("the leader sends no heartbeat any more")
             raise Over
 
     try:

@@ -1,4 +1,4 @@
-"""The signs of life of a machine's ranks in one file, which other machines read instead of a file for each rank.
+"""The heartbeats of a machine's ranks in one file, which other machines read instead of a file for each rank.
 
 A rank overwrites its sign in place, several times a step: on its own machine that is seen at once, on another one of a network
 filesystem only when its cache is written back. This file is replaced as a whole, which is seen everywhere, and once a second.

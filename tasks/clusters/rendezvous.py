@@ -17,7 +17,7 @@ from infini_llama.tasks.train.launch import Torchrun
 
 log = logging.getLogger("infini_llama.nodes")
 POLL_SECONDS = 0.2
-PATIENCE = 5.0  # seconds before the first complaint that somebody is not there yet
+PATIENCE = 5.0  # seconds before the first warning about nodes that are missing
 ENDING = 30.0  # seconds that the nodes get to end their workers
 BIND_SECONDS = 30.0  # that an earlier attempt's torchrun may still hold the port
 
@@ -60,7 +60,7 @@ def gather(attempt_dir: Path, order: dict, requested: dict, each_poll: Callable[
     Raises:
         ConfigError: the nodes are not the same; a sentence for each difference.
         DataError: the dataset is not here, or not there.
-        PipelineError: somebody did not come, or cannot reach this node; another attempt may succeed.
+        PipelineError: a node is missing, or cannot reach this node; another attempt may succeed.
     """
     nnodes, patience = requested["nnodes"], order["config"]["environment"]["join_timeout"]
     try:
@@ -124,7 +124,7 @@ def _await_all(place: Place, patience: float, each_poll: Callable[[], None]) -> 
 
 
 def _lacking(place: Place, there: dict[int, dict]) -> list[str]:
-    """A sentence for each node that is not ready, of those that nobody has heard of one for all."""
+    """A sentence for each node that is not ready; one for all nodes without any record."""
     run = place.attempt_dir.parents[1]
     absent = [str(node) for node, record in there.items() if not record]
     found = [record["sentence"] for record in there.values() if record.get("state") == "unreachable"]

@@ -65,7 +65,7 @@ def name_of(attempt_dir: Path) -> str:
 
 
 def start(attempt_dir: Path, section: SlurmConfig, plan: EnvironmentPlan, grace_period: float) -> "SlurmJob":
-    """Submits the job of an attempt. Its name is on record before, so that a job whose number nobody wrote down is found.
+    """Submits the job of an attempt. Its name is on record before, so that a job without a recorded number is found.
 
     Raises:
         ConfigError: Slurm refuses it, or is not there.
@@ -124,7 +124,7 @@ def attach(attempt_dir: Path) -> "SlurmJob | None":
     """The job of an attempt, living or ended; None where it was never submitted.
 
     Raises:
-        TrainFailed: the controller does not answer, so that nobody knows.
+        TrainFailed: the controller does not answer, so the state is unknown.
     """
     known = read_job(attempt_dir)
     try:
@@ -218,7 +218,7 @@ def state_of(number: int) -> tuple[str, int]:
     """A job's state and exit code, from the controller, and from the accounting once that has forgotten it.
 
     Returns:
-        state: of RUNNING or OVER, COMPLETED where nobody remembers the job; code: negative for a signal.
+        state: of RUNNING or OVER, COMPLETED if Slurm has no record of the job; code: negative for a signal.
 
     Raises:
         Unanswered: neither answers, or not in a form that is known.

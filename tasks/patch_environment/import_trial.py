@@ -29,7 +29,7 @@ def fault_of_package(name: str) -> str | None:
 
 
 def fault_of_login() -> str | None:
-    """W&B waits for nobody who could type a key."""
+    """W&B must not wait for a key to be typed."""
     wandb = importlib.import_module("wandb")
     with suppress(Exception):  # other versions of W&B may answer otherwise; then its own init decides
         if wandb.setup().settings.mode in ("online", "shared") and not wandb.api.api_key:

@@ -1,1 +1,1 @@
-"""What lies in the home folder, and what of it nobody needs. Imports no torch."""
+"""Run directories on disk: layout, checkpoints, records, garbage collection. Only `load` and `generation` import torch."""

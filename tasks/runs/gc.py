@@ -1,6 +1,6 @@
 """What killed builds, rollbacks and old checkpoints leave behind: listed first, removed on demand, never what a run resumes from.
 
-Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free belongs to nobody.
+Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free is unused.
 """
 
 import logging
@@ -48,7 +48,7 @@ class Leftover:
 
 
 def leftovers(home: Path, rules: Rules) -> list[Leftover]:
-    """Everything that these rules let go, whether or not somebody is at work there now.
+    """Everything that these rules let go, whether or not a process uses it now.
 
     Raises:
         Damaged: a run's lineage.json cannot be read, so nothing says what that run needs.
@@ -116,7 +116,7 @@ def _older(path: Path, moment: float) -> bool:
 
 
 def collect(home: Path, rules: Rules, yes: bool) -> dict[str, Any]:
-    """Lists what may go and, with `yes`, removes it; what belongs to somebody at work is kept.
+    """Lists what may go and, with `yes`, removes it; what a running process uses is kept.
 
     Returns:
         {"removed": whether it is gone, "bytes": of all, "files": [{"path", "kind", "bytes"}], "in_use": [{"path", "by"}]}.

@@ -1,4 +1,4 @@
-"""Every run below home, in a line each."""
+"""Every run below home, one line per run."""
 
 import logging
 from pathlib import Path

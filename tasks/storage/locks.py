@@ -12,7 +12,7 @@ from infini_llama.configs.errors import PipelineError
 
 
 class Busy(PipelineError):
-    """Somebody else holds the lock; the message says who."""
+    """Another process holds the lock; the message names it."""
 
 
 class Lock:
@@ -64,7 +64,7 @@ class Lock:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who holds the lock, for people; None where nobody does. A newcomer at this very moment is turned away once."""
+    """Who holds the lock, for people; None if it is free. A newcomer at this very moment is turned away once."""
     if not path.exists():
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

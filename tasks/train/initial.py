@@ -24,7 +24,7 @@ FREE = {
     "max_position_embeddings",
     "vocab_size",  # checked by the tokens, since tables are often larger than the vocabulary
 }
-# May differ as well, to lengthen what a model reads; said aloud, since it changes what the weights compute.
+# May differ as well, to lengthen what a model reads; logged as a warning, since it changes what the weights compute.
 ANNOUNCED = {"rope_theta", "rope_scaling"}
 
 

@@ -53,7 +53,7 @@ def spawn(
     Args:
         env: on top of this process's own.
         lock_fds: the run's lock, the first one, travels as standard input, the one descriptor that torchrun hands on to its workers:
-            while any of them lives, nobody else can take the run. The others are torchrun's, which outlives its workers.
+            while any of them lives, no other command can take the run. The others are torchrun's, which outlives its workers.
         new_session: so that no terminal's Ctrl-C reaches it.
     """
     environment = (

@@ -26,7 +26,7 @@ class Hung(Exception):
 
 @dataclass
 class Watch:
-    """Learns how long each phase takes from the ranks' signs of life, and says when one takes too long.
+    """Learns how long each phase takes from the ranks' heartbeats, and reports when one takes too long.
 
     How long a rank has been silent is counted from when its last sign was seen here: ranks may be on other machines, whose clocks
     have nothing to do with this one's. Only two signs of one rank are compared by the times in them.
@@ -114,7 +114,7 @@ class Watch:
         if not overdue:
             return None
         if silent := [rank for rank in range(self.processes) if rank not in self.seen]:
-            return f"rank {', '.join(map(str, silent))} has not given a sign of life since the attempt started"
+            return f"rank {', '.join(map(str, silent))} has sent no heartbeat since the attempt started"
         behind = self._behind(beats)
         step, phase, _ = beats[behind]
         stopped = " (the process is stopped)" if self._is_stopped(behind) else ""

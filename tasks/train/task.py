@@ -72,7 +72,7 @@ def with_retries(retries: Retries) -> Task:
 
 
 def _raise_if_suspended() -> None:
-    """Somebody has pressed Suspend, which Prefect itself would only notice between two tasks."""
+    """Suspend was pressed, which Prefect itself would only notice between two tasks."""
     if (context := FlowRunContext.get()) is not None:
         context.flow_run_suspension_request.raise_if_requested()
 

@@ -1,4 +1,4 @@
-"""The variables by which workers find each other, where nobody set them."""
+"""Rendezvous variables, where the environment does not set them."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ def apply() -> None:
     """Makes a worker that was started by hand the only one of its run; what torchrun set stays.
 
     Raises:
-        ConfigError: only some are set and say that there are others, whom nobody can find.
+        ConfigError: only some are set, for a world size above 1, so the other workers cannot be found.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", *MEETING) if name not in os.environ]
     if missing and os.environ.get("WORLD_SIZE", "1") != "1":

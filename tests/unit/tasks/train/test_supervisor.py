@@ -116,7 +116,7 @@ def test_a_rank_that_never_spoke_is_named_when_the_others_wait(tmp_path, clock):
     watch = Watch(tmp_path, 3, patience=5.0, longest={"compute": 1.0}, clock=clock)
     watch.hung()
     clock.passes(100.0, watch)
-    assert "rank 1, 2 has not given a sign of life" in watch.hung()
+    assert "rank 1, 2 has sent no heartbeat" in watch.hung()
 
 
 def test_a_look_that_takes_seconds_is_no_absence(watch, clock, tmp_path, monkeypatch):
