@@ -125,7 +125,7 @@ def test_help_answers_at_once(tmp_path):
         (["passkey", "."], 64, "is no run folder (it has no lineage.json)"),
         (["passkey", "x", "--depths", "2"], 64, "2 must be from 0 to 1"),
         (["compare", "."], 64, "compare was given 1 run(s); name between 2 and 8"),
-        (["gc", "--keep-checkpoints", "1"], 64, "1 must be at least 2, so that a damaged one has a predecessor"),
+        (["gc", "--keep-checkpoints", "1"], 64, "--keep-checkpoints: 1 must be at least 2"),
         (["report", "."], 64, "is no run folder (it has no lineage.json)"),
         (["inspect", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
         (["generate", "nowhere", "--prompt", "x"], 64, "'nowhere' is neither a folder nor the name of one"),
@@ -138,7 +138,7 @@ def test_help_answers_at_once(tmp_path):
         (["run"], 64, "the following arguments are required: CONFIG"),
         (["run", "run.yaml", "--fast"], 64, "unrecognized arguments: --fast"),
         (["inspect", "x", "a=b"], 64, "unrecognized arguments: a=b"),
-        (["nonsense"], 64, "invalid choice: 'nonsense'"),
+        (["nonsense"], 64, "unknown command 'nonsense'"),
     ],
 )
 def test_wrong_input_gets_a_sentence_and_its_code(texts, words, code, sentence):

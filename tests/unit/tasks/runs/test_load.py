@@ -24,13 +24,13 @@ def copied(checkpoint: Path, target: Path) -> None:
     commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {}, content={"step": step})
 
 
-@pytest.mark.parametrize("part", ["verify", "load"])
+@pytest.mark.parametrize("part", ["verify", "load_tensors"])
 def test_a_checkpoint_that_is_pruned_while_it_is_read_is_not_the_answer(run_of, monkeypatch, part):
     run, _ = run_of()
     (older,) = (run / "checkpoints").glob("step-*")
     newer = older.with_name(f"step-{int(older.name.removeprefix('step-')) + 1:08d}")
     copied(older, newer)
-    module = checkpoints if part == "verify" else load.tensors_of
+    module = checkpoints if part == "verify" else load
     read = getattr(module, part)
 
     def pruned_before(folder, *rest, **options):

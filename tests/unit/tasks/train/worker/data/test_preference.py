@@ -95,7 +95,7 @@ def test_any_split_into_batches_gives_the_same_rows(seed, weights, first, cuts):
 
 def test_weights_of_sources_stay_exact():
     reader = Rows([9] * 100, [9] * 100 + [500] * 10, strategy="padded")
-    border = reader.sources[0]["rows"]
+    border = reader.sources[0].rows
     weights = {"s0": 3.0, "s1": 1.0}
     of = TrainBatches(reader, 7, 400, 4, 0, 1, weights=weights, prefer_long=2.0)
     for step in range(4):
