@@ -20,7 +20,7 @@ LLAMA_CPP = {
 
 
 def run(folder: Path, *arguments: str) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     environment.pop("INFINI_LLAMA_HOME", None)  # the pages mean ./workspace
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False

@@ -117,12 +117,12 @@ def not_finite(steps: range, rows_of_step: bool = False) -> str:
                 tokens[:] = -7  # a sign that the model below turns into a loss that is not finite
             return tokens
         module.TokenReader.gather = poisoned
-        import infini_llama.model.llama
-        loss = model.llama.Llama.loss
+        from infini_llama.model.llama import Llama
+        loss = Llama.loss
         def of_poison(self, inputs, labels, *rest):
             value, count = loss(self, inputs.clamp_min(0), labels.clamp_min(0), *rest)
             return (value * float("nan") if (inputs == -7).any() else value), count
-        model.llama.Llama.loss = of_poison
+        Llama.loss = of_poison
     """
 
 
