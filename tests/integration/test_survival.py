@@ -160,7 +160,7 @@ def test_too_many_of_them_go_back_and_leave_the_samples_out(lab, uninterrupted, 
     first, second = attempts(lab, "diverges")
     assert (first["code"], second["kind"], second["from_step"]) == (72, "done", 20)
     lineage = json.loads((lab.run_dir("diverges") / "lineage.json").read_text())
-    assert lineage["left_out"] == [{"first": 20 * 32, "end": 28 * 32}]
+    assert lineage["skipped_samples"] == [{"first": 20 * 32, "end": 28 * 32}]
     assert summary["updates_left_out"] == 4, "after the window the rest of the bad samples are left out one by one"
     assert summary["steps"] == 60
 
