@@ -187,8 +187,21 @@ def _csv(stream: IO[bytes], text_column: str) -> Records:
 def _parquet(stream: IO[bytes], text_column: str) -> Records:
     with _seekable(stream) as file:
         table = pyarrow.parquet.ParquetFile(file)
+        _refuse_concatenated(file, table.metadata)
         named_column(table.schema_arrow.names, text_column)
         yield from _batches(table.iter_batches(batch_size=256, columns=[text_column]), text_column)
+
+
+def _refuse_concatenated(file: IO[bytes], metadata: pyarrow.parquet.FileMetaData) -> None:
+    """Raise Unreadable for several parquet files behind one another: the last footer's offsets would give the first file's rows."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    ends = [(c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns]
+    start = max(ends, default=len(b"PAR1"))
+    footer = file.seek(0, os.SEEK_END) - 8 - metadata.serialized_size
+    file.seek(min(start, footer))
+    if b"PAR1PAR1" in file.read(max(0, footer - start)):  # of one file's end and the next one's start
+        raise Unreadable("holds several parquet files behind one another; give each as a file of its own")
 
 
 def _arrow(stream: IO[bytes], text_column: str) -> Records:

@@ -149,6 +149,7 @@ RUINED = {
     "cut.jsonl.xz": (lzma.compress(b'{"text": "good"}\n' * 1000)[:-20], r"is damaged"),
     "no.jsonl.zst": (b"this is no zstd", r"is damaged"),
     "cut.parquet": (encoded("parquet", TEXTS)[:-20], r"is damaged"),
+    "twice.parquet": (encoded("parquet", TEXTS) * 2, r"holds several parquet files"),
     "cut.arrow": (encoded("arrow", TEXTS)[:-150], r"is damaged"),
     "latin.txt": (b"caf\xe9", r"is not UTF-8 \(byte 3: 0xe9\)"),
 }
