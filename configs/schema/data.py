@@ -52,9 +52,9 @@ class TextConfig(Section):
     files: list[str] = Field(
         default_factory=list,
         title="Files",
-        description="Paths, folders or globs (** for any depth), relative to the working directory. txt, md, rst and py files are"
-        " one document each; json, jsonl, csv, parquet and arrow files have one document per record. All may be "
-        "compressed with gz, xz or zst.",
+        description="Paths, folders or globs (** for any depth), relative to the working directory, or the same as URLs (s3://, gs://, "
+        "hf://, https://). txt, md, rst and py files are one document each; json, jsonl, csv, parquet and arrow files have one "
+        "document per record; a tar file has the documents of the files in it. All may be compressed with gz, xz, zst or bz2.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     validation_files: list[str] = Field(
@@ -77,6 +77,14 @@ class TextConfig(Section):
         description="Configuration of the dataset, if it has several.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
+    revision: str | None = Field(
+        default=None,
+        title="Dataset revision",
+        description="Branch, tag or commit of data.dataset on the Hugging Face Hub. Default: its main branch. The manifest records "
+        "the commit that was read.",
+        min_length=1,
+        json_schema_extra=on_resume(Resume.FIXED),
+    )
     dataset_split: str = Field(
         default="train",
         title="Dataset split",
@@ -93,8 +101,8 @@ class TextConfig(Section):
     streaming: bool = Field(
         default=False,
         title="Streaming",
-        description="Read data.dataset without a local copy. The dataset is the same, but every `run`, also a resume, reads all "
-        "of it again to check for changes; `train --dataset` does not.",
+        description="Read data.dataset without a local copy. The dataset is the same. What the commit of a Hub dataset contains is "
+        "remembered. Any other one is read again by every `run`, also a resume, to check for changes; `train --dataset` does not.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     passkey: PasskeyConfig = Field(
@@ -111,7 +119,7 @@ class TextConfig(Section):
         default="auto",
         title="Format",
         description="Format of the files, whatever their names are. auto: by file name. The compression is always taken from the "
-        "name.",
+        "name. Of a tar file, it selects the files in it.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
 

@@ -62,7 +62,7 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     if output.exists():
         raise ConfigError(f"{output} exists already; name another file, or remove it.")
     found = sources(TextConfig(files=files))[0]
-    size = sum(source.path.stat().st_size for source in found)
+    size = sum(source.size() for source in found)
     facts = probe(home)
     device = "gpu" if facts.gpus else "cpu"
     hidden, inner, layers, length, batch, micro, rate, millions = SIZES[device]

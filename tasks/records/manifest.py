@@ -144,7 +144,11 @@ class EngineChoice(Record):
 
 
 class Provenance(MetaRecord):
-    """Where text came from. Which fields are given depends on `source`; `weight` and `name` only within `sources`."""
+    """Where text came from. Which fields are given depends on `source`; `weight` and `name` only within `sources`.
+
+    Attributes:
+        revision: commit of a Hub dataset, or what was requested where the Hub was not reached.
+    """
 
     name: str = ""
     source: str = ""
@@ -153,6 +157,7 @@ class Provenance(MetaRecord):
     dataset: str = ""
     dataset_config: str | None = None
     dataset_split: str = ""
+    revision: str | None = None
     validation_split: str | None = None
     documents: int = 0
     repetitions: int = 0

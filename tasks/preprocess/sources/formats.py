@@ -1,35 +1,44 @@
 """One file of any known format as texts, in order and in bounded memory."""
 
+import bz2
 import csv
 import gzip
 import io
 import json
 import lzma
-import os
-import shutil
-import tempfile
+import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from infini_llama.tasks.preprocess.sources import texts as records
-from infini_llama.tasks.preprocess.sources.json_lines import lines
-from infini_llama.tasks.preprocess.sources.texts import Fault, Records, Unreadable, as_text, cut, pieces, text_of
+from infini_llama.tasks.preprocess.sources.columnar import (
+    arrow_rows,
+    named_column,
+    parquet_rows,
+    read_arrow,
+    read_parquet,
+)
+from infini_llama.tasks.preprocess.sources.json_lines import lines, lines_at
+from infini_llama.tasks.preprocess.sources.remote import RemoteFile
+from infini_llama.tasks.preprocess.sources.texts import Fault, Records, Unreadable, cut, pieces, text_of
 
 PLAIN = ("txt", "md", "rst", "py")
-RECORDS = ("json", "jsonl", "csv", "parquet", "arrow")
-COMPRESSED = ("gz", "xz", "zst")
+RECORDS = ("json", "jsonl", "csv", "parquet", "arrow", "tar")
+COMPRESSED = ("gz", "xz", "zst", "bz2")
 READ_AHEAD = 2**20
-XZ_READ = 2**16
-ARROW_FILE = b"ARROW1"
+EOFHeaderError, HeaderError = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
+FAR_APART = 2**17  # bytes read ahead where documents are: what lies between them need not be read
+COMPRESSED_READ = 2**16
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error, tarfile.TarError)
 
 
-def format_of(path: Path) -> str | None:
+def format_of(path: PurePath | RemoteFile) -> str | None:
     """The format by the file's name, without the compression; None for a name that says none."""
     parts = path.name.lower().split(".")[1:]
     if parts and parts[-1] in COMPRESSED:
@@ -38,7 +47,7 @@ def format_of(path: Path) -> str | None:
 
 
 def read(
-    path: Path,
+    path: Path | RemoteFile,
     text_column: str,
     form: str = "auto",
     wanted: Iterator[int] | None = None,
@@ -47,23 +56,65 @@ def read(
     """Every text of the file and a Fault for each bad record.
 
     Args:
-        form: the file's format; auto: what its name says, and a name without a known ending is one text.
+        form: the file's format; auto: what its name says, and a name without a known ending is one text. Of a tar file, it selects
+            the files in it.
         wanted: ascending numbers of records; others may be NOT_READ where that saves time.
-        places: takes the byte at which each record's line begins, where the file is one of plain lines.
+        places: takes what `read_at` finds each record by: the byte at which its line begins, or its row.
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
         OSError: the disk does not give it.
     """
-    reader = READERS.get(form if form != "auto" else format_of(path) or "txt", _plain)
+    packed = _compression(path)
+    reader: Callable[[IO[bytes], str], Records] = READERS.get(_format(path, form), _plain)
     if reader is lines:
-        packed = path.suffix.lower().lstrip(".") in COMPRESSED
         reader = partial(lines, wanted=wanted, places=None if packed else places)
+    elif reader is _tar:
+        reader = partial(_tar, form=form)
+    rows = places if reader in (read_parquet, read_arrow) and not packed else None
+    with _damage_as_unreadable(), _opened(path) as file, _unpacked(file, packed) as stream:
+        for row, record in enumerate(reader(stream, text_column)):
+            for piece in (record,) if isinstance(record, Fault) else pieces(record):
+                if rows is not None:
+                    rows.append(row)
+                yield piece
+
+
+def read_at(path: Path | RemoteFile, text_column: str, form: str, places: Iterator[int]) -> Records:
+    """The records at these of the places that `read` gave, ascending. What lies between them is not read where the format allows it.
+
+    Raises:
+        Unreadable, OSError: as of `read`.
+    """
+    by_line = READERS.get(_format(path, form)) is lines
+    with _damage_as_unreadable(), _opened(path, FAR_APART if by_line else READ_AHEAD) as file:
+        if by_line:
+            yield from lines_at(file, text_column, places)
+        elif _format(path, form) == "parquet":
+            yield from parquet_rows(file, text_column, places)
+        else:
+            yield from arrow_rows(file, text_column, places)
+
+
+def _format(path: Path | RemoteFile, form: str) -> str:
+    by_name = format_of(path) or "txt"
+    return by_name if form == "auto" or by_name == "tar" else form
+
+
+def _compression(path: PurePath | RemoteFile) -> str:
+    ending = path.suffix.lower().lstrip(".")
+    return ending if ending in COMPRESSED else ""
+
+
+def _opened(path: Path | RemoteFile, read_ahead: int = READ_AHEAD) -> IO[bytes]:
+    return path.open() if isinstance(path, RemoteFile) else path.open("rb", read_ahead)
+
+
+@contextmanager
+def _damage_as_unreadable() -> Iterator[None]:
     try:
-        with _opened(path) as stream:
-            for record in reader(stream, text_column):
-                yield from (record,) if isinstance(record, Fault) else pieces(record)
-    except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error) as error:
+        yield
+    except DAMAGE as error:
         raise _damaged(error) from None
     except OSError as error:
         if error.errno is None:  # how pyarrow and zlib tell of a bad stream; the disk's own errors have a number
@@ -75,25 +126,26 @@ def _damaged(error: Exception) -> Unreadable:
     return Unreadable(f"is damaged ({' '.join(str(error).split())})")  # thrift's words have several lines
 
 
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix.lower().lstrip(".") in COMPRESSED and not path.stat().st_size:
+def _unpacked(file: IO[bytes], compression: str) -> IO[bytes]:
+    if compression and not file.peek(1):  # type: ignore[attr-defined]
         raise EOFError("it has no bytes, and even nothing takes some when it is compressed")
-    match path.suffix.lower():
-        case ".gz":
-            return gzip.open(path, "rb")  # type: ignore[return-value]
-        case ".xz":
-            return io.BufferedReader(_XzStreams(path), records.BLOCK)
-        case ".zst":
-            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(os.fsencode(path)), "zstd"), records.BLOCK)  # type: ignore[arg-type]
-    return path.open("rb", READ_AHEAD)
+    match compression:
+        case "gz":
+            return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+        case "zst":
+            return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), records.BLOCK)  # type: ignore[arg-type]
+        case "xz" | "bz2":
+            opened = lzma.LZMADecompressor if compression == "xz" else bz2.BZ2Decompressor
+            return io.BufferedReader(_Streams(file, opened), records.BLOCK)
+    return file
 
 
-class _XzStreams(io.RawIOBase):
-    """All streams of an .xz file, one after the other. `lzma.open` ends without an error at a later stream that is damaged."""
+class _Streams(io.RawIOBase):
+    """All streams of an .xz or .bz2 file, one after the other. `lzma.open` ends without an error at a later stream that is damaged."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
-        self._stream = lzma.LZMADecompressor()
+    def __init__(self, file: IO[bytes], opened: Callable[[], Any]) -> None:
+        self._file, self._opened = file, opened
+        self._stream = opened()
 
     def readable(self) -> bool:
         return True
@@ -103,19 +155,46 @@ class _XzStreams(io.RawIOBase):
         while not data:
             compressed = b""
             if self._stream.eof:
-                compressed = self._stream.unused_data or self._file.read(XZ_READ)
+                compressed = self._stream.unused_data or self._file.read(COMPRESSED_READ)
                 if not compressed:
                     return 0
-                self._stream = lzma.LZMADecompressor()
-            elif self._stream.needs_input and not (compressed := self._file.read(XZ_READ)):
+                self._stream = self._opened()
+            elif self._stream.needs_input and not (compressed := self._file.read(COMPRESSED_READ)):
                 raise EOFError("the last stream has no end")
             data = self._stream.decompress(compressed, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+
+class _Member(tarfile.TarInfo):
+    """A file in a tar file. `tarfile` takes a damaged or missing header after the first for the end."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: Any) -> "_Member":
+        try:
+            return super().fromtarfile(tarfile)
+        except EOFHeaderError:
+            raise
+        except HeaderError as error:
+            raise EOFError(f"after {tarfile.offset:,} bytes: {error}") from None
+
+
+def _tar(stream: IO[bytes], text_column: str, form: str = "auto") -> Records:
+    """The texts of its files in order, as webdataset has them; files with other endings are passed over."""
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            name = PurePosixPath(member.name)
+            known = format_of(name)
+            if not member.isfile() or known in (None, "tar") or form not in ("auto", known) or name.name[0] == ".":
+                continue
+            inner: Any = archive.extractfile(member)
+            try:
+                yield from READERS.get(known or "", _plain)(_unpacked(inner, _compression(name)), text_column)
+            except Unreadable as error:
+                raise Unreadable(f"{error}, in its file {member.name}") from None
+    while stream.read(records.BLOCK):  # a checksum at its end is looked at
+        pass
 
 
 def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
@@ -184,97 +263,11 @@ def _csv(stream: IO[bytes], text_column: str) -> Records:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
 
 
-def _parquet(stream: IO[bytes], text_column: str) -> Records:
-    with _seekable(stream) as file:
-        table = pyarrow.parquet.ParquetFile(file)
-        _refuse_concatenated(file, table.metadata)
-        named_column(table.schema_arrow.names, text_column)
-        yield from _batches(table.iter_batches(batch_size=256, columns=[text_column]), text_column)
-
-
-def _refuse_concatenated(file: IO[bytes], metadata: pyarrow.parquet.FileMetaData) -> None:
-    """Raise Unreadable for several parquet files behind one another: the last footer's offsets would give the first file's rows."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    ends = [(c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns]
-    start = max(ends, default=len(b"PAR1"))
-    footer = file.seek(0, os.SEEK_END) - 8 - metadata.serialized_size
-    file.seek(min(start, footer))
-    if b"PAR1PAR1" in file.read(max(0, footer - start)):  # of one file's end and the next one's start
-        raise Unreadable("holds several parquet files behind one another; give each as a file of its own")
-
-
-def _arrow(stream: IO[bytes], text_column: str) -> Records:
-    with _seekable(stream) as file:
-        yield from _batches(_arrow_batches(file, text_column), text_column)
-
-
-def _arrow_batches(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
-    """The record batches of an Arrow file, of a stream, or of several streams one after the other."""
-    end = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    if file.read(len(ARROW_FILE)) == ARROW_FILE:
-        pa.ipc.open_file(file)  # checks the footer
-        file.seek(end - len(ARROW_FILE) - 4)
-        end -= int.from_bytes(file.read(4), "little") + len(ARROW_FILE) + 4
-        file.seek(8)  # an Arrow file is one stream between its first 8 bytes and its footer
-    else:
-        file.seek(0)
-    while True:
-        reader = pa.ipc.open_stream(file)
-        named_column(reader.schema.names, text_column)
-        while True:
-            position = file.tell()
-            try:
-                batch = reader.read_next_batch()
-            except StopIteration:
-                break
-            yield batch
-        if file.tell() == position:
-            raise EOFError("an Arrow stream ends without its end-of-stream marker")
-        if file.tell() >= end:
-            return
-
-
-def _batches(batches: Iterable[pa.RecordBatch], text_column: str) -> Records:
-    number = 0
-    for batch in batches:
-        column = batch.column(text_column)
-        for start in range(0, len(column), 256):
-            try:
-                values = column.slice(start, 256).to_pylist()
-            except UnicodeDecodeError as error:
-                raise Unreadable(f"is not UTF-8 in the rows from {number + 1} ({error.reason})") from None
-            for value in values:
-                number += 1
-                yield as_text("" if value is None else value, f"row {number}")
-
-
-def _seekable(stream: IO[bytes]) -> IO[bytes]:
-    """The file itself, or what it holds unpacked on disk: parquet is read from its end."""
-    if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
-        return stream
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
-    shutil.copyfileobj(stream, unpacked, records.BLOCK)
-    unpacked.seek(0)
-    return unpacked
-
-
-def named_column(names: list[str], text_column: str) -> int:
-    if text_column not in names:
-        known = ", ".join(names) or "none"
-        raise Unreadable(
-            f"has no column '{text_column}' (it has {known}); name the one with the text in data.text_column"
-        )
-    if (count := names.count(text_column)) > 1:
-        raise Unreadable(f"has {count} columns '{text_column}'; rename all but the one with the text")
-    return names.index(text_column)
-
-
 READERS: dict[str, Callable[[IO[bytes], str], Records]] = {
     "jsonl": lines,
     "json": _json,
     "csv": _csv,
-    "parquet": _parquet,
-    "arrow": _arrow,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "tar": _tar,
 }

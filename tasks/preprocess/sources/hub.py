@@ -1,37 +1,74 @@
 """The texts of one split of a Hugging Face dataset: from the copy that `datasets` makes on this machine, or from where it is."""
 
 from collections.abc import Iterator
-from itertools import chain
+from functools import cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.tasks.preprocess.sources.formats import named_column
+from infini_llama.tasks.preprocess.sources.columnar import named_column
 from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text, pieces
 
 AT_ONCE = 256  # rows
+ANSWERS_WITHIN = 10.0  # seconds
 
 
-def texts_of(path: str, configuration: str | None, split: str, text_column: str, streaming: bool) -> Records:
+@cache
+def commit_of(path: str, revision: str | None) -> str | None:
+    """The commit of a dataset on the Hub that `revision` names; `revision` itself where the Hub is not reached, or there is none."""
+    if Path(path).expanduser().is_dir():
+        return None
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().dataset_info(path, revision=revision, timeout=ANSWERS_WITHIN).sha or revision
+    except Exception:  # without the Hub, or for a path that is no dataset: whoever opens it says what is wrong
+        return revision
+
+
+def texts_of(
+    path: str,
+    configuration: str | None,
+    split: str,
+    revision: str | None,
+    text_column: str,
+    streaming: bool,
+    *,
+    places: list[int] | None = None,
+    rows: Iterator[int] | None = None,
+) -> Records:
     """Every text in order, and a Fault for each row without one; the same with and without `streaming`.
 
     Args:
         path: name on the hub, local folder of one, or folder written by save_to_disk, which is read in place in any case.
         streaming: its files are read as they come, and no copy is kept: memory holds a few rows (of parquet a row group).
+        places: takes the number of each record's row, where a row can be gone to, which it cannot in a stream.
+        rows: numbers of the rows to read, ascending; all where None.
 
     Raises:
         Unreadable: it cannot be opened, or is damaged, or has no such column.
         PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not known to be bad.
     """
-    dataset = _opened(path, configuration, split, streaming)
+    dataset = _opened(path, configuration, split, streaming, revision)
     if dataset.column_names is not None:  # of a stream of JSON or CSV they are known with the first rows
         named_column(dataset.column_names, text_column)
         dataset = dataset.select_columns([text_column])
-    batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
+    if not hasattr(dataset, "select"):
+        places = None
+    dataset = dataset.with_format(None)
+    batches = (
+        dataset.iter(batch_size=AT_ONCE)
+        if rows is None
+        else (dataset[several] for several in iter(lambda: list(islice(rows, AT_ONCE)), []))
+    )
     values = chain.from_iterable(_column_of(batch, text_column) for batch in _unbroken(batches, path, split, streaming))
-    for number, value in enumerate(values, start=1):
-        record = as_text("" if value is None else value, f"row {number}")
-        yield from pieces(record) if isinstance(record, str) else (record,)
+    for row, value in enumerate(values):
+        record = as_text("" if value is None else value, f"row {row + 1}")
+        for piece in pieces(record) if isinstance(record, str) else (record,):
+            if places is not None:
+                places.append(row)
+            yield piece
 
 
 def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
@@ -52,7 +89,7 @@ def _unbroken(
         raise Unreadable(fault) from None
 
 
-def _opened(path: str, configuration: str | None, split: str, streaming: bool) -> Any:
+def _opened(path: str, configuration: str | None, split: str, streaming: bool, revision: str | None = None) -> Any:
     import datasets  # heavy, and needed for this source alone
 
     folder = Path(path).expanduser()
@@ -61,7 +98,7 @@ def _opened(path: str, configuration: str | None, split: str, streaming: bool) -
             loaded: Any = datasets.load_from_disk(str(folder))
             return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
         place = str(folder) if folder.is_dir() else path
-        return datasets.load_dataset(place, configuration, split=split, streaming=streaming)
+        return datasets.load_dataset(place, configuration, split=split, streaming=streaming, revision=revision)
     except Exception as error:  # `datasets` has no common class for what is wrong with a file
         fault = f"cannot be opened as a dataset with split '{split}' ({_words(error)})"
         if _of_the_network(error):

@@ -2,15 +2,12 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import IO
 
 import orjson
 
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import NOT_READ, Fault, Records, pieces, text_of
-
-READ_AHEAD = 2**17  # bytes: documents that are far apart do not cost the reading of what lies between them
 
 
 def lines(
@@ -44,20 +41,15 @@ def lines(
             record += 1
 
 
-def lines_at(path: Path, text_column: str, places: Iterable[int]) -> Records:
-    """The texts of the lines that begin at these bytes of a file, ascending, whatever lies between them.
-
-    Raises:
-        OSError: the disk does not give it.
-    """
-    with path.open("rb", READ_AHEAD) as stream:
-        end = 0
-        for place in places:
-            if place != end:
-                stream.seek(place)
-            line = stream.readline(records.LONGEST_RECORD + 1)
-            end = place + len(line)
-            yield _line(line, text_column, 2 if place else 1)
+def lines_at(stream: IO[bytes], text_column: str, places: Iterable[int]) -> Records:
+    """The texts of the lines that begin at these bytes of a file, ascending, whatever lies between them."""
+    end = 0
+    for place in places:
+        if place != end:
+            stream.seek(place)
+        line = stream.readline(records.LONGEST_RECORD + 1)
+        end = place + len(line)
+        yield _line(line, text_column, 2 if place else 1)
 
 
 def _line(line: bytes, text_column: str, number: int) -> str | Fault:

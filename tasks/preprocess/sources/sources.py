@@ -3,23 +3,26 @@
 import glob
 import os
 import platform
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.data import SourceConfig, TextConfig
-from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of, read
-from infini_llama.tasks.preprocess.sources.hub import texts_of
-from infini_llama.tasks.preprocess.sources.json_lines import lines_at
+from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of, read, read_at
+from infini_llama.tasks.preprocess.sources.hub import commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
+from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 from infini_llama.tasks.preprocess.sources.texts import Records
 from infini_llama.tasks.records.manifest import Provenance
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
 SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
+COMMIT = re.compile("[0-9a-f]{40}")
 SKIPPED_RECORDS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of `datasets`, beside the data
 
 
@@ -27,11 +30,11 @@ SKIPPED_RECORDS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of
 class Source:
     """One file, one split of a Hugging Face dataset, or texts that are made: its place here and its name everywhere."""
 
-    path: Path
+    path: Path | RemoteFile
     name: str
     text_column: str
     key: str = "data.files"
-    dataset: tuple[str, str | None, str] | None = None  # path or name, configuration, split
+    dataset: tuple[str, str | None, str, str | None] | None = None  # path or name, configuration, split, revision
     format: str = "auto"
     streaming: bool = False  # of a dataset: read from where it is, not from a copy
     origin: str = ""  # of several sources in data.sources, the one it belongs to
@@ -45,7 +48,7 @@ class Source:
         """Its texts in order, and a Fault for each bad record; if their ascending numbers are given, perhaps for unwanted ones, too.
 
         Args:
-            places: takes, of a file whose records can be found again, the byte at which each begins.
+            places: takes, of a source whose records can be found again, the byte or row at which each begins.
 
         Raises:
             Unreadable: as a whole it is damaged.
@@ -54,12 +57,32 @@ class Source:
         if self.made:
             return iter(self.made)
         if self.dataset:
-            return texts_of(*self.dataset, self.text_column, self.streaming)
+            return texts_of(*self.dataset, self.text_column, self.streaming, places=places)
         return read(self.path, self.text_column, self.format, wanted, places)
 
-    def records_at(self, places: Iterable[int]) -> Records:
-        """The records that begin at these of the bytes that `records` gave."""
-        return lines_at(self.path, self.text_column, places)
+    def records_at(self, places: Iterator[int]) -> Records:
+        """The records that begin at these of the places that `records` gave."""
+        if self.dataset:
+            return texts_of(*self.dataset, self.text_column, self.streaming, rows=places)
+        return read_at(self.path, self.text_column, self.format, places)
+
+    def size(self) -> int:
+        """Size of its file; 0 where that is not known."""
+        return self.path.stat().st_size if isinstance(self.path, Path) else self.path.size or 0
+
+    def stamp(self) -> list[Any] | None:
+        """What stays the same exactly while the text does: of a file on a disk its size, inode and times; None where nothing is known."""
+        if self.made:
+            return None
+        if self.dataset:
+            return [self.dataset[3]] if COMMIT.fullmatch(self.dataset[3] or "") else None
+        if isinstance(self.path, RemoteFile):
+            return self.path.stamp
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def origins(data: DataConfig) -> dict[str, TextConfig]:
@@ -80,13 +103,14 @@ def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Sour
     column, section = text.text_column, f"data.sources.{origin}" if origin else "data"
     if text.source == "huggingface":
         splits = [text.dataset_split, *([text.validation_split] if text.validation_split else [])]
+        revision = commit_of(text.dataset, text.revision)
         named = [
             Source(
                 Path(text.dataset),
                 split,
                 column,
                 f"{section}.dataset",
-                (text.dataset, text.dataset_config, split),
+                (text.dataset, text.dataset_config, split, revision),
                 streaming=text.streaming,
                 origin=origin,
             )
@@ -98,14 +122,18 @@ def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Sour
         return [Source(Path("passkey"), "passkey", column, f"{section}.passkey", origin=origin, made=made)], []
     stdlib, form = text.source == "python-stdlib", text.format
 
-    def placed(found: Iterable[tuple[Path, str]], key: str) -> list[Source]:
+    def placed(found: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[Source]:
         return [Source(path, portable(name), column, key, format=form, origin=origin) for path, name in found]
 
     training = placed(_stdlib() if stdlib else _matching(text.files, f"{section}.files", form), f"{section}.files")
     key = f"{section}.validation_files"
     held_out = placed(_matching(text.validation_files, key, form), key)
-    own = {source.path.resolve() for source in held_out}
-    return [source for source in training if source.path.resolve() not in own], held_out
+    own = {_real(source.path) for source in held_out}
+    return [source for source in training if _real(source.path) not in own], held_out
+
+
+def _real(path: Path | RemoteFile) -> Path | RemoteFile:
+    return path.resolve() if isinstance(path, Path) else path
 
 
 def describe(data: DataConfig) -> Provenance:
@@ -131,6 +159,7 @@ def _provenance(text: TextConfig) -> Provenance:
                 dataset=text.dataset,
                 dataset_config=text.dataset_config,
                 dataset_split=text.dataset_split,
+                revision=commit_of(text.dataset, text.revision),
                 validation_split=text.validation_split,
                 licence="not stated",
             )
@@ -156,30 +185,51 @@ def _stdlib() -> Iterator[tuple[Path, str]]:
                 yield path, path.relative_to(root).as_posix()
 
 
-def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path, str]]:
+def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path | RemoteFile, str]]:
     seen = set()
     for pattern in patterns:
-        expanded = str(Path(pattern).expanduser())
-        literal = Path(expanded).is_file()  # also one whose name has brackets
-        folder = Path(expanded).is_dir()
-        root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
-        below = _known_below(root, form, key) if folder else sorted(_expanded(expanded, key))
-        paths = [expanded] if literal else below
-        files = [Path(path) for path in paths if Path(path).is_file()]
+        folder, files = (_remote if is_remote(pattern) else _local)(pattern, key, form)
         if not files:
-            where = f"the folder holds no txt, md, {', '.join(RECORDS)} file" if folder else f"looked from {Path.cwd()}"
-            raise DataError(f"{key}: no file matches '{pattern}' ({where}).")
-        for path in files:
-            if (real := path.resolve()) not in seen:
+            looked = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
+            where = f" (the folder holds no txt, md, {', '.join(RECORDS)} file)" if folder else looked
+            raise DataError(f"{key}: no file matches '{pattern}'{where}.")
+        for path, name in files:
+            if (real := _real(path)) not in seen:
                 seen.add(real)
-                yield path, path.relative_to(root).as_posix()
+                yield path, name
+
+
+def _local(pattern: str, key: str, form: str) -> tuple[bool, list[tuple[Path, str]]]:
+    expanded = str(Path(pattern).expanduser())
+    literal = Path(expanded).is_file()  # also one whose name has brackets
+    folder = Path(expanded).is_dir()
+    root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
+    below = _known_below(root, form, key) if folder else sorted(_expanded(expanded, key))
+    paths = [Path(path) for path in ([expanded] if literal else below)]
+    return folder, [(path, path.relative_to(root).as_posix()) for path in paths if path.is_file()]
+
+
+def _remote(pattern: str, key: str, form: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
+    try:
+        folder, files = matching(pattern)
+    except PermissionError as error:
+        raise DataError(f"{key}: '{pattern}' cannot be listed ({error.strerror}).") from None
+    return folder, [one for one in files if not folder or _is_text(PurePosixPath(one[1]), form)]
+
+
+def _is_text(path: PurePath, form: str) -> bool:
+    """Whether a file of a folder is read: its ending is known (or all formats are given), and `datasets` did not add it.
+
+    A tar file, which may hold anything, is read only where a pattern names it.
+    """
+    added = path.name in SKIPPED_RECORDS or path.match("cache-*.arrow")
+    return not added and (form != "auto" or format_of(path) not in (None, "tar"))
 
 
 def _known_below(folder: Path, form: str, key: str) -> list[str]:
     """Every file below it whose ending is known (all where their format is given), but hidden ones and what `datasets` adds."""
-    found = [Path(path) for path in sorted(_expanded(f"{glob.escape(str(folder))}/**/*", key))]
-    kept = [path for path in found if path.name not in SKIPPED_RECORDS and not path.match("cache-*.arrow")]
-    return [str(path) for path in kept if form != "auto" or format_of(path)]
+    found = sorted(_expanded(f"{glob.escape(str(folder))}/**/*", key))
+    return [path for path in found if _is_text(Path(path), form)]
 
 
 def _expanded(pattern: str, key: str) -> set[str]:

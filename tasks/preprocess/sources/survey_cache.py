@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from infini_llama.tasks.preprocess.sources.remote import is_remote
 from infini_llama.tasks.preprocess.sources.sources import Source, portable
 from infini_llama.tasks.storage.artifacts import checksum_of
 
-SURVEYS_VERSION = 3
+SURVEYS_VERSION = 4  # parquet, arrow and datasets have places
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed less long ago may change again without a new time
 
 
@@ -42,13 +44,13 @@ class Found:
     bad: list[str] = field(default_factory=list)
 
 
-Notes = dict[str, tuple[list[int], Found]]  # by the file's absolute path: its stamp, and what it holds
+Notes = dict[str, tuple[list[Any], Found]]  # by the file's absolute path or URL: its stamp, and what it holds
 
 
 def cached_scans(
     sources: list[Source], settings: Mapping[str, object], folder: Path, scan: Callable[[Source], Found | None]
 ) -> list[Found | None]:
-    """`scan` of each source, or what it gave the last time for a file with the same place, size, inode and times.
+    """`scan` of each source, or what it gave the last time for one with the same place and stamp.
 
     Args:
         settings: what else decides what a scan finds.
@@ -58,40 +60,41 @@ def cached_scans(
     notes, fresh, begun = {file: _read(file) for file in files.values()}, defaultdict[Path, Notes](dict), time.time_ns()
     found = []
     for source in sources:
-        file, place, stamp = files[_group(source)], str(source.path.absolute()), _stamp(source.path)
-        if source.dataset or source.made:  # it has a name alone, whatever file lies there
-            stamp = None
+        file, place, stamp = files[_group(source)], _place(source), source.stamp()
         note = notes[file].get(place)
         if note and note[0] == stamp:
             found.append(note[1])
             continue
         found.append(one := scan(source))
-        if one and stamp and max(stamp[2:]) + SETTLED < begun and _stamp(source.path) == stamp:
+        if one and stamp and _is_settled(stamp, begun) and source.stamp() == stamp:
             fresh[file][place] = stamp, one
     for file, new in fresh.items():
-        unchanged = {place: note for place, note in notes[file].items() if _stamp(Path(place)) == note[0]}
+        unchanged = {place: note for place, note in notes[file].items() if is_remote(place) or Path(place).exists()}
         _write(file, unchanged | new)
     return found
 
 
-def _group(source: Source) -> tuple[Path, str, str]:
+def _place(source: Source) -> str:
+    if source.dataset:
+        return f"hub://{'/'.join(str(part) for part in source.dataset[:3])}"
+    return str(source.path.absolute() if isinstance(source.path, Path) else source.path.url)
+
+
+def _group(source: Source) -> tuple[str, str, str, str]:
     """What sources of one note share: with one note per folder, neither one more file nor thousands of small ones cost much."""
-    return source.path.parent, source.text_column, source.format
+    folder = _place(source).rpartition("/")[0] or "/"
+    below = str(source.path.parent) if isinstance(source.path, Path) else folder
+    return folder, below, source.text_column, source.format
 
 
-def _key(settings: Mapping[str, object], parent: Path, text_column: str, form: str) -> str:
-    folder = [portable(str(parent.absolute())), portable(str(parent))]
-    what = [SURVEYS_VERSION, settings, folder, text_column, form]
+def _key(settings: Mapping[str, object], folder: str, below: str, text_column: str, form: str) -> str:
+    what = [SURVEYS_VERSION, settings, [portable(folder), portable(below)], text_column, form]
     return checksum_of(what).removeprefix("blake3:")[:32]
 
 
-def _stamp(path: Path) -> list[int] | None:
-    """Size, inode and times of a file; None where there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+def _is_settled(stamp: list[Any], begun: int) -> bool:
+    """Whether a later change would show: always where the stamp is that of the content, and not of a file's times."""
+    return isinstance(stamp[-1], str) or max(stamp[2:]) + SETTLED < begun
 
 
 def _read(file: Path) -> Notes:

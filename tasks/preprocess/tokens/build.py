@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import special_ids
 from infini_llama.tasks.preprocess.tokens.clusters import do_on_cluster
 from infini_llama.tasks.preprocess.tokens.journal import Journal
-from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
+from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, shares_of
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, write_shard
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -54,11 +54,11 @@ def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding
         do = partial(_do_remotely, encoding.eos, encoding.engine)
         do_on_cluster(do, plan, units, journal, data, lambda: _log_shares(units, journal))
         return
-    processes = min(data.num_workers, len(units))
+    shares = shares_of(units, -(-len(units) // data.num_workers))
+    processes = len(shares)
     if processes < 2:
         _do(plan, units, encoding, journal.work, journal.record, verbose=True)
         return
-    shares = [units[len(units) * k // processes : len(units) * (k + 1) // processes] for k in range(processes)]
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
     spawn = multiprocessing.get_context("spawn")
     reading_end, writing_end = spawn.Pipe(duplex=False)

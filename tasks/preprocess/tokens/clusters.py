@@ -22,7 +22,7 @@ from typing import Any
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.tokens.journal import Journal, JournalEntry, entry_of
-from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
+from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, shares_of
 
 SHARE = (
     8  # units at most that one worker does on end: more read on in the same files, fewer are done again after a loss
@@ -49,12 +49,6 @@ def versions() -> dict[str, str]:
     """What decides the bytes that a worker writes."""
     packages = {name: version(name) for name in ("infini-llama", "tokenizers", "pyarrow", "numpy")}
     return packages | {"python": platform.python_version()}
-
-
-def shares_of(units: list[Unit], workers: int) -> list[list[Unit]]:
-    """Runs of consecutive units."""
-    size = max(1, min(SHARE, len(units) // (SHARES_EACH * workers)))
-    return [units[first : first + size] for first in range(0, len(units), size)]
 
 
 def do_share(do: Work, plan: Plan, share: Share) -> Answer:
@@ -103,7 +97,8 @@ def do_on_cluster(
     """
     _refuse_silent(data)
     shutil.rmtree(parts_of(journal.work), ignore_errors=True)
-    shares = [Share(some, journal.work, versions()) for some in shares_of(units, data.num_workers)]
+    most = max(1, min(SHARE, len(units) // (SHARES_EACH * data.num_workers)))
+    shares = [Share(some, journal.work, versions()) for some in shares_of(units, most)]
     try:
         for entries, _ in ENGINES[data.engine](do, plan, shares, data):
             for entry in entries:

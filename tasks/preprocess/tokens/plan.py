@@ -20,6 +20,7 @@ class Unit:
     documents: int
     size: int  # bytes of text
     source: str = ""  # of several, the one that all its documents are of
+    continues: bool = False  # begins in the middle of a file that can only be read from its beginning
     key: str = ""  # of its shard's bytes, once it is known who writes them
 
     @property
@@ -67,13 +68,28 @@ def plan_units(corpus: Corpus, shard_size: int) -> Plan:
     for split, members in documents.items():
         base = number = 0
         for source, several in groupby(members, key=lambda member: member.source.origin):
-            sizes = np.concatenate([member.sizes for member in several])
+            files = list(several)
+            sizes = np.concatenate([file.sizes for file in files])
+            begins = np.cumsum([0, *(len(file.sizes) for file in files)])
             ends = (sizes + 1).cumsum()
             first = 0
             while first < len(sizes):
                 before = int(ends[first - 1]) if first else 0
                 last = max(first + 1, int(np.searchsorted(ends, before + shard_size // 4, side="right")))
-                units.append(Unit(split, number, base + first, last - first, int(sizes[first:last].sum()), source))
+                file = int(np.searchsorted(begins, first, side="right")) - 1
+                continues = first != begins[file] and not len(files[file].places)
+                size = int(sizes[first:last].sum())
+                units.append(Unit(split, number, base + first, last - first, size, source, continues))
                 first, number = last, number + 1
             base += len(sizes)
     return Plan(documents, units)
+
+
+def shares_of(units: list[Unit], most: int) -> list[list[Unit]]:
+    """Runs of about `most` consecutive units. What lies before a run need not be read for it, as far as the files allow it."""
+    shares: list[list[Unit]] = []
+    for unit in units:
+        if not shares or (len(shares[-1]) >= most and not unit.continues):
+            shares.append([])
+        shares[-1].append(unit)
+    return shares

@@ -14,6 +14,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
 from infini_llama.tasks.storage.mirror import Mirror
+from support.remote import s3_server
 from support.stages import lookup
 
 
@@ -28,20 +29,9 @@ def url(request, tmp_path):
 
 @pytest.fixture(scope="module")
 def bucket():
-    """A bucket of a server on this machine that answers as S3 does."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
-        changed.setenv("AWS_ACCESS_KEY_ID", "test")
-        changed.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        changed.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        fsspec.filesystem("s3").mkdir("mirror")
+    with s3_server() as files:
+        files.mkdir("mirror")
         yield "mirror"
-        server.stop()
 
 
 def checkpoint(run: Path, step: int, text: str = "weights") -> Path:

@@ -19,8 +19,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources import texts as records
-from infini_llama.tasks.preprocess.sources.formats import read
-from infini_llama.tasks.preprocess.sources.json_lines import lines_at
+from infini_llama.tasks.preprocess.sources.formats import read, read_at
 from infini_llama.tasks.preprocess.sources.survey import Corpus, log_left_out
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from support.stages import survey
@@ -297,7 +296,7 @@ def test_lines_are_found_again_at_the_places_where_they_begin(tmp_path_factory, 
     whole = list(read(path, "text", places=places))
     assert len(places) == len(whole)
     for step in (1, 2, 5):
-        again = list(lines_at(path, "text", places[::step]))
+        again = list(read_at(path, "text", "auto", iter(places[::step])))
         for found, right in zip(again, whole[::step], strict=True):
             assert found == right or (isinstance(found, Fault) and isinstance(right, Fault))  # whose line has a number
 

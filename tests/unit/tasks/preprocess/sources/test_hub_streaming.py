@@ -71,7 +71,7 @@ def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
                 yield batch
 
     monkeypatch.setattr(hub, "_opened", lambda *given: Watched(opened(*given)))
-    texts = texts_of(str(folder), None, "train", "body", True)
+    texts = texts_of(str(folder), None, "train", None, "body", True)
     for _ in range(10):
         next(texts)
     assert sum(seen) <= hub.AT_ONCE
@@ -84,7 +84,7 @@ def test_what_is_wrong_with_a_stream_has_its_sentence(data, folder, cache, tmp_p
         preprocess(data(**given), str(tmp_path / "home"))
     with pytest.raises(DataError, match=r"cannot be opened as a dataset with split 'nothing'"):
         preprocess(data(**given, text_column="body", dataset_split="nothing"), str(tmp_path / "home"))
-    records = list(texts_of(str(folder), None, "train", "id", True))
+    records = list(texts_of(str(folder), None, "train", None, "id", True))
     assert len(records) == len(ROWS) and all(isinstance(record, Fault) for record in records)  # numbers are no text
     last = sorted((folder / "data").iterdir())[-1]
     last.write_bytes(b'"\xff\xfe never a file\n')

@@ -1,5 +1,6 @@
 """Dask and Ray do the same units as local processes: equal bytes, also where a worker is killed in the middle."""
 
+import gzip
 import json
 import os
 import signal
@@ -9,12 +10,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.tasks.preprocess.tokens.clusters import SHARE, Share, do_share, parts_of, shares_of, versions
-from infini_llama.tasks.preprocess.tokens.plan import Unit
-from support.stages import plan, preprocess
+from infini_llama.tasks.preprocess.tokens.clusters import Share, do_share, parts_of, versions
+from infini_llama.tasks.preprocess.tokens.plan import Unit, plan_units, shares_of
+from support.stages import plan, preprocess, survey
 
 BUILD = """
 import json, sys
@@ -28,11 +30,26 @@ UNITS = [Unit("train", number, number, 1, 10) for number in range(100)]
 
 
 def test_shares_are_all_the_units_in_order():
-    for workers in (1, 3, 64):
-        shares = shares_of(UNITS, workers)
+    for most in (1, 3, 8):
+        shares = shares_of(UNITS, most)
         assert [unit for share in shares for unit in share] == UNITS
-        assert max(map(len, shares)) <= SHARE and (len(shares) >= 4 * workers or max(map(len, shares)) == 1)
-    assert shares_of(UNITS[:1], 8) == [UNITS[:1]]
+        assert max(map(len, shares)) == most and min(map(len, shares[:-1])) == most
+    assert shares_of(UNITS[:1], 8) == [UNITS[:1]] and shares_of([], 8) == []
+
+
+def test_no_share_begins_in_a_file_that_can_only_be_read_from_its_beginning(tmp_path):
+    (tmp_path / "a.txt").write_text("a first file " * 200)
+    for name, opened in (("b.jsonl.gz", gzip.open), ("c.jsonl", open)):
+        with opened(tmp_path / name, "wt") as file:
+            file.writelines(json.dumps({"text": f"{name} {number} " * 50}) + "\n" for number in range(60))
+    corpus = survey({"files": [str(tmp_path)]})
+    units = [unit for unit in plan_units(corpus, 10_000).units if unit.split == "train"]
+    shares = shares_of(units, 2)
+    begin = np.cumsum([0, *(len(documents.sizes) for documents in corpus.train)])
+    packed = range(int(begin[1]) + 1, int(begin[2]))
+    assert not [share[0].first for share in shares if share[0].first in packed]
+    assert len([share for share in shares if share[0].first > begin[2]]) > 1  # of lines, each is gone to
+    assert [unit for share in shares for unit in share] == units
 
 
 def write(plan, units, work, into, finish):

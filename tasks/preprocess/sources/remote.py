@@ -1,0 +1,212 @@
+"""Text that is not on this machine: any place that fsspec knows, read by ranges, each of which is tried several times."""
+
+import errno
+import io
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import PurePosixPath
+from typing import IO, Any, TypeVar
+
+from infini_llama.configs.errors import ConfigError, PipelineError
+
+T = TypeVar("T")
+TRIES, PAUSE = 5, 0.5  # of one request; seconds before the second, doubled for each further one
+SILENT = 60.0  # seconds without a byte after which an HTTP connection is given up
+BLOCK = 2**22  # bytes of one request of a file that is read in order
+CONTENT = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "blob_id",
+    "Content-MD5",
+)  # what stands for the bytes of a file, where it is known
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file by its URL; what a listing says of it is part of it, so that no worker asks again."""
+
+    url: str
+    size: int | None = field(default=None, compare=False)  # None: the server does not state it
+    stamp: list[Any] | None = field(default=None, compare=False)  # of its bytes; None where the server gives none
+
+    def __str__(self) -> str:
+        """The URL without its query, which may hold a signature."""
+        return self.url.split("?")[0] if self.url.startswith("http") else self.url
+
+    @property
+    def name(self) -> str:
+        return str(self).rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    def open(self) -> IO[bytes]:
+        """The file for reading, from any place.
+
+        Raises:
+            PipelineError: it is not reached, however often it is tried.
+            OSError: it is not there, or may not be read.
+        """
+        return io.BufferedReader(Ranges(self), BLOCK) if self.size is not None else self.copied()
+
+    def copied(self) -> IO[bytes]:
+        """The whole file, on this machine's disk for as long as it is open."""
+        files, path = filesystem(self.url)
+        whole = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
+        tried(self.url, lambda: (whole.seek(0), whole.truncate(), files.get_file(path, whole)))
+        whole.seek(0)
+        return whole
+
+
+class Ranges(io.RawIOBase):
+    """A remote file whose every read is one request for exactly these bytes."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        assert file.size is not None
+        self._remote, self._size, self._place = file, file.size, 0
+        files, path = filesystem(file.url)
+        self._file: IO[bytes] = tried(file.url, lambda: files.open(path, "rb", cache_type="none", size=file.size))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = (0, self._place, self._size)[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        first, last = self._place, min(self._place + len(buffer), self._size)
+        if first >= last:
+            return 0
+        data = tried(self._remote.url, lambda: self._range(first, last))
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+    def _range(self, first: int, last: int) -> bytes:
+        try:
+            self._file.seek(first)
+            data = self._file.read(last - first)
+        except ValueError:  # how fsspec tells of a server that knows no ranges
+            self._file = self._remote.copied()
+            self._file.seek(first)
+            data = self._file.read(last - first)
+        if len(data) != last - first:
+            raise OSError(f"{len(data):,} bytes came of {last - first:,}")
+        return data
+
+
+def is_remote(pattern: str) -> bool:
+    return bool(SCHEME.match(pattern))
+
+
+@cache
+def filesystem(url: str) -> tuple[Any, str]:
+    """The filesystem of a URL and the path in it; credentials are those of the environment.
+
+    Raises:
+        ConfigError: the protocol is unknown, or its package is not installed.
+    """
+    import fsspec  # heavy, and needed for remote text alone
+
+    settings: dict[str, Any] = {}
+    if url.startswith("http"):
+        import aiohttp
+
+        settings["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(sock_connect=SILENT, sock_read=SILENT)}
+    try:
+        return fsspec.core.url_to_fs(url, **settings)
+    except (ValueError, ImportError) as fault:
+        raise ConfigError(f"{url} cannot be read: {fault}") from None
+
+
+def tried(url: str, request: Callable[[], T]) -> T:
+    """request(), repeated while it fails for a reason that may pass.
+
+    Raises:
+        FileNotFoundError, PermissionError: what the server says of the file.
+        PipelineError: every try failed; the text is not known to be missing or bad.
+    """
+    fault: BaseException | None = None
+    for number in range(TRIES):
+        try:
+            return request()
+        except Exception as error:  # every filesystem of fsspec has errors of its own
+            fault = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            status = _status(fault)
+            if status in (404, 410) or (isinstance(fault, FileNotFoundError) and status is None):
+                raise FileNotFoundError(errno.ENOENT, "there is no such file", url) from None
+            if status in (401, 403) or isinstance(fault, PermissionError):
+                raise PermissionError(errno.EACCES, "the server refuses access; check the credentials", url) from None
+            if number + 1 < TRIES:
+                time.sleep(PAUSE * 2**number)
+    reason = " ".join(f"{type(fault).__name__}: {fault}".split())[:200]
+    raise PipelineError(f"{url} cannot be reached ({reason}); run the same command again.") from None
+
+
+def _status(fault: BaseException) -> int | None:
+    """The HTTP status that an error carries: of aiohttp, botocore (a mapping) or huggingface_hub (a response)."""
+    response = getattr(fault, "response", fault)
+    if isinstance(response, dict):
+        return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return getattr(response, "status_code", None) or getattr(response, "status", None)
+
+
+def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
+    """Whether the pattern names a folder, and each file that it matches, with its path below the pattern's fixed part.
+
+    As on a disk, * and ** match no name that begins with a dot.
+
+    Raises:
+        PipelineError: the listing fails, however often it is tried.
+        PermissionError: it is refused.
+    """
+    files, path = filesystem(pattern)
+    files.invalidate_cache()
+    is_http, path = pattern.startswith("http"), path.rstrip("/")
+    magic = re.search(r"[*\[]" if is_http else r"[*?\[]", path)
+
+    def found(call: Callable[..., Any], place: str, **settings: Any) -> Any:
+        try:
+            return tried(pattern, lambda: call(place, **settings))
+        except FileNotFoundError:
+            return {}
+
+    if magic:
+        root = path[: magic.start()].rpartition("/")[0]
+        return False, _described(files, found(files.glob, path, detail=True), root, path, is_http)
+    if pattern.endswith("/") or (info := found(files.info, path)).get("type") == "directory":
+        return True, _described(files, found(files.find, path, detail=True), path, f"{path}/**", is_http)
+    return False, _described(files, {path: info} if info else {}, path.rpartition("/")[0], path, is_http=False)
+
+
+def _described(
+    files: Any, entries: dict[str, dict[str, Any]], root: str, pattern: str, is_http: bool
+) -> list[tuple[RemoteFile, str]]:
+    several = []
+    for path, listed in sorted(entries.items()):
+        name = (path.split("?")[0] if "://" in path else path).removeprefix(root).lstrip("/")
+        hidden = "/." not in pattern and any(part.startswith(".") for part in name.split("/"))
+        if listed.get("type") != "file" or path.endswith("/") or hidden:
+            continue
+        # A listing by HTTP is a page of links, which says nothing of the files.
+        info = tried(path, lambda path=path: files.info(path)) if is_http else listed
+        content = [str(info[key]) for key in CONTENT if info.get(key)]
+        size = None if info.get("partial") is False else info.get("size")
+        stamp = [info.get("size"), *content] if content else None
+        several.append((RemoteFile(files.unstrip_protocol(path), size, stamp), name))
+    return several

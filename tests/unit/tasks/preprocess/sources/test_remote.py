@@ -1,0 +1,200 @@
+"""Text from S3 and over HTTP: the key and the bytes of a local folder, in spite of faults, and no more requests than needed."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.tasks.preprocess.sources import remote
+from infini_llama.tasks.preprocess.sources import survey as surveys
+from support.remote import WebServer, s3_server
+from support.stages import preprocess, survey
+
+TEXTS = [f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)]
+
+
+def fill(folder) -> None:
+    """Text in every format, in folders, compressed and not; and what is not text."""
+    lines = [(json.dumps({"id": n, "text": text}) + "\n").encode() for n, text in enumerate(TEXTS)]
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "a.txt").write_text(TEXTS[0])
+    (folder / ".hidden.txt").write_text("not read")
+    (folder / "deep" / "b.jsonl").write_bytes(b"".join(lines[:200]))
+    (folder / "deep" / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[200:300]), mtime=0))
+    (folder / "deep" / "er" / "d.jsonl.bz2").write_bytes(b"".join(bz2.compress(line) for line in lines[300:310]))
+    (folder / "deep" / "er" / "e.txt.xz").write_bytes(lzma.compress(TEXTS[311].encode()))
+    with pa.CompressedOutputStream(str(folder / "f.jsonl.zst"), "zstd") as file:
+        file.write(b"".join(lines[320:400]))
+    rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS[400:800])]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "g.parquet", row_group_size=100)
+    with tarfile.open(folder / "h.tar", "w") as archive:
+        for name, content in (
+            ("1.jpg", b"\xff"),
+            ("1.txt", TEXTS[801].encode()),
+            ("2.jsonl", b"".join(lines[802:820])),
+        ):
+            member = tarfile.TarInfo(f"inside/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text") / "text"
+    folder.mkdir()
+    fill(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def s3(folder):
+    with s3_server() as files:
+        files.mkdir("texts")
+        files.put(str(folder) + "/", "texts/some/where/", recursive=True)
+        yield "s3://texts/some/where"
+
+
+@pytest.fixture
+def web(folder, monkeypatch):
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    with WebServer(folder.parent) as server:
+        yield server
+
+
+PATTERNS = ["{}/**/*", "{}/deep/*.jsonl*", "{}/a.txt", "{}/[fg]*"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_same_text_elsewhere_has_the_same_key(folder, s3, web, pattern):
+    found = {}
+    for place in (str(folder), s3, f"{web.url}/text"):
+        corpus = survey({"files": [pattern.format(place)]})
+        found[place] = corpus.identity, corpus.report.records
+    here, *elsewhere = found.values()
+    assert here[1] and elsewhere == [here, here]
+
+
+def test_a_folder_is_read_as_a_local_one(folder, s3, web):
+    here = survey({"files": [str(folder)]}).identity
+    assert survey({"files": [s3]}).identity == here == survey({"files": [f"{web.url}/text/"]}).identity
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_same_bytes_from_s3_and_over_http_with_faults(data, digests, folder, s3, web, tmp_path, workers):
+    given = {"shard_size": 60_000, "num_workers": workers}
+    here = preprocess(data(files=[f"{folder}/**/*"], **given), str(tmp_path / "here"))
+    expected = digests(tmp_path / "here" / "datasets")
+    assert preprocess(data(files=[f"{s3}/**/*"], **given), str(tmp_path / "s3")) == here
+    assert digests(tmp_path / "s3" / "datasets") == expected
+    web.faults = ["503", "cut", "slow", "cut", "503", "slow"] * 3
+    assert preprocess(data(files=[f"{web.url}/text/**/*"], **given), str(tmp_path / "web")) == here
+    assert digests(tmp_path / "web" / "datasets") == expected and not web.faults
+
+
+@pytest.mark.parametrize("fault", ["503", "cut"])
+def test_a_server_that_stays_away_is_not_bad_input(web, fault, monkeypatch):
+    monkeypatch.setattr(remote, "TRIES", 2)
+    web.faults = [fault] * 1000
+    with pytest.raises(PipelineError) as raised:
+        survey({"files": [f"{web.url}/text/deep/b.jsonl"], "on_bad_input": "skip"})
+    assert raised.value.exit_code == 70
+
+
+def test_a_file_that_is_not_there_or_may_not_be_read_is_named(web, s3):
+    for pattern in (f"{web.url}/text/none.txt", f"{s3}/none*", "s3://no-such-bucket/x.txt"):
+        with pytest.raises(DataError):
+            survey({"files": [pattern]})
+    web.always = "403"
+    with pytest.raises(DataError):
+        survey({"files": [f"{web.url}/text/a.txt"]})
+    with pytest.raises(ConfigError):
+        survey({"files": ["nonsense://bucket/x.txt"]})
+
+
+def test_a_server_without_ranges_is_copied_once_for_a_reading(folder, monkeypatch):
+    monkeypatch.setattr(remote, "BLOCK", 10_000)
+    here = survey({"files": [str(folder / "deep" / "b.jsonl")]}).identity
+    with WebServer(folder.parent, ranges=False) as server:
+        assert survey({"files": [f"{server.url}/text/deep/b.jsonl"]}).identity == here
+        assert server.requests["b.jsonl"] < 6
+
+
+def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(folder, tmp_path, web):
+    copy = folder.parent / "copy"
+    copy.mkdir()
+    for number in range(3):
+        (copy / f"{number}.txt").write_text(f"text number {number}")
+
+    def look():
+        web.sent.clear()
+        corpus = survey({"files": [f"{web.url}/copy/*"]}, tmp_path / "notes")
+        return corpus.identity, sorted(name for name in web.sent if name.endswith(".txt"))
+
+    first = look()
+    assert first[1] == ["0.txt", "1.txt", "2.txt"] and look() == (first[0], [])
+    (copy / "1.txt").write_text("text NUMBER 1")
+    (copy / "3.txt").write_text("text number 3")
+    assert look()[1] == ["1.txt", "3.txt"] and look()[1] == []
+
+
+def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
+    monkeypatch.setattr(remote, "BLOCK", 4096)
+    texts = [os.urandom(500).hex() for _ in range(2000)]
+    table = pa.table({"text": texts, "other": [os.urandom(500) for _ in texts]})
+    pq.write_table(table, web.root / "rows.parquet", row_group_size=100, compression="none", use_dictionary=False)
+    [documents] = survey({"files": [f"{web.url}/rows.parquet"]}).train
+    assert web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096  # the column, and not the other
+    web.sent.clear()
+    middle = len(documents.sizes) // 2
+    found = [text for (text, _), _ in zip(documents.texts(middle), range(10), strict=False)]
+    assert found == [texts[n] for n in documents.numbers[middle : middle + 10]]
+    assert web.sent["rows.parquet"] < 300_000
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "no end"])
+def test_a_damaged_tar_file_is_not_taken_for_a_shorter_one(folder, tmp_path, damage):
+    content = bytearray((folder / "h.tar").read_bytes())
+    second = content.index(b"inside/2.jsonl")
+    if damage == "header":
+        content[second + 5] ^= 1
+    cut = {"cut": second + 600, "no end": second, "header": len(content)}[damage]
+    (tmp_path / "x.tar").write_bytes(content[:cut])
+    corpus = survey({"files": [str(tmp_path / "x.tar"), str(folder / "a.txt")], "on_bad_input": "skip"})
+    assert corpus.report.bad_files == 1 and corpus.report.records == 1
+
+
+def test_files_of_one_format_are_selected_in_a_tar_file(folder):
+    assert survey({"files": [str(folder / "h.tar")], "format": "txt"}).report.records == 1
+    assert survey({"files": [str(folder / "h.tar")]}).report.records == 19
+
+
+def test_a_damaged_second_bz2_stream_is_not_taken_for_the_end(tmp_path):
+    lines = [bz2.compress(b'{"text": "a"}\n'), bytearray(bz2.compress(b'{"text": "b"}\n'))]
+    lines[1][0] ^= 1
+    (tmp_path / "x.jsonl.bz2").write_bytes(b"".join(lines))
+    assert survey({"files": [str(tmp_path / "x.jsonl.bz2")], "on_bad_input": "skip"}).report.bad_files == 1
+
+
+def test_a_commit_of_the_hub_is_remembered_and_stands_in_the_manifest(data, tmp_path, monkeypatch):
+    commit, read = "0123456789" * 4, []
+    monkeypatch.setattr("infini_llama.tasks.preprocess.sources.sources.commit_of", lambda path, revision: commit)
+    monkeypatch.setattr(
+        "infini_llama.tasks.preprocess.sources.sources.texts_of",
+        lambda *given, **_: (read.append(given), iter(TEXTS))[1],
+    )
+    given = {"source": "huggingface", "dataset": "someone/something", "files": [], "streaming": True}
+    reference = preprocess(data(**given), str(tmp_path))
+    manifest = json.loads((tmp_path / reference["path"] / "manifest.json").read_text())
+    assert manifest["meta"]["revision"] == commit and read[0][3] == commit
+    before, time_before = len(read), time.perf_counter()
+    surveys.survey(surveys.DataConfig.model_validate(data(**given)), tmp_path / "surveys")
+    assert len(read) == before, time_before
