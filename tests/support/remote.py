@@ -63,9 +63,9 @@ class WebServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: WebServer
+    server: WebServer  # type: ignore[assignment]
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_HEAD(self) -> None:
