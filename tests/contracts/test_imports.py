@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.schema import DataConfig
+from infini_llama.flows.cli.parser import GROUPS
 
 ROOT = Path(__file__).parents[2]
 OURS = ("flows", "tasks", "model", "configs")
@@ -109,8 +110,34 @@ def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
 
 
 def test_help_imports_nothing_heavy():
-    loaded = loaded_by("from infini_llama.flows.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass")
-    assert not loaded & {"torch", "prefect", "datasets", "transformers", "pydantic", "numpy"}
+    """Of any command, in one interpreter."""
+    commands = [[], *([name] for *_, commands in GROUPS for name in commands)]
+    loaded = loaded_by(
+        "from infini_llama.flows.cli.main import main\n"
+        f"for words in {commands}:\n"
+        "    try: main([*words, '--help'])\n"
+        "    except SystemExit as leave: assert leave.code == 0"
+    )
+    heavy = {
+        "torch",
+        "prefect",
+        "datasets",
+        "transformers",
+        "pydantic",
+        "numpy",
+        "yaml",
+        "rich",
+        "tokenizers",
+        "pyarrow",
+    }
+    assert not loaded & heavy
+
+
+def test_without_a_mirror_fsspec_is_not_even_imported():
+    settings = "{'storage': {'mirror': None}}, {}"
+    assert "fsspec" not in loaded_by(
+        f"from infini_llama.flows.mirroring import mirrored\nwith mirrored({settings}): pass"
+    )
 
 
 def test_configs_come_cheap():

@@ -122,7 +122,7 @@ def test_an_override_changes_one_place_where_an_alias_shares_it(tmp_path):
 
 def test_a_file_whose_name_cannot_name_a_run_needs_a_name(tmp_path):
     path = write(tmp_path, "data: {source: python-stdlib}\n", "my run.yaml")
-    with pytest.raises(ConfigError, match=r"runtime\.name: the file's name 'my run' cannot name the run"):
+    with pytest.raises(ConfigError, match=r"runtime\.name.*'my run'"):
         load_config(path)
     assert load_config(path, ["runtime.name=mine"]).runtime.name == "mine"
 
@@ -154,11 +154,11 @@ def test_what_is_no_configuration_file(tmp_path, text, words):
 
 
 def test_missing_file_and_folder(tmp_path):
-    with pytest.raises(ConfigError, match=r"does not exist.*tiny\.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml .*tiny\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
-    with pytest.raises(ConfigError, match="is a folder"):
+    with pytest.raises(ConfigError, match=str(tmp_path)):
         load_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"neither \.yaml, \.yml nor \.json"):
+    with pytest.raises(ConfigError, match=r"run\.toml .*\.yaml, \.yml .*\.json"):
         load_config(write(tmp_path, "a = 1", "run.toml"))
 
 
@@ -181,7 +181,7 @@ def test_a_bare_name_is_the_ready_configuration(tmp_path, monkeypatch):
     assert load_config("tiny").model.hidden_size == load_config("tiny.yaml").model.hidden_size == 192
     write(tmp_path, "data: {source: python-stdlib}\nmodel: {hidden_size: 64}\n", "tiny.yaml")
     assert load_config("tiny.yaml").model.hidden_size == 64, "a file that is here comes first"
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match=r"tiny\.yaml"):
         load_config("elsewhere/tiny.yaml")
 
 
@@ -189,7 +189,7 @@ def test_json_is_read_too(tmp_path):
     assert load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name == "mine"
     with pytest.raises(ConfigError, match="line 1"):
         load_config(write(tmp_path, "{", "broken.json"))
-    with pytest.raises(ConfigError, match="'data' is there twice"):
+    with pytest.raises(ConfigError, match="'data'"):
         load_config(write(tmp_path, '{"data": {}, "data": {}}', "twice.json"))
 
 

@@ -1,72 +1,14 @@
 """The embedded Prefect server: comes up, takes the user's own API where there is one, and never outlives its parent."""
 
 import os
-import signal
 import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.server import given_api, lasting_api, prefect_api
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from infini_llama.configs.errors import ConfigError
-from infini_llama.flows.server import lasting_api, prefect_api
-with prefect_api(Path(sys.argv[1])):
-    print("up", flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.fixture
-def no_prefect(monkeypatch, tmp_path):
-    """A user without any Prefect settings, standing in an empty folder."""
-    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    monkeypatch.chdir(tmp_path)
-
-
-def servers_of(home: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("PREFECT_HOME") == str(home / "prefect") and "uvicorn" in process.cmdline():
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-def test_dies_with_its_parent(no_prefect, tmp_path, ending):
-    home = tmp_path / "home"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(home)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "up\n"
-        assert len(servers_of(home)) == 1
-        parent.send_signal(ending)
-        parent.communicate(timeout=30)
-    deadline = time.monotonic() + 10
-    while servers_of(home) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert servers_of(home) == []
-    assert not (home / "prefect" / "server.log").read_text().count("Traceback")
 
 
 def test_own_api_is_used_and_nothing_started(no_prefect, monkeypatch, tmp_path):
@@ -74,24 +16,6 @@ def test_own_api_is_used_and_nothing_started(no_prefect, monkeypatch, tmp_path):
     with prefect_api(tmp_path / "home"):
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:9/api"
     assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:9/api"
-    assert not (tmp_path / "home").exists()
-
-
-def test_api_of_the_active_profile_is_used(no_prefect, tmp_path):
-    folder = tmp_path / "user" / ".prefect"
-    folder.mkdir(parents=True)
-    (folder / "profiles.toml").write_text(
-        'active = "team"\n[profiles.team]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
-    )
-    check = (
-        "import os, sys; from pathlib import Path; from infini_llama.flows.server import prefect_api\n"
-        "with prefect_api(Path('home')):\n"
-        "    from prefect.settings import get_current_settings\n"
-        "    assert get_current_settings().api.url == 'http://127.0.0.1:9/api', get_current_settings().api.url\n"
-        "    assert 'PREFECT_HOME' not in os.environ\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    subprocess.run([sys.executable, "-c", check], env=environment, check=True, timeout=60)
     assert not (tmp_path / "home").exists()
 
 

@@ -81,9 +81,7 @@ def test_a_model_learns_the_same_with_chunks(config, attention, tied):
     assert torch.allclose(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
 
 
-@pytest.mark.parametrize(
-    ("attention", "checkpointing"), [("softmax", "none"), ("infini", "selective"), ("infini", "full")]
-)
+@pytest.mark.parametrize(("attention", "checkpointing"), [("softmax", "selective"), ("infini", "full")])
 def test_a_compiled_loss_in_chunks_is_that_of_eager(config, attention, checkpointing):
     """By the back end that generates no code: what chunks and recomputation ask of Dynamo and autograd is tested."""
     torch.compiler.reset()

@@ -1,10 +1,9 @@
-"""The command as a user meets it: real processes, their exit codes and their words."""
+"""The command as a user meets it, called in this process: exit codes, JSON, and which keys and paths an error names."""
 
 import json
 import re
-import subprocess
-import sys
-import time
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,237 +16,129 @@ from infini_llama.flows.cli.main import Stopped, explain, main, parse
 ROOT = Path(__file__).parents[4]
 
 
-def command(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    clean = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(cwd),
-        "PYTHONPATH": str(ROOT / "src"),
-        "INFINI_LLAMA_HOME": str(cwd / "home"),
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "infini_llama", *words],
-        cwd=cwd,
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@dataclass
+class Result:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def said(result: subprocess.CompletedProcess) -> str:
+@pytest.fixture
+def command(texts, monkeypatch, capsys):
+    """Runs a command in the folder of the texts."""
+    monkeypatch.chdir(texts)
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
+
+    def run(*words: str) -> Result:
+        capsys.readouterr()
+        code = main([*words])
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+def said(result: Result) -> str:
     """The last line on stderr, after seeing that no traceback is there."""
     assert "Traceback" not in result.stderr
     return result.stderr.splitlines()[-1]
 
 
-@pytest.fixture
-def texts(tmp_path):
-    """A corpus of a few small files, and a configuration that reads it."""
+@pytest.fixture(scope="module")
+def _texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
     for number in range(40):
         words = " ".join(f"word{number}{letter} = {letter * 3}" for letter in "abcdefghij")
-        (tmp_path / f"{number}.txt").write_text(f"{words}\n" * 5)
-    (tmp_path / "run.yaml").write_text(
+        (folder / f"{number}.txt").write_text(f"{words}\n" * 5)
+    (folder / "run.yaml").write_text(
         "data: {files: ['*.txt'], sequence_length: 16, tokenizer: {vocab_size: 300}, validation_fraction: 0.2}\n"
     )
-    return tmp_path
+    return folder
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("run",),
-        ("generate",),
-        ("inspect",),
-        ("doctor",),
-        ("export",),
-        ("import",),
-        ("estimate",),
-        ("report",),
-        ("compare",),
-        ("runs",),
-        ("gc",),
-        ("config",),
-    ],
-)
-def test_help_imports_nothing_heavy(tmp_path, words):
-    heavy = [
-        "torch",
-        "prefect",
-        "datasets",
-        "transformers",
-        "pydantic",
-        "numpy",
-        "yaml",
-        "rich",
-        "tokenizers",
-        "pyarrow",
-    ]
-    check = (
-        "import sys; from infini_llama.flows.cli.main import main\n"
-        f"try: main([*{words!r}, '--help'])\n"
-        "except SystemExit as leave: assert leave.code == 0\n"
-        f"loaded = [name for name in {heavy!r} if name in sys.modules]\n"
-        "assert not loaded, loaded\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", check],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "usage: infini-llama" in result.stdout
+@pytest.fixture
+def texts(_texts, tmp_path):
+    """A corpus of a few small files, and a configuration that reads it."""
+    return shutil.copytree(_texts, tmp_path / "texts")
 
 
-def test_help_answers_at_once(tmp_path):
-    began = time.perf_counter()
-    assert command("--help", cwd=tmp_path).returncode == 0
-    print(f"infini-llama --help: {time.perf_counter() - began:.3f} s")  # measured, not asserted
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (["run", "missing.yaml"], 64, "missing.yaml does not exist"),
-        (["run", "run.yaml", "train.max_stps=3"], 64, "did you mean train.max_steps?"),
-        (["preprocess", "run.yaml", "environment.nproc_per_node=0"], 64, "environment.nproc_per_node"),
-        (["preprocess", "run.yaml", "data.tokenizer.vocab_size=256"], 64, "data.tokenizer.vocab_size"),
-        (["preprocess", "run.yaml", "data.files=[nothing/*.txt]"], 65, "nothing/*.txt"),
-        (["preprocess", "run.yaml", "data.sequence_length=100000"], 65, "data.sequence_length=100000"),
-        (["train", "run.yaml"], 65, "run 'infini-llama preprocess run.yaml'"),
-        (["verify", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
-        (["evaluate", ".", "--stream"], 64, "--stream needs --files"),
-        (["evaluate", "."], 64, "is no run folder (it has no lineage.json)"),
-        (["passkey", "."], 64, "is no run folder (it has no lineage.json)"),
-        (["passkey", "x", "--depths", "2"], 64, "2 must be from 0 to 1"),
-        (["compare", "."], 64, "compare was given 1 run(s); name between 2 and 8"),
-        (["gc", "--keep-checkpoints", "1"], 64, "--keep-checkpoints: 1 must be at least 2"),
-        (["report", "."], 64, "is no run folder (it has no lineage.json)"),
-        (["inspect", "nowhere"], 64, "'nowhere' is neither a folder nor the name of one"),
-        (["generate", "nowhere", "--prompt", "x"], 64, "'nowhere' is neither a folder nor the name of one"),
-        (["generate", ".", "--prompt-file", "nowhere.txt"], 64, "--prompt-file nowhere.txt cannot be read"),
-        (["generate", "."], 64, "generate has nothing to continue; give --prompt TEXT"),
-        (["generate", "x", "--prompt", "x", "--min-p", "0"], 64, "0 must be above 0 and at most 1"),
-        (["generate", "x", "--prompt", "x", "--repetition-penalty", "0"], 64, "0 must be above 0"),
-        (["generate", "x", "--prompt", "x", "--stop", ""], 64, "an empty one would end every text at once"),
-        (["generate", "x", "--prompt", "x", "--top-p", "2"], 64, "2 must be above 0 and at most 1"),
-        (["run"], 64, "the following arguments are required: CONFIG"),
-        (["run", "run.yaml", "--fast"], 64, "unrecognized arguments: --fast"),
-        (["inspect", "x", "a=b"], 64, "unrecognized arguments: a=b"),
-        (["nonsense"], 64, "unknown command 'nonsense'"),
-    ],
-)
-def test_wrong_input_gets_a_sentence_and_its_code(texts, words, code, sentence):
-    result = command(*words, cwd=texts)
-    assert sentence in said(result)
-    assert result.returncode == code
-    assert result.stdout == ""
-
-
-def test_three_bad_values_are_reported_at_once(texts):
-    result = command(
-        "run", "run.yaml", "model.hidden_size=-1", "train.learning_rate=fast", "data.strategy=none", cwd=texts
-    )
+def test_three_bad_values_are_reported_at_once(command, texts):
+    result = command("run", "run.yaml", "model.hidden_size=-1", "train.learning_rate=fast", "data.strategy=none")
     assert result.returncode == 64
     for key in ("model.hidden_size", "train.learning_rate", "data.strategy"):
         assert key in result.stderr
 
 
-def test_a_file_that_is_not_utf8(texts):
+def test_a_file_that_is_not_utf8(command, texts):
     (texts / "latin.txt").write_bytes(b"caf\xe9")
-    result = command("preprocess", "run.yaml", cwd=texts)
+    result = command("preprocess", "run.yaml")
     assert result.returncode == 65
     assert "latin.txt" in said(result)
 
 
-def test_no_space_on_the_device(texts):
-    """A limit on the size of files stands for a full disk; Python gets EFBIG where it would get ENOSPC."""
-    limited = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "from infini_llama.flows.cli.main import main; sys.exit(main(['preprocess', 'run.yaml']))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", limited],
-        cwd=texts,
-        env={"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 70
-    assert "no space" in said(result)
-    again = command("preprocess", "run.yaml", cwd=texts, INFINI_LLAMA_HOME=str(texts / "workspace"))
-    assert again.returncode == 0, again.stderr
-
-
-def test_errors_as_json(texts):
-    result = command("verify", "nowhere", "--json", cwd=texts)
+def test_errors_as_json(command, texts):
+    result = command("verify", "nowhere", "--json")
     record = json.loads(result.stdout)
     assert record["exit_code"] == result.returncode == 64
     assert record["error"] in result.stderr
 
 
-def test_preprocess_verify_inspect(texts):
-    built = command("preprocess", "run.yaml", "--json", cwd=texts)
+def test_preprocess_verify_inspect(command, texts):
+    built = command("preprocess", "run.yaml", "--json")
     assert built.returncode == 0, built.stderr
     reference = json.loads(built.stdout.splitlines()[-1])
     assert reference["built"] == ["tokens", "chunks"]
     assert len(built.stdout.splitlines()) == 1  # all else is on stderr
-    assert json.loads(command("preprocess", "run.yaml", "--json", cwd=texts).stdout)["built"] == []
+    assert json.loads(command("preprocess", "run.yaml", "--json").stdout)["built"] == []
 
-    verified = command("verify", "latest", "--deep", "--html", "checks.html", "--json", cwd=texts)
+    verified = command("verify", "latest", "--deep", "--html", "checks.html", "--json")
     assert json.loads(verified.stdout)["ok"] is True
-    inspected = json.loads(command("inspect", "latest", "--json", cwd=texts).stdout)
+    inspected = json.loads(command("inspect", "latest", "--json").stdout)
     assert inspected["splits"]["train"]["documents"] == reference["train"]["documents"]
-    assert "train" in command("inspect", "latest", cwd=texts).stdout
+    assert "train" in command("inspect", "latest").stdout
 
     shard = next((texts / "home" / reference["path"] / "train").glob("*.arrow"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    damaged = command("verify", str(texts / "home" / reference["path"]), cwd=texts)
+    damaged = command("verify", str(texts / "home" / reference["path"]))
     assert damaged.returncode == 65
     assert shard.name in said(damaged)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_every_command(tmp_path, shell):
-    result = command("completion", shell, cwd=tmp_path)
+def test_completion_knows_every_command(command, shell):
+    result = command("completion", shell)
     assert result.returncode == 0, result.stderr
     for word in ("preprocess", "passkey", "keep-checkpoints", "unused-datasets"):
         assert word in result.stdout
 
 
-def test_init_writes_what_run_can_read(texts):
-    done = command("init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json", cwd=texts)
+def test_init_writes_what_run_can_read(command, texts):
+    done = command("init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["files"] == 40 and record["steps"] == 200
     small = ["data.sequence_length=16", "model.segment_length=4", "data.tokenizer.vocab_size=300"]
-    built = command("preprocess", "my.yaml", *small, cwd=texts)
+    built = command("preprocess", "my.yaml", *small)
     assert built.returncode == 0, built.stderr
-    again = command("init", "my.yaml", "--files", "*.txt", cwd=texts)
+    again = command("init", "my.yaml", "--files", "*.txt")
     assert again.returncode == 64 and "my.yaml exists already" in said(again)
-    silent = command("init", "other.yaml", cwd=texts)
+    silent = command("init", "other.yaml")
     assert silent.returncode == 64 and "name it with --files PATH" in said(silent)
-    assert command("init", "other.yaml", "--files", "nothing", cwd=texts).returncode == 65
+    assert command("init", "other.yaml", "--files", "nothing").returncode == 65
 
 
-def test_a_home_without_runs(texts):
+def test_a_home_without_runs(command, texts):
     for words, said_there in ((["runs"], "or set INFINI_LLAMA_HOME"), (["gc"], "nothing to delete")):
-        result = command(*words, cwd=texts)
+        result = command(*words)
         assert result.returncode == 0 and said_there in result.stdout, result.stderr
-    assert json.loads(command("runs", "--json", cwd=texts).stdout)["runs"] == []
+    assert json.loads(command("runs", "--json").stdout)["runs"] == []
 
 
-def test_unexpected_errors_have_a_traceback_only_when_asked_for(texts):
+def test_unexpected_errors_have_a_traceback_only_when_asked_for(command, texts):
     (texts / "home").mkdir()
     (texts / "home" / "locks").write_text("a file where a folder should be")
-    quiet, verbose = (command("preprocess", "run.yaml", *more, cwd=texts) for more in ([], ["--verbose"]))
+    quiet, verbose = (command("preprocess", "run.yaml", *more) for more in ([], ["--verbose"]))
     assert quiet.returncode == verbose.returncode == 70
     assert "unexpected FileExistsError" in said(quiet)
     assert "Traceback" in verbose.stderr

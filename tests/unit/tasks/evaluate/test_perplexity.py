@@ -71,11 +71,11 @@ def test_what_cannot_be_read(run_of, tmp_path):
     folder, _ = run_of()
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": 3}\n')
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"constant state, which model\.attention=softmax does not have"):
+    with pytest.raises(ConfigError, match=r"model\.attention=softmax"):
         evaluate(folder, files=[__file__], stream=True)
     with pytest.raises(DataError, match=r"bad\.jsonl"):
         evaluate(folder, files=[str(tmp_path / "bad.jsonl")])
-    with pytest.raises(DataError, match="has no token to predict"):
+    with pytest.raises(DataError, match="token"):
         evaluate(folder, files=[str(tmp_path / "empty.txt")])
     with pytest.raises(DataError, match="no file matches"):
         evaluate(folder, files=[str(tmp_path / "nothing.txt")])

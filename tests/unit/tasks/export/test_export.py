@@ -266,7 +266,7 @@ def test_a_folder_with_something_in_it_is_not_written_into(run_of, tmp_path):
     run, _ = run_of()
     (tmp_path / "full").mkdir()
     exported(run, tmp_path / "full")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="exists"):
         exported(run, tmp_path / "full")
 
 

@@ -5,19 +5,8 @@ import json
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.patch_environment.card import card
 from infini_llama.tasks.patch_environment.doctor import doctor
-from infini_llama.tasks.records.environment import EnvironmentRecord
-from support.machines import H100, begun, lay_out, settings
-
-
-def test_the_exit_code_follows_the_worst_finding(tmp_path):
-    well = doctor(settings(), tmp_path, machine=lay_out(tmp_path / "well"))
-    warned = doctor(settings(), tmp_path, machine=lay_out(tmp_path / "busy", gpus=[H100] * 2, busy=0))
-    ill = doctor(settings({"gpus": [7]}), tmp_path, machine=lay_out(tmp_path / "ill", gpus=[H100]))
-    assert [report.exit_code for report in (well, warned, ill)] == [0, 1, 64]
-    for report, worst in ((warned, "warning"), (ill, "error")):
-        assert report.findings[0].severity == worst and json.dumps(report.to_json())
+from support.machines import begun, lay_out, settings
 
 
 def test_against_a_run_says_what_changed_and_whether_resume_stays_exact(tmp_path):
@@ -44,16 +33,6 @@ def test_against_what_is_no_run_is_refused(tmp_path):
         doctor(None, tmp_path, tmp_path, lay_out(tmp_path))
 
 
-def test_a_run_that_resumes_elsewhere_says_what_differs_before_its_first_step(tmp_path, caplog):
-    begun(settings(), tmp_path, "run", machine=lay_out(tmp_path / "here"))
-    caplog.clear()
-    there = lay_out(tmp_path / "there", {"proc/cpuinfo": "model name: Epyc\nflags: fpu\n"}, gpus=[H100])
-    plan = begun(settings(), tmp_path, "run", machine=there)
-    assert plan.device == "cpu", "a run stays where it began"
-    assert "the processor was Xeon at the last attempt and is Epyc now" in caplog.text
-    assert "the list of GPUs was [] at the last attempt and is ['H100'] now" in caplog.text
-
-
 def test_a_run_of_an_older_version_goes_on_as_it_was(tmp_path, caplog):
     machine = lay_out(tmp_path / "here")
     begun(settings(), tmp_path, "run", machine=machine)
@@ -66,15 +45,3 @@ def test_a_run_of_an_older_version_goes_on_as_it_was(tmp_path, caplog):
     plan = begun(settings({"tune": "quick"}), tmp_path, "run", machine=machine)
     assert (plan.precision, plan.allocator, plan.compile) == ("fp32", "system", "off")
     assert "bitwise" not in caplog.text and "written anew" not in caplog.text
-
-
-def test_the_card_shows_plan_findings_and_patches(tmp_path):
-    machine = lay_out(tmp_path / "here", gpus=[H100] * 2, busy=1)
-    plan = begun(settings(), tmp_path, "run", machine=machine)
-    record = json.loads((tmp_path / "runs/run/environment.json").read_text())
-    text = card(EnvironmentRecord.from_json(record), plan)
-    assert "| nproc_per_node | 1 |" in text and "- nproc_per_node: one worker per GPU" in text
-    assert "| GPUs | H100 (85.9 GB), H100 (85.9 GB) |" in text and "**warning** GPU 1: " in text
-    assert "[adam-weight-decay](https://" in text and "**ok**" not in text
-    table = text.split("### Why")[0]
-    assert not set("{}[]") & set(table), "raw Python"

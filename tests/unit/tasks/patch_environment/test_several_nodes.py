@@ -26,7 +26,7 @@ def test_the_global_batch_is_shared_by_the_workers_of_all_nodes(facts):
     plan = resolve(config(nnodes=2, nproc_per_node=2), facts)
     assert (plan.nnodes, plan.nproc_per_node, plan.accumulation_steps) == (2, 2, 1)
     assert resolve(config(nproc_per_node=2), facts).accumulation_steps == 2
-    with pytest.raises(ConfigError, match=r"train.global_batch_size=32 is not a multiple .* x 1 worker\(s\) x 3 nodes"):
+    with pytest.raises(ConfigError, match=r"train\.global_batch_size=32 .*3 nodes"):
         resolve(with_settings(config(), {"nnodes": 3}), facts)
 
 

@@ -44,9 +44,9 @@ def test_the_page(two, read_page):
 
 
 def test_what_cannot_be_compared(two, tmp_path):
-    with pytest.raises(ConfigError, match=r"1 run\(s\); name between 2 and 8"):
+    with pytest.raises(ConfigError, match=r"1 run.* 2 and 8"):
         compare(two[:1])
-    with pytest.raises(ConfigError, match="two runs of one name"):
+    with pytest.raises(ConfigError, match="name"):
         compare([two[0], two[0]])
-    with pytest.raises(ConfigError, match="is no run folder"):
+    with pytest.raises(ConfigError, match=r"lineage\.json"):
         compare([two[0], tmp_path])

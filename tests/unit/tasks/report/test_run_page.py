@@ -75,5 +75,5 @@ def test_what_other_versions_recorded_is_shown_where_it_is_there(make_run, read_
 
 
 def test_the_folder_of_no_run(tmp_path):
-    with pytest.raises(ConfigError, match="is no run folder"):
+    with pytest.raises(ConfigError, match=r"lineage\.json"):
         write_report(tmp_path)

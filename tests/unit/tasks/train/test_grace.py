@@ -33,7 +33,7 @@ def test_what_is_configured_holds_until_more_was_measured(tmp_path):
 def test_an_orchestrator_that_kills_earlier_is_refused_with_the_seconds_it_must_give(tmp_path):
     run = run_with(tmp_path, STEP, SAVED)
     assert grace_period(run, limits(25.0, 44.0)) == 39.0
-    with pytest.raises(ConfigError, match=r"runtime.orchestrator_grace=43: .* up to 39 s.* at least 44 s"):
+    with pytest.raises(ConfigError, match=r"runtime\.orchestrator_grace=43.* 39 s.* 44 s"):
         grace_period(run, limits(25.0, 43.0))
     assert grace_period(run_with(tmp_path, STEP), limits(25.0, 20.0)) == 15.0, "less than wished, more than needed"
 

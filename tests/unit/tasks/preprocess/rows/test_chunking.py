@@ -1,4 +1,3 @@
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -82,21 +81,8 @@ def test_which_device_is_meant(tmp_path, monkeypatch):
 @pytest.mark.skipif(HAS_GPU, reason="here the GPU works")
 def test_a_named_gpu_that_is_not_there_is_refused():
     for device in ("cuda", "cuda:1"):
-        with pytest.raises(
-            ConfigError, match=rf"data\.device={device}, but no NVIDIA driver .* use data\.device=auto or cpu"
-        ):
+        with pytest.raises(ConfigError, match=rf"data\.device={device}.*data\.device=auto"):
             resolve_device(device)
-
-
-def test_a_gpu_that_fails_leaves_the_work_to_the_cpu_or_is_refused_if_requested_by_name(caplog, monkeypatch):
-    monkeypatch.setattr(chunking, "GPU_ROWS", 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with caplog.at_level(logging.WARNING):
-        starts, device = compute_starts(99, 10, "cuda:0", required=False)
-    assert device == "cpu" and starts.tobytes() == row_starts(99, 10).tobytes()
-    assert "chunking on cuda:0 failed" in caplog.text
-    with pytest.raises(ConfigError, match=r"data\.device: cuda:1 does not work"):
-        compute_starts(10, 10, "cuda:1", required=True)
 
 
 @pytest.mark.gpu

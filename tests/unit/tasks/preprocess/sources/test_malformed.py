@@ -102,26 +102,42 @@ def nothing_is_believed(home: Path, settings: dict) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, *RECORDS])
-def test_a_sentence_and_code_65_or_left_out_named_and_counted(data, text, tmp_path, name, caplog):
-    content, said, used, left_out = (*FILES[name], 0, 0) if name in FILES else RECORDS[name]
+def test_the_file_is_named_with_code_65(data, text, name):
+    content, said, *_ = FILES.get(name) or RECORDS[name]
     (text / name).write_bytes(content)
-    settings = data(files=[str(text)])
     with pytest.raises(DataError) as refused:
-        preprocess(settings, str(tmp_path / "home"))
+        survey(data(files=[str(text)]))
     sentence = str(refused.value)
-    assert sentence.startswith(f"{text / name} {said}") and sentence.endswith("leave it out of data.files.")
+    assert sentence.startswith(f"{text / name} {said}") and "data.files" in sentence
     assert "\n" not in sentence and refused.value.exit_code == 65
+
+
+@pytest.mark.parametrize("name", ["cut.jsonl.gz", "nan.jsonl"])
+def test_what_is_refused_leaves_nothing_to_be_believed(data, text, tmp_path, name):
+    (text / name).write_bytes((FILES.get(name) or RECORDS[name])[0])
+    settings = data(files=[str(text)])
+    with pytest.raises(DataError):
+        preprocess(settings, str(tmp_path / "home"))
     nothing_is_believed(tmp_path / "home", settings)
-    reference = preprocess(settings | {"on_bad_input": "skip"}, str(tmp_path / "home"))
+
+
+def test_all_of_them_are_left_out_named_and_counted(data, text, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("infini_llama.tasks.preprocess.sources.survey.NAMED", 100)
+    for name, (content, *_) in (FILES | RECORDS).items():
+        (text / name).write_bytes(content)
+    settings = data(files=[str(text)], on_bad_input="skip")
+    reference = preprocess(settings, str(tmp_path / "home"))
+    used, left_out = (sum(record[place] for record in RECORDS.values()) for place in (2, 3))
     documents = sum(reference[split]["documents"] for split in ("train", "validation"))
     assert documents == 30 + used and verify(reference, str(tmp_path / "home"), "deep", 0)["ok"]
-    counted = f"{left_out} damaged records" if left_out else "1 damaged files"
-    assert counted in caplog.text and f"{text / name} {said}" in caplog.text
+    assert f"{left_out} damaged records" in caplog.text and f"{len(FILES)} damaged files" in caplog.text
+    bad = survey(settings).report.bad
+    assert all(any(str(text / name) in line for line in bad) for name in FILES | RECORDS)
 
 
-@pytest.mark.parametrize("name", [*EMPTY])
-def test_files_without_text_are_no_fault(data, text, tmp_path, name):
-    (text / name).write_bytes(EMPTY[name])
+def test_files_without_text_are_no_fault(data, text, tmp_path):
+    for name, content in EMPTY.items():
+        (text / name).write_bytes(content)
     reference = preprocess(data(files=[str(text)]), str(tmp_path / "home"))
     assert sum(reference[split]["documents"] for split in ("train", "validation")) == 30
 
@@ -187,7 +203,7 @@ def test_what_may_not_be_read_is_named(data, as_nobody, what):
     denied = folder / "inner" if what == "folder" else folder / "inner" / "secret.txt"
     denied.chmod(0)
     settings = data(files=[str(folder)])
-    with pytest.raises(DataError, match=rf"{denied} cannot be read \(Permission denied\).*leave it out of data.files"):
+    with pytest.raises(DataError, match=rf"{denied} .*Permission denied.*data\.files"):
         preprocess(settings, str(home))
     assert not list((home / "datasets").glob("files-*"))
     denied.chmod(0o755)
@@ -203,7 +219,7 @@ def test_one_line_of_200_megabytes_is_read_as_documents_and_one_beyond_the_limit
         for _ in range(300):
             file.write(b"x" * 10**6)
         file.write(b'"}\n' + GOOD)
-    with pytest.raises(DataError, match=r"line.jsonl has a line longer than 268,435,456 bytes \(line 2\)"):
+    with pytest.raises(DataError, match=r"line\.jsonl .*268,435,456.*line 2"):
         survey(data(files=[str(text)]))
     corpus = survey(data(files=[str(text)], on_bad_input="skip"))
     sizes = np.concatenate([documents.sizes for documents in corpus.train + corpus.validation])

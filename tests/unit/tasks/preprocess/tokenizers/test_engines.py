@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import shutil
-import subprocess
 import sys
 from itertools import count
 from types import ModuleType
@@ -231,34 +230,3 @@ def test_an_engine_by_name_that_is_not_installed_is_a_sentence(tmp_path, monkeyp
     monkeypatch.setattr(engines, "version", missing)
     with pytest.raises(ConfigError, match=r"infini-llama\[fast\]"):
         choose_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2), list, tmp_path)
-
-
-STOPPED_WHILE_CHECKING = """
-import os, signal, sys, threading, time
-from pathlib import Path
-from infini_llama.tasks.preprocess.tokenizers import engines
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-
-class Stopped(BaseException):
-    pass
-
-def stop(*_):
-    raise Stopped
-
-signal.signal(signal.SIGTERM, stop)
-tokenizer = train_bpe(["a line of words"] * 50, 300, 2)
-threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGTERM)).start()
-try:
-    engines.choose_engine("gigatoken", tokenizer, lambda: ["a line of words " * 100] * 20_000, Path(sys.argv[1]))
-except Stopped:
-    print("stopped", flush=True)
-    os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])
-def test_a_request_to_stop_during_the_check_is_not_taken_for_the_engines_fault(tmp_path, seconds):
-    pytest.importorskip("gigatoken")
-    command = [sys.executable, "-c", STOPPED_WHILE_CHECKING, str(tmp_path), str(seconds)]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert child.stdout == "stopped\n" and not list(tmp_path.iterdir()), child.stderr

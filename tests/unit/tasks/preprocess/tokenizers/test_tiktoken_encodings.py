@@ -75,12 +75,10 @@ def test_the_file_is_fetched_once_into_tiktokens_cache_and_no_byte_of_another_is
     assert rank_file(NAME, None).read_bytes() == served.read_bytes() and len(asked) == 2
     file.unlink()
     served.write_bytes(served.read_bytes() + b"YQ== 999\n")
-    with pytest.raises(
-        PipelineError, match=r"encoding=cl100k_base: what http\S+ gives does not have the published sha256"
-    ):
+    with pytest.raises(PipelineError, match=r"encoding=cl100k_base.*http\S+ .*sha256"):
         rank_file(NAME, None)
     served.unlink()
-    with pytest.raises(PipelineError, match=r"cannot be fetched into .*not found.*name it in data.tokenizer.path"):
+    with pytest.raises(PipelineError, match=r"data\.tokenizer\.path"):
         rank_file(NAME, None)
     assert not list((tmp_path / "tiktoken").iterdir())
 
@@ -90,11 +88,9 @@ def test_a_local_file_must_be_the_published_one(small, tmp_path):
     assert rank_file(NAME, str(served)) == served and not asked
     other = tmp_path / "other.tiktoken"
     other.write_text("YQ== 0\n")
-    with pytest.raises(
-        ConfigError, match=r"other.tiktoken is not the rank file of data.tokenizer.encoding=cl100k_base"
-    ):
+    with pytest.raises(ConfigError, match=r"other\.tiktoken .*data\.tokenizer\.encoding=cl100k_base"):
         load(section(path=str(other)))
-    with pytest.raises(ConfigError, match=r"cannot be read \(No such file or directory\)"):
+    with pytest.raises(ConfigError, match="No such file"):
         load(section(path=str(tmp_path / "none")))
 
 
@@ -141,9 +137,7 @@ def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_pa
 
 @pytest.mark.parametrize("own", [{"pattern": "[a-z]+"}, {"special_tokens": ["<|user|>"]}])
 def test_an_encoding_takes_no_pattern_or_special_tokens_of_ones_own(own):
-    with pytest.raises(
-        ValueError, match=rf"{next(iter(own))}=.* stands beside encoding=cl100k_base, which has its own"
-    ):
+    with pytest.raises(ValueError, match=rf"{next(iter(own))}=.*encoding=cl100k_base"):
         section(**own)
     assert section(**section().model_dump()) == section(), "a configuration that is written out names every key"
 

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -44,22 +41,3 @@ def test_token_bytes_of_the_end_of_text_token_is_0(tokenizer):
     lengths = token_bytes(tokenizer)
     assert lengths.dtype == np.int32 and lengths.shape == (300,)
     assert lengths[EOS_ID] == 0 and (lengths[1:] > 0).all()
-
-
-TRAIN = """
-import sys, sysconfig
-from pathlib import Path
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-texts = [path.read_text() for path in sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))]
-sys.stdout.write(train_bpe(texts, 1000, 2).to_str())
-"""
-
-
-def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
-    trained = {
-        subprocess.run(
-            [sys.executable, "-c", TRAIN], env={"RAYON_NUM_THREADS": threads}, capture_output=True, check=True
-        ).stdout
-        for threads in ("1", "2", "4")
-    }
-    assert len(trained) == 1 and len(trained.pop()) > 10_000

@@ -3,12 +3,8 @@
 import gzip
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +14,6 @@ from infini_llama.tasks.preprocess.tokens.clusters import Share, do_share, parts
 from infini_llama.tasks.preprocess.tokens.plan import Unit, plan_units, shares_of
 from support.stages import plan, preprocess, survey
 
-BUILD = """
-import json, sys
-from pathlib import Path
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.stage import preprocess
-if __name__ == "__main__":
-    print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).digest))
-"""
 UNITS = [Unit("train", number, number, 1, 10) for number in range(100)]
 
 
@@ -84,9 +72,9 @@ def test_a_share_that_fails_leaves_nothing(share):
 
 
 def test_a_worker_with_other_versions_or_without_the_folder_is_refused(share, tmp_path):
-    with pytest.raises(PipelineError, match=r"has tokenizers .*, not 0.0.1; install the same"):
+    with pytest.raises(PipelineError, match=r"tokenizers .*0\.0\.1"):
         do_share(write, None, replace(share, versions=versions() | {"tokenizers": "0.0.1"}))
-    with pytest.raises(PipelineError, match=r"does not see .*elsewhere; runtime.home must be"):
+    with pytest.raises(PipelineError, match=r"elsewhere.*runtime\.home"):
         do_share(write, None, replace(share, work=tmp_path / "elsewhere"))
 
 
@@ -97,43 +85,5 @@ def test_neither_engine_nor_address_is_part_of_a_key(data, tmp_path):
 
 def test_an_engine_that_is_not_installed_is_named(data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dask", None)
-    with pytest.raises(ConfigError, match=r"data.engine=dask: dask is not installed; install infini-llama\[dask\]"):
+    with pytest.raises(ConfigError, match=r"data\.engine=dask.*infini-llama\[dask\]"):
         preprocess(data(engine="dask"), str(tmp_path / "home"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_worker_killed_in_the_middle_costs_nothing_but_its_share(data, tmp_path, digests, engine):
-    pytest.importorskip("distributed" if engine == "dask" else engine)
-    settings = data(shard_size=1024)
-    expected = preprocess(settings, str(tmp_path / "local"))
-    home = tmp_path / engine
-    given = json.dumps(settings | {"engine": engine, "num_workers": 2})
-    (tmp_path / "build.py").write_text(BUILD)
-    with (tmp_path / "log").open("wb") as log:
-        build = subprocess.Popen(
-            [sys.executable, tmp_path / "build.py", given, str(home)], stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    killed = None
-    while build.poll() is None and killed is None:
-        for folder in home.glob("datasets/.*.work-parts/*"):
-            pid = int(folder.name.split("-")[-2])
-            if any(home.glob("datasets/.*.work/train/*.arrow")):
-                os.kill(pid, signal.SIGKILL)
-                killed = pid
-                break
-        time.sleep(0.002)
-    answer, _ = build.communicate(timeout=240)
-    assert build.returncode == 0, (tmp_path / "log").read_text()
-    assert killed is not None and not Path(f"/proc/{killed}").exists()
-    assert json.loads(answer.splitlines()[-1]) == expected["digest"]
-    assert digests(home / "datasets") == digests(tmp_path / "local" / "datasets")
-    assert not [path for path in (home / "datasets").iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "address"), [("dask", "tcp://127.0.0.1:1"), ("ray", "127.0.0.1:1")])
-def test_a_cluster_that_does_not_answer_is_named(data, tmp_path, engine, address):
-    pytest.importorskip("distributed" if engine == "dask" else engine)
-    with pytest.raises(ConfigError, match=f"data.engine_address={address}: no"):
-        preprocess(data(engine=engine, engine_address=address), str(tmp_path / "home"))

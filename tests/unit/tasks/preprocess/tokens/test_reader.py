@@ -77,9 +77,7 @@ def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_a
     damaged[len(damaged) // 2] ^= 4
     reader.paths[-1].write_bytes(damaged)
     reader.gather(np.array([0]))
-    with pytest.raises(
-        DataError, match=f"{reader.paths[-1]} does not have the bytes its manifest says; training stops"
-    ):
+    with pytest.raises(DataError, match=str(reader.paths[-1])):
         reader.gather(np.array([len(reader) - 1]))
 
 
@@ -94,7 +92,7 @@ def test_verify_on_read_finds_a_changed_offset_before_rows_are_ordered_by_it(bui
     content[at + 8] ^= 1  # the second document begins a token away
     path.write_bytes(content)
     reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
-    with pytest.raises(DataError, match=f"{path} does not have the bytes its manifest says"):
+    with pytest.raises(DataError, match=str(path)):
         reader.document_offsets()
 
 
@@ -105,7 +103,7 @@ def test_verify_on_read_finds_a_changed_row_table_at_once(built):
     damaged[-8] ^= 1
     table.write_bytes(damaged)
     TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
-    with pytest.raises(DataError, match=r"validation\.rows\.npy does not have the bytes"):
+    with pytest.raises(DataError, match=r"validation\.rows\.npy"):
         TokenReader(home / reference["path"], reference["chunks"], "validation", verify_on_read=True)
 
 
@@ -134,11 +132,11 @@ def test_a_missing_file_is_a_sentence(built):
     (dataset / "chunks" / reference["chunks"] / "train.rows.npy").unlink()
     with pytest.raises(DataError, match=r"train\.rows\.npy"):
         TokenReader(dataset, reference["chunks"], "train")
-    with pytest.raises(DataError, match=r"has no manifest\.json"):
+    with pytest.raises(DataError, match=r"manifest\.json"):
         TokenReader(dataset, "other", "train")
 
 
 def test_a_shard_of_another_type_of_tokens_is_refused(tmp_path):
     write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint32)], 200, 9)  # the manifest says uint16
-    with pytest.raises(DataError, match=r"data-00000\.arrow has tokens of uint32; the manifest says uint16"):
+    with pytest.raises(DataError, match=r"data-00000\.arrow .*uint32.*uint16"):
         TokenReader(tmp_path / "data", "k", "train").gather(np.array([0]))

@@ -1,7 +1,10 @@
+"""Shards of earlier datasets are taken where their text and tokenizer are the same, and only where they are whole."""
+
 import errno
 import logging
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +31,46 @@ def tokenized(monkeypatch) -> list[str]:
     return names
 
 
-@pytest.fixture
-def grown(data, corpus, tmp_path, tokenized):
-    """A dataset with a frozen tokenizer, and then two more files of text: its home, the settings, both references so far."""
-    home, text = tmp_path / "home", shutil.copytree(corpus, tmp_path / "text")
-    learned = preprocess(data(files=[str(corpus)]), str(tmp_path / "learned"))
-    frozen = tmp_path / "learned" / learned["path"] / "tokenizer.json"
+@dataclass(frozen=True)
+class Grown:
+    """A dataset with a frozen tokenizer, two more files of text, and what a build from nothing makes of them."""
+
+    home: Path
+    settings: dict[str, Any]
+    before: dict[str, Any]
+    fresh: dict[str, Any]
+    fresh_home: Path
+
+
+@pytest.fixture(scope="module")
+def _grown(data, corpus, tmp_path_factory) -> Grown:
+    folder = tmp_path_factory.mktemp("grown")
+    text = shutil.copytree(corpus, folder / "text")
+    learned = preprocess(data(files=[str(corpus)]), folder / "learned")
+    frozen = folder / "learned" / learned["path"] / "tokenizer.json"
     settings = data(files=[str(text)], tokenizer={"path": str(frozen)}, shard_size=2048)
-    before = preprocess(settings, str(home))
-    tokenized.clear()
+    before = preprocess(settings, folder / "home")
     for number in range(2):
         (text / f"text-9{number}-tomorrow.txt").write_text("another day, and what it brought " * 30, encoding="utf-8")
-    return home, settings, before
+    fresh = preprocess(settings, folder / "fresh")
+    return Grown(folder / "home", settings, before, fresh, folder / "fresh")
+
+
+@pytest.fixture
+def grown(_grown, tmp_path):
+    """Of it a home of one's own, the settings, and the reference before the text grew."""
+    return shutil.copytree(_grown.home, tmp_path / "home", symlinks=True), _grown.settings, _grown.before
+
+
+@pytest.fixture
+def is_fresh(_grown, digests):
+    """Whether the dataset in a home has the bytes of a build from nothing."""
+
+    def compare(home: Path, reference: dict[str, Any]) -> bool:
+        assert reference == _grown.fresh
+        return digests(home / reference["path"]) == digests(_grown.fresh_home / reference["path"])
+
+    return compare
 
 
 def shards(folder: Path) -> list[Path]:
@@ -47,7 +78,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def test_with_a_frozen_tokenizer_only_new_units_are_tokenized_and_the_bytes_are_those_of_a_build_from_nothing(
-    grown, tmp_path, tokenized, digests, caplog
+    grown, tokenized, is_fresh, caplog
 ):
     home, settings, before = grown
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
@@ -58,8 +89,7 @@ def test_with_a_frozen_tokenizer_only_new_units_are_tokenized_and_the_bytes_are_
     assert said in caplog.text and f"; {len(tokenized)} are tokenized" in caplog.text
     linked = [path for path in after if path.stat().st_nlink > 1]
     assert len(linked) == len(after) - len(tokenized)
-    assert preprocess(settings, str(tmp_path / "fresh")) == reference
-    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+    assert is_fresh(home, reference)
     assert verify(reference, str(home), "deep", 0)["ok"] and verify(before, str(home), "deep", 0)["ok"]
 
 
@@ -86,7 +116,7 @@ def test_one_more_file_before_the_others_is_found_by_content_wherever_units_begi
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone", "moved aside", "not whole"])
-def test_no_shard_is_taken_that_is_not_what_its_manifest_says(grown, tmp_path, tokenized, digests, caplog, damage):
+def test_no_shard_is_taken_that_is_not_what_its_manifest_says(grown, tokenized, is_fresh, caplog, damage):
     home, settings, before = grown
     folder = home / before["path"]
     shard = folder / "train" / "data-00001.arrow"
@@ -104,13 +134,12 @@ def test_no_shard_is_taken_that_is_not_what_its_manifest_says(grown, tmp_path, t
     reference = preprocess(settings, str(home))
     assert "train/data-00001.arrow" in tokenized
     assert ("train/data-00000.arrow" in tokenized) == (damage in ("moved aside", "not whole"))
-    assert (f"{shard} does not have the bytes" in caplog.text) == (damage == "flipped")
+    assert (str(shard) in caplog.text) == (damage == "flipped")
     check(home / reference["path"], "dataset", checksums=True)
-    assert preprocess(settings, str(tmp_path / "fresh")) == reference
-    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+    assert is_fresh(home, reference)
 
 
-def test_where_there_are_no_links_shards_are_copied(grown, tmp_path, tokenized, monkeypatch, digests):
+def test_where_there_are_no_links_shards_are_copied(grown, tokenized, is_fresh, monkeypatch):
     def refuse(*paths: Path) -> None:
         raise OSError(1, "Operation not permitted")
 
@@ -120,8 +149,7 @@ def test_where_there_are_no_links_shards_are_copied(grown, tmp_path, tokenized, 
     monkeypatch.undo()
     assert len(tokenized) <= 3
     assert all(path.stat().st_nlink == 1 for path in shards(home / reference["path"]))
-    preprocess(settings, str(tmp_path / "fresh"))
-    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+    assert is_fresh(home, reference)
 
 
 def test_another_tokenizer_or_end_of_text_shares_no_shard(grown, data, tmp_path, tokenized):
@@ -148,9 +176,9 @@ def test_another_engine_or_version_of_it_shares_no_shard(grown, tokenized, monke
     assert len(tokenized) == len(shards(home / reference["path"]))
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ENOENT, errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 def test_a_shard_that_cannot_be_read_is_tokenized_again_and_no_space_is_said(
-    grown, tmp_path, tokenized, monkeypatch, digests, caplog, code
+    grown, is_fresh, monkeypatch, caplog, code
 ):
     def refuse(*paths: Path) -> None:
         raise OSError(code, os.strerror(code))
@@ -159,18 +187,17 @@ def test_a_shard_that_cannot_be_read_is_tokenized_again_and_no_space_is_said(
     monkeypatch.setattr(reuse.os, "link", refuse)
     monkeypatch.setattr(reuse.shutil, "copyfile", refuse)
     if code in reuse.NO_SPACE:
-        with pytest.raises(PipelineError, match=f"no space .*{os.strerror(code)}"):
+        with pytest.raises(PipelineError, match=os.strerror(code)):
             preprocess(settings, str(home))
         return
     reference = preprocess(settings, str(home))
     monkeypatch.undo()
     shard = home / before["path"] / "train" / "data-00001.arrow"
-    assert f"{shard} cannot be taken ({os.strerror(code)}); its text is tokenized again" in caplog.text
-    preprocess(settings, str(tmp_path / "fresh"))
-    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+    assert f"{shard} " in caplog.text and os.strerror(code) in caplog.text
+    assert is_fresh(home, reference)
 
 
-def test_a_shard_that_is_a_symbolic_link_or_a_folder_is_tokenized_again(grown, tmp_path, tokenized, digests, caplog):
+def test_a_shard_that_is_a_symbolic_link_or_a_folder_is_tokenized_again(grown, tmp_path, tokenized, is_fresh, caplog):
     home, settings, before = grown
     first, second = (home / before["path"] / "train" / f"data-0000{number}.arrow" for number in range(2))
     first.rename(tmp_path / "elsewhere.arrow")
@@ -179,10 +206,9 @@ def test_a_shard_that_is_a_symbolic_link_or_a_folder_is_tokenized_again(grown, t
     second.mkdir()
     reference = preprocess(settings, str(home))
     assert {"train/data-00000.arrow", "train/data-00001.arrow"} < set(tokenized)
-    assert f"{first} is a symbolic link; its text" in caplog.text and f"{second} cannot be taken (" in caplog.text
+    assert f"{first} " in caplog.text and f"{second} " in caplog.text
     assert not any(path.is_symlink() for path in shards(home / reference["path"]))
-    preprocess(settings, str(tmp_path / "fresh"))
-    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+    assert is_fresh(home, reference)
 
 
 def test_what_was_done_by_another_version_is_done_again_when_a_build_carries_on(grown, tokenized, monkeypatch):
@@ -209,7 +235,7 @@ def test_what_was_done_by_another_version_is_done_again_when_a_build_carries_on(
     assert keys.keys() == {f"{path.parent.name}/{path.name}" for path in after}
 
 
-def test_a_build_that_is_killed_after_the_links_carries_on_with_them(grown, tokenized, monkeypatch, digests, tmp_path):
+def test_a_build_that_is_killed_after_the_links_carries_on_with_them(grown, is_fresh, monkeypatch):
     home, settings, _ = grown
     write = work.write_shard
 
@@ -222,5 +248,4 @@ def test_a_build_that_is_killed_after_the_links_carries_on_with_them(grown, toke
     assert list(home.rglob(".*.work/train/*.arrow"))
     monkeypatch.setattr(work, "write_shard", write)
     reference = preprocess(settings, str(home))
-    preprocess(settings, str(tmp_path / "fresh"))
-    assert digests(home / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+    assert is_fresh(home, reference)

@@ -120,7 +120,7 @@ def test_unknown_types_and_byte_orders_are_refused(saved):
     table = json.loads((path / "tensors.json").read_text())
     for change in ({"byteorder": "middle"}, {"tensors": table["tensors"] | {min(state): {"dtype": "object"}}}):
         (path / "tensors.json").write_text(json.dumps(table | change))
-        with pytest.raises(DataError, match="cannot be loaded"):
+        with pytest.raises(DataError, match=str(path)):
             load_tensors(path, state)
 
 

@@ -86,10 +86,10 @@ def test_steps_and_shares_become_samples(caplog):
     assert in_samples(resolved, dataset, last_steps(resolved.data, 100), 100)[1].until == 800
     assert "ends at step 100, but train.max_steps=100" in caplog.text
     once = resolved.model_copy(update={"train": resolved.train.model_copy(update={"repeat_data": False})})
-    with pytest.raises(ConfigError, match=r"data.curriculum reads the text anew"):
+    with pytest.raises(ConfigError, match=r"data\.curriculum"):
         refuse_stages(once)
     infini = resolved.model.model_copy(update={"attention": "infini", "segment_length": 8})
-    with pytest.raises(ConfigError, match=r"rows of 8 tokens, one segment of model.segment_length=8"):
+    with pytest.raises(ConfigError, match=r"model\.segment_length=8"):
         refuse_stages(resolved.model_copy(update={"model": infini}))
 
 

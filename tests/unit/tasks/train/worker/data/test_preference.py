@@ -68,11 +68,11 @@ def test_looking_at_few_rows_at_a_time_changes_nothing(monkeypatch):
 def test_a_document_twice_as_long_is_seen_so_many_times_as_often(strength):
     reader = Rows([8] * 64 + [16] * 32 + [64] * 8, strategy="padded")
     order, parts = preferring(reader, strength, None)
-    seen = np.bincount(order[mixed_rows(0, 300_000, parts, 3)], minlength=len(reader))
+    seen = np.bincount(order[mixed_rows(0, 60_000, parts, 3)], minlength=len(reader))
     of = {length: seen[lengths_of_rows(reader) == length] for length in (8, 16, 64)}
     assert all(counts.max() - counts.min() <= 1 for counts in of.values()), "a class is gone through wholly"
-    assert of[16].mean() / of[8].mean() == pytest.approx(2**strength, rel=1e-3)
-    assert of[64].mean() / of[8].mean() == pytest.approx(8**strength, rel=1e-3)
+    assert of[16].mean() / of[8].mean() == pytest.approx(2**strength, rel=1e-2)
+    assert of[64].mean() / of[8].mean() == pytest.approx(8**strength, rel=1e-2)
 
 
 seeds = st.integers(0, 2**63 - 1)
@@ -123,5 +123,5 @@ def test_the_rows_of_a_dataset_on_disk(data, tmp_path):
 
 def test_rows_that_may_not_repeat_cannot_be_preferred():
     train = TrainingConfig(repeat_data=False, prefer_long_documents=1)
-    with pytest.raises(ConfigError, match=r"train.prefer_long_documents=1 sees rows .* again"):
+    with pytest.raises(ConfigError, match=r"train\.prefer_long_documents=1"):
         refuse_repeats(train, 1000, 10**9)

@@ -1,15 +1,20 @@
-"""A small corpus of made-up text, and a dataset built from it once."""
+"""Fixtures of unit and integration tests: a small corpus of made-up text, and a dataset built from it once."""
 
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from infini_llama.configs.schema import PipelineConfig
 from support import made_up_runs
 from support.stages import preprocess
+
+settings.register_profile("tests", deadline=None)  # a busy machine is no fault
+settings.load_profile("tests")
 
 WORDS = [
     "the",
@@ -103,3 +108,12 @@ def read_page() -> Callable[[str], made_up_runs.Reading]:
         return page
 
     return read
+
+
+@pytest.fixture
+def no_prefect(monkeypatch, tmp_path):
+    """A user without any Prefect settings, standing in an empty folder."""
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(tmp_path)

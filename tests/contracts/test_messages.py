@@ -1,0 +1,83 @@
+"""What commands answer to wrong input, word for word. All other tests assert exit codes, error classes, keys and paths.
+
+`INFINI_WRITE_MESSAGES=1 .venv/bin/python -m pytest tests/contracts/test_messages.py` writes the answers in messages.txt anew;
+a new case is a new line `$ …` there.
+"""
+
+import gzip
+import os
+import shlex
+from pathlib import Path
+
+from infini_llama.flows.cli.main import main
+
+MESSAGES = Path(__file__).with_name("messages.txt")
+
+
+def folder_of_mistakes(folder: Path) -> None:
+    """A configuration `run.yaml` that works on texts/, and one file per mistake."""
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(40):
+        words = " ".join(f"word{number}{letter} = {letter * 3}" for letter in "abcdefghij")
+        (texts / f"{number}.txt").write_text(f"{words}\n" * 5)
+    (folder / "run.yaml").write_text(
+        "data: {files: ['texts/*.txt'], sequence_length: 16, tokenizer: {vocab_size: 300}, validation_fraction: 0.2}\n"
+    )
+    written = {
+        "empty.yaml": b"",
+        "list.yaml": b"- a\n- b\n",
+        "unclosed.yaml": b"data: {source: python-stdlib\n",
+        "twice.yaml": b"train:\n  seed: 1\n  seed: 2\n",
+        "tag.yaml": b"data: !!python/object/apply:os.system [ls]\n",
+        "tab.yaml": b"data:\n\tfiles: []\n",
+        "colon.yaml": b"data: a: b\n",
+        "loop.yaml": b"a: &a [*a]\n",
+        "documents.yaml": b"a: 1\n---\nb: 2\n",
+        "digits.yaml": b"a: " + b"9" * 5000,
+        "nul.yaml": b"a: \x00",
+        "latin.yaml": b"data: \xff\n",
+        "my run.yaml": b"data: {source: python-stdlib}\n",
+        "twice.json": b'{"data": {}, "data": {}}',
+        "run.toml": b"a = 1",
+        "latin.txt": b"caf\xe9",
+        "empty.txt": b"",
+        "line.jsonl": b'{"text": "one"}\n{"text": \n',
+        "column.jsonl": b'{"body": "one"}\n',
+        "list.json": b'{"text": "one"}',
+        "cut.txt.gz": gzip.compress(b"text " * 1000, mtime=0)[:40],
+        "tokenizer.json": b"{}",
+        "ranks.tiktoken": b"YQ== 0\nb 1\n",
+    }
+    for name, content in written.items():
+        (folder / name).write_bytes(content)
+
+
+def answer(command: str, capsys) -> str:
+    """Exit code and the lines on stderr, without the usage that argparse prints above an error."""
+    try:
+        code = main(shlex.split(command)[1:])
+    except SystemExit as left:
+        code = left.code
+    out, said = capsys.readouterr()
+    assert not out, command
+    return f"{code}: {said[max(said.find('infini-llama: '), said.find(': error: ') + 2, 0) :].strip()}"
+
+
+def test_wrong_input_is_answered_as_recorded(tmp_path, monkeypatch, capsys):
+    folder_of_mistakes(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "120")
+    recorded = MESSAGES.read_text()
+    parts = []
+    for line in recorded.splitlines():
+        if line.startswith("$ "):
+            parts.append(f"{line}\n{answer(line[2:], capsys)}\n".replace(str(tmp_path), "/here"))
+        elif line.startswith("#"):
+            parts.append(f"{line}\n")
+    answers = "\n".join(parts)
+    if os.environ.get("INFINI_WRITE_MESSAGES"):
+        MESSAGES.write_text(answers)
+    assert answers == MESSAGES.read_text()
+    assert "Traceback" not in answers and "unexpected" not in answers

@@ -1,0 +1,35 @@
+"""The settings of one run: its name in full, and nothing of how it is offered; and what is one command."""
+
+import sys
+
+import pytest
+
+from infini_llama.configs.errors import ConfigError, TrainFailed
+from infini_llama.configs.loading import parse_config
+from infini_llama.flows import pipeline
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.train import launch as local
+from support.made_up_runs import add_checkpoint
+
+
+def test_where_to_start_is_ruled_anew_by_each_command_of_one_process(tmp_path, monkeypatch):
+    """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
+    monkeypatch.setattr(local, "torchrun", lambda order_path, plan, where: [sys.executable, "-c", ""])
+    (tmp_path / "text").mkdir()
+    for number in range(8):
+        words = f"Text {number}, of a few words, again and again.\n" * 20
+        (tmp_path / "text" / f"{number}.txt").write_text(words, encoding="utf-8")
+    data = {"files": [f"{tmp_path}/text/*.txt"], "validation_fraction": 0.25, "sequence_length": 16, "device": "cpu"}
+    settings = {
+        "data": data | {"tokenizer": {"vocab_size": 300}},
+        "runtime": {"name": "twice", "home": str(tmp_path), "resume": "never", "retries": 1, "retry_delay": 0},
+        "environment": {"device": "cpu"},
+    }
+    folder = RunFolder(tmp_path / "runs" / "twice")
+    with pytest.raises(TrainFailed, match="no worker started"):
+        pipeline.run(parse_config(settings))
+    first, second = attempts(folder)
+    assert first.invocation == second.invocation
+    add_checkpoint(folder, 10, 1.0)
+    with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):
+        pipeline.run(parse_config(settings))

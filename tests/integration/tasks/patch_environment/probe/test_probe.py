@@ -1,0 +1,43 @@
+"""Limits are read from real folders shaped like those of containers; the rest is asked of this machine itself."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from infini_llama.tasks.patch_environment.probe.gpus import gpus
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.records.machine import Gpu, GpuFacts
+from support.machines import changed
+
+GPUS = {"gpus": [{"name": "H100", "capability": [9, 0]}], "nccl": True, "attention": {}}
+ANSWER = f"print('noise'); print('''{json.dumps(GPUS)}''')"
+FOUND = Gpu(name="H100", capability=(9, 0), fp8=True)
+
+
+def with_driver(folder: Path, questions: str | None = None) -> Machine:
+    (folder / "dev").mkdir(exist_ok=True)
+    (folder / "dev/nvidiactl").write_text("")
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    machine = Machine(root=folder, environ=environ)
+    return machine if questions is None else Machine(root=folder, environ=environ, questions=questions)
+
+
+@pytest.mark.parametrize(
+    ("questions", "seconds", "expected"),
+    [
+        (ANSWER, 60, GpuFacts(gpus=(FOUND,), nccl=True)),
+        ("raise RuntimeError('driver too old')", 60, GpuFacts(gpus=(), gpu_fault="RuntimeError: driver too old")),
+        ("import os; os.abort()", 60, GpuFacts(gpus=(), gpu_fault="torch ended with code -6")),
+        ("import time; time.sleep(60)", 0.3, GpuFacts(gpus=(), gpu_fault="torch did not answer within 0.3 seconds")),
+    ],
+)
+def test_the_child_that_asks_torch_may_answer_fail_die_or_hang(tmp_path, questions, seconds, expected):
+    assert changed(gpus(with_driver(tmp_path, questions), seconds), {"driver": None}) == expected
+
+
+def test_the_real_questions_run(tmp_path):
+    """On a machine with a GPU they describe it; on one without, torch says so in a sentence."""
+    answer = gpus(with_driver(tmp_path))
+    assert answer.gpus or any(word in answer.gpu_fault for word in ("CUDA", "NVIDIA"))

@@ -1,0 +1,216 @@
+"""Patches change the process they are applied in, so each test runs code in processes of its own: one without, one with."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+
+import pytest
+from packaging.version import Version
+
+
+@pytest.fixture
+def run() -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `code` in a fresh interpreter, after the patch of this name where one is given."""
+
+    def start(code: str, patch: str | None = None, **variables: str) -> subprocess.CompletedProcess:
+        before = (
+            f"from infini_llama.tasks.patch_environment.patches.registry import apply\napply([{patch!r}])\n"
+            if patch
+            else ""
+        )
+        unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TOKENIZERS_PARALLELISM")
+        environment = {name: value for name, value in os.environ.items() if name not in unset}
+        return subprocess.run(
+            [sys.executable, "-c", before + code],
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+
+    return start
+
+
+# weight_decay=None, in the constructor and in a parameter group
+
+NONE = [
+    f"{optimizer}({arguments})"
+    for optimizer in ("Adam", "AdamW")
+    for arguments in ("[weight], weight_decay=None", "[{'params': [weight], 'weight_decay': None}]")
+]
+NUMBER = "AdamW([{'params': [weight], 'weight_decay': 0.3}], weight_decay=0.1)"
+STEPS = f"""
+import torch
+from torch.optim import Adam, AdamW
+for call in {[*NONE, NUMBER]}:
+    weight = torch.nn.Parameter(torch.ones(3))
+    try:
+        optimizer = eval(call)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    except TypeError as error:
+        print("TypeError", "None" in str(error))
+    else:
+        print(optimizer.param_groups[0]["weight_decay"], weight.tolist() != [1.0] * 3, isinstance(optimizer, AdamW))
+"""
+
+
+@pytest.mark.parametrize(
+    ("patches", "of_none"),
+    [
+        ([], ["TypeError True"] * 4),
+        (["adam-weight-decay"], ["0.0 True False"] * 2 + ["0.0 True True"] * 2),
+    ],
+)
+def test_none_fails_without_the_patch_and_is_zero_with_it_and_a_number_stays_what_it_is(run, patches, of_none):
+    done = run(STEPS, *patches)
+    assert done.stdout.splitlines() == [*of_none, "0.3 True True"], done.stderr
+
+
+# a package called flash_attn that fails or warns as the real one does
+
+GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by flash_attn_2_cuda.so)"
+TRY = """
+import logging
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+for attempt in range(2):
+    try:
+        import flash_attn
+        print("imported", flash_attn.flash_attn_func)
+    except ImportError as error:
+        print("refused", error)
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    def write(text: str) -> str:
+        folder = tmp_path / "flash_attn"
+        folder.mkdir()
+        (folder / "__init__.py").write_text(text)
+        return f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+
+    return write
+
+
+def test_a_linkers_message_becomes_a_sentence_that_is_told_once(run, package):
+    path = package(f"raise ImportError({GLIBC!r})")
+    without, patched = run(TRY, PYTHONPATH=path), run(TRY, "flash-attn-import", PYTHONPATH=path)
+    assert without.stdout.count(f"refused {GLIBC}") == 2 and "glibc" not in without.stdout
+    assert patched.stdout.count("refused it was built on a system with glibc 2.32 and this one has") == 2
+    assert patched.stderr.count("WARNING flash-attn cannot be imported: it was built on") == 1
+
+
+def test_warnings_while_it_is_imported_become_one_line(run, package):
+    text = "import warnings\nfor i in range(3): warnings.warn(f'custom_fwd {i} is deprecated', FutureWarning)\nflash_attn_func = 7"
+    path = package(text)
+    without, patched = run(TRY, PYTHONPATH=path), run(TRY, "flash-attn-import", PYTHONPATH=path)
+    assert without.stderr.count("FutureWarning:") == 3
+    assert patched.stderr.count("deprecated") == 1 and "warned 3 time(s)" in patched.stderr
+    assert patched.stdout == without.stdout == "imported 7\n" * 2
+
+
+def test_flash_attn_4_alone_and_nothing_at_all_stay_what_they_are(run, tmp_path):
+    nothing = run(TRY, "flash-attn-import")
+    assert nothing.stdout.count("refused No module named 'flash_attn'") == 2 and not nothing.stderr.count("WARNING")
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").write_text("here = 1")
+    code = "import flash_attn.cute; print(flash_attn.cute.here, hasattr(flash_attn, 'flash_attn_func'))"
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    assert run(code, "flash-attn-import", PYTHONPATH=path).stdout.split() == ["1", "False"]
+
+
+# a worker that is started by hand
+
+GATHER = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print(int(one), os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"])
+"""
+
+
+def test_without_its_variables_a_process_group_fails_and_with_the_patch_it_is_a_group_of_one(run):
+    without, patched = run(GATHER), run(GATHER, "rendezvous")
+    assert without.returncode == 1 and "RANK" in without.stderr
+    assert patched.stdout.split() == ["1", "0", "1", "0"], patched.stderr
+
+
+def test_what_torchrun_set_stays(run):
+    given = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+    code = f"import os; print(*(os.environ[name] for name in {list(given)}))"
+    assert run(code, "rendezvous", **given).stdout.split() == list(given.values())
+
+
+@pytest.mark.parametrize("given", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "1"}])
+def test_a_part_of_several_workers_is_refused_in_a_sentence(run, given):
+    refused = run("", "rendezvous", **given)
+    assert refused.returncode == 1 and "WORLD_SIZE=2 but" in refused.stderr and "torchrun" in refused.stderr
+
+
+# the warning at a fork, which tokenizers had up to 0.22
+
+FORK = """
+import os
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+tokenizer = Tokenizer(models.BPE())
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer.train_from_iterator(["hello world"] * 100, trainers.BpeTrainer(vocab_size=60, show_progress=False))
+tokenizer.encode_batch(["hello " * 20] * 1000)
+child = os.fork()
+if child == 0:
+    tokenizer.encode_batch(["hello"] * 50)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+OLD = Version(version("tokenizers")) < Version("0.23")
+
+
+def test_a_fork_is_silent_with_the_patch(run):
+    patched = run(FORK, "tokenizers-fork")
+    assert patched.returncode == 0 and "just got forked" not in patched.stderr
+
+
+def test_a_fork_warns_without_it_up_to_0_22_and_no_longer(run):
+    assert ("just got forked" in run(FORK).stderr) == OLD
+
+
+# compiled code of two threads that is offered to a worker of one
+
+# torch 2.13 asks this function whether the number of threads is part of the cache's key; older versions do not have it.
+AS_BEFORE_2_13 = """
+from torch._inductor.codecache import FxGraphHashDetails
+FxGraphHashDetails._may_generate_cpu_cpp_code = lambda *arguments: False
+"""
+COMPILE = """
+import os, torch
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+{older}
+torch.compile(lambda x: (x.sin() + 1).sum(-1))(torch.ones(512, 512))
+from torch._dynamo.utils import counters
+print(dict(counters["inductor"]).get("fxgraph_cache_hit", 0))
+"""
+
+
+@pytest.mark.slow
+def test_without_the_patch_an_older_torch_runs_code_of_another_number_of_threads(run, tmp_path):
+    older = COMPILE.format(older=AS_BEFORE_2_13)
+
+    def hits(code: str, threads: int, patch: str | None) -> str:
+        variables = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{patch}")}
+        return run(code, patch, **variables).stdout.split()[-1]
+
+    assert [hits(older, threads, None) for threads in (2, 1)] == ["0", "1"], "one thread was given the code of two"
+    assert [hits(older, threads, "inductor-threads") for threads in (2, 1, 1)] == ["0", "0", "1"]
+
+
+def test_each_number_of_threads_has_a_folder_of_its_own(run):
+    code = "import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    for threads in ("1", "2"):
+        variables = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_CACHE_DIR": "/cache"}
+        assert run(code, "inductor-threads", **variables).stdout.strip() == f"/cache/threads-{threads}"
+        assert run(code, **variables).stdout.strip() == "/cache"

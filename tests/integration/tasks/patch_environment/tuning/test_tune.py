@@ -1,0 +1,63 @@
+"""What tuning believes, what it chooses, and what it leaves out for want of time."""
+
+import os
+
+import pytest
+
+from infini_llama.tasks.patch_environment.planning.plan import resolve
+from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.tuning import trials
+from infini_llama.tasks.patch_environment.tuning.trials import TrialFailed
+from support.machines import changed, lay_out, settings
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+DATA = {"source": "python-stdlib", "sequence_length": 64, "tokenizer": {"vocab_size": 512}}
+LONG = {"max_steps": 10_000_000, "global_batch_size": 16, "micro_batch_size": 2}
+
+
+@pytest.fixture
+def case(tmp_path):
+    def build(environment=None, train=None, **files):
+        config = settings(environment or {"tune": "full"}, LONG | (train or {}), model=SMALL, data=DATA)
+        return config, probe(tmp_path, config, lay_out(tmp_path / "machine", **files))
+
+    return build
+
+
+def test_attention_is_believed_by_running_it(case, tmp_path, monkeypatch):
+    """flash2 is here a package that can be imported and computes something else; flash4 fails when it is called."""
+    package = tmp_path / "site" / "flash_attn"
+    (package / "cute").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "def flash_attn_varlen_func(q, k, v, *a, **o): return q + 0 * (k.sum() + v.sum())\n"
+    )
+    (package / "cute" / "__init__.py").write_text(
+        "def flash_attn_varlen_func(*a, **o): raise OSError('no kernel image')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    config, facts = case({"precision": "bf16"})
+    found = trials.attention(config, resolve(config, facts), ["sdpa", "blocked", "flash2", "flash4"], 240)
+    assert found["sdpa"].seconds > 0 and found["blocked"].difference < 0.03
+    assert "differs from plain mathematics" in found["flash2"].error and "no kernel image" in found["flash4"].error
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_steps_are_timed_under_the_plan(case, workers):
+    config, facts = case({"nproc_per_node": workers, "threads": 1})
+    measured = trials.steps(config, resolve(config, facts), seconds=0.1, limit=240)
+    assert measured.tokens_per_second == pytest.approx(workers * 2 * 64 / measured.step)
+
+
+def test_a_trial_that_fails_or_hangs_says_why_and_leaves_nothing(case):
+    config, facts = case()
+    plan = resolve(config, facts)
+    with pytest.raises(TrialFailed, match="none of"):
+        trials.steps(config, changed(plan, {"attention_backend": "nonsense"}), seconds=0.1, limit=240)
+    with pytest.raises(TrialFailed, match="more than 0 s"):
+        trials.steps(config, plan, seconds=0.1, limit=0.2)

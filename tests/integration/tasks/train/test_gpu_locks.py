@@ -1,0 +1,40 @@
+"""One run at a time on a GPU: waited for, given up when asked to stop, freed by the holder's death."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.train.gpu_locks import locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from infini_llama.tasks.storage.locks import Lock
+with Lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_gpu_in_use_is_waited_for_and_a_killed_holder_frees_it(tmp_path, caplog):
+    path = tmp_path / "gpu-a.lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[4]
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        waits = []
+
+        def each_wait() -> None:
+            waits.append(time.monotonic())
+            holder.kill()
+
+        with locked(["a", "b"], each_wait, tmp_path) as locks:
+            assert len(locks) == 2 and waits
+            with pytest.raises(Exception, match="process"), Lock(path):
+                pass
+    assert f"process {holder.pid}" in caplog.text

@@ -1,0 +1,60 @@
+"""Real processes that are stopped, or that are no longer a rank's."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from infini_llama.tasks.runs.status import status_path, write_status
+from infini_llama.tasks.train.supervisor import Watch
+from support.watched import clock as clock
+from support.watched import watch as watch
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    """A process that is rank 1's, as far as its status and its command line say."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", str(tmp_path)])
+    path = status_path(tmp_path, 1)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": process.pid}))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_that_is_stopped_has_half_the_patience(watch, clock, sleeper):
+    watch.longest["compute"] = 30.0  # so that silence alone would mean nothing for long
+    clock.passes(3.0, watch)
+    assert watch.hung() is None
+    sleeper.send_signal(signal.SIGSTOP)
+    until = time.monotonic() + 20
+    while (sentence := watch.hung()) is None and time.monotonic() < until:  # the kernel takes a moment to stop it
+        time.sleep(0.01)
+    assert sentence and all(word in sentence for word in ("rank 1", "stopped", "3 s", "'compute'", "step 7"))
+    sleeper.send_signal(signal.SIGCONT)
+    while watch.hung() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert watch.hung() is None
+
+
+def test_only_what_is_still_a_worker_of_this_machine_is_asked_for_its_stacks(tmp_path, monkeypatch):
+    """Rank 0 is one; 1 has ended, and its number is another process's; 2's number is one of another machine."""
+    monkeypatch.setattr("infini_llama.tasks.train.supervisor.STACKS_SECONDS", 0.0)
+    waiting = [sys.executable, "-c", "import time; time.sleep(100)"]  # a process that SIGUSR2 ends
+    processes = [subprocess.Popen([*waiting, str(folder)]) for folder in (tmp_path, "elsewhere", tmp_path)]
+    try:
+        for rank, process in enumerate(processes):
+            write_status(tmp_path, rank, "running", 70)
+            changed = {"pid": process.pid} | ({"machine": "another"} if rank == 2 else {})
+            path = status_path(tmp_path, rank)
+            path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+        Watch(tmp_path, 3, patience=5.0).dump_stacks()
+        assert processes[0].wait(20) == -signal.SIGUSR2
+        assert [process.poll() for process in processes[1:]] == [None, None]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
