@@ -1,8 +1,12 @@
 # `make demo` installs the runtime, `make test` also the test tools; they need Python 3.11 to 3.13, make and a package index.
-.PHONY: demo test check docs slow faults exactness gpu bench clean
+.PHONY: demo quick test check docs slow faults exactness gpu bench clean
 
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
+
+# unit and contract tests: no process of ours, no server, no sleep
+quick: setup-dev
+	.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/contracts
 
 # two test processes, one file at a time each: more would make tests of time limits fail; in the order of the folders, so that no
 # long file is last

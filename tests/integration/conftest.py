@@ -1,29 +1,54 @@
-"""One home folder for the session, and the runs that nobody disturbs, each made once."""
+"""One home folder for the session, and the runs that nobody disturbs, each made once for all test processes."""
+
+import json
+import os
+import shutil
 
 import pytest
 import yaml
 
+from infini_llama.tasks.storage.locks import Lock
 from support.laboratory import CONFIG, Laboratory, exact_metrics
 
 
-@pytest.fixture(scope="session")
-def lab(tmp_path_factory) -> Laboratory:
-    home = tmp_path_factory.mktemp("home")
+def laboratory(home) -> Laboratory:
+    home.mkdir(exist_ok=True)
     config = home / "config.yaml"
-    config.write_text(yaml.safe_dump(CONFIG))
+    if not config.exists():
+        config.write_text(yaml.safe_dump(CONFIG))
     return Laboratory(home, config)
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(lab):
-    """Summary and metrics of the run that nobody disturbs, by attention and number of workers; each is made once."""
-    made = {}
+def lab(tmp_path_factory) -> Laboratory:
+    return laboratory(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory) -> Laboratory:
+    """The home of the undisturbed runs. Several processes of one test session share it, by a lock."""
+    base = tmp_path_factory.getbasetemp()
+    return laboratory((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "calm")
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(lab, calm):
+    """Summary and metrics of the run that nobody disturbs, by attention and number of workers; each is made once.
+
+    The run is copied into the laboratory, with its dataset.
+    """
 
     def make(attention: str, workers: int) -> tuple[dict, list[dict]]:
-        if (attention, workers) not in made:
-            name = f"calm-{attention}-{workers}"
-            summary = lab.finish(name, f"model.attention={attention}", f"environment.nproc_per_node={workers}")
-            made[attention, workers] = (summary, exact_metrics(lab.run_dir(name)))
-        return made[attention, workers]
+        name = f"calm-{attention}-{workers}"
+        if not lab.run_dir(name).exists():
+            with Lock(calm.home / "calm.lock", wait=600):
+                if not (calm.run_dir(name) / "summary.json").exists():
+                    calm.finish(name, f"model.attention={attention}", f"environment.nproc_per_node={workers}")
+            shutil.copytree(calm.run_dir(name), lab.run_dir(name), symlinks=True)
+            for dataset in (calm.home / "datasets").glob("python-stdlib-*"):
+                if dataset.is_dir() and not (lab.home / "datasets" / dataset.name).exists():
+                    shutil.copytree(dataset, lab.home / "datasets" / dataset.name)
+        summary = json.loads((lab.run_dir(name) / "summary.json").read_text())
+        return summary, exact_metrics(lab.run_dir(name))
 
     return make

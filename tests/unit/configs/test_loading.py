@@ -36,30 +36,30 @@ def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, 
 
 def test_three_bad_values_give_three_lines():
     lines = problems(GOOD | {"train": {"max_steps": "many", "learning_rate": -1}, "environment": {"nproc_per_node": 0}})
-    assert lines == [
-        "train.max_steps: 'many' is not a whole number of at least 1 or null",
-        "train.learning_rate: -1 is not a number above 0",
-        "environment.nproc_per_node: 0 is not a whole number of at least 1 or auto",
+    assert [line.partition(":")[0] for line in lines] == [
+        "train.max_steps",
+        "train.learning_rate",
+        "environment.nproc_per_node",
     ]
 
 
 @pytest.mark.parametrize(
-    ("mapping", "hint"),
+    ("mapping", "key", "answer"),
     [
-        ({"train": {"max_step": 3}}, "train.max_step: unknown key; did you mean train.max_steps?"),
-        ({"learning_rate": 3}, "learning_rate: unknown key; did you mean train.learning_rate?"),
-        ({"train": {"lr": 3}}, "train.lr: unknown key; did you mean train.learning_rate?"),
-        ({"training": {"max_steps": 3}}, "training: unknown key; did you mean train?"),
-        ({"train": {"hidden_size": 3}}, "train.hidden_size: unknown key; did you mean model.hidden_size?"),
-        ({"data": {"tokenizer": {"vocabsize": 3}}}, "did you mean data.tokenizer.vocab_size?"),
-        ({"train.max_steps": 3}, "train.max_steps: unknown key; in a file write it as 'max_steps' below 'train'"),
-        ({3: 4}, "3: unknown key; known here are data, verify, model"),
-        ({"data": {"tokenzier": {}}}, "data.tokenzier: unknown key; did you mean data.tokenizer?"),
-        ({"verify": {"qqqqqq": 1}}, "verify.qqqqqq: unknown key; known here are level, full_below"),
+        ({"train": {"max_step": 3}}, "train.max_step", " train.max_steps?"),
+        ({"learning_rate": 3}, "learning_rate", " train.learning_rate?"),
+        ({"train": {"lr": 3}}, "train.lr", " train.learning_rate?"),
+        ({"training": {"max_steps": 3}}, "training", " train?"),
+        ({"train": {"hidden_size": 3}}, "train.hidden_size", " model.hidden_size?"),
+        ({"data": {"tokenizer": {"vocabsize": 3}}}, "data.tokenizer.vocabsize", " data.tokenizer.vocab_size?"),
+        ({"train.max_steps": 3}, "train.max_steps", "'max_steps' below 'train'"),
+        ({3: 4}, "3", " data, verify, model"),
+        ({"data": {"tokenzier": {}}}, "data.tokenzier", " data.tokenizer?"),
+        ({"verify": {"qqqqqq": 1}}, "verify.qqqqqq", " level, full_below"),
     ],
 )
-def test_an_unknown_key_gets_the_nearest_name(mapping, hint):
-    assert hint in "\n".join(problems(GOOD | mapping))
+def test_an_unknown_key_gets_the_nearest_name(mapping, key, answer):
+    assert any(line.startswith(f"{key}: ") and answer in line for line in problems(GOOD | mapping))
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,8 @@ def test_overrides_win_and_wrong_ones_are_named(tmp_path):
     with pytest.raises(ConfigError) as raised:
         load_config(path, ["train.max_steps", "train.seed=[1", "train.max_steps.x=1", "=2", "train..seed=1"])
     text = str(raised.value)
-    assert text.count("expected key=value") == 3 and "'train.max_steps': expected" in text
-    assert "train.seed: the value '[1' is not valid YAML" in text
-    assert "train.max_steps.x: max_steps holds a value of its own" in text
+    assert text.count("key=value") == 3 and "'train.max_steps'" in text
+    assert "train.seed: " in text and "train.max_steps.x: " in text
 
 
 def test_an_override_of_a_text_is_taken_as_written(tmp_path):

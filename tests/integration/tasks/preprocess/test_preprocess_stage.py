@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import time
@@ -96,27 +95,6 @@ def test_killed_anywhere_the_same_call_gives_the_same_bytes_and_leaves_nothing(d
         assert temporaries(home) == [] and not list(home.rglob("*.damaged-*"))
         check(home / expected["path"], "dataset", checksums=True)
         assert lookup(settings, str(home)) == expected | {"built": []}
-
-
-def test_killed_at_a_random_moment_of_real_work_the_same_call_gives_the_same_bytes(data, tmp_path, digests):
-    standard_library = Path(json.__file__).parent.parent
-    settings = data(files=[f"{standard_library}/[a-h]*/*.py"], tokenizer={"vocab_size": 600}, shard_size=100_000)
-    started = time.monotonic()
-    whole = build(settings, tmp_path / "whole")
-    seconds = time.monotonic() - started
-    ends = []
-    for share in (0.4, 0.8):
-        command = [sys.executable, "-c", BUILD, json.dumps(settings), str(tmp_path / "killed")]
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        time.sleep(seconds * share)
-        child.kill()
-        ends.append(child.wait())
-    assert -9 in ends
-    assert json.loads(build(settings, tmp_path / "killed").stdout)[0] | {"built": []} == json.loads(whole.stdout)[0] | {
-        "built": []
-    }
-    assert digests(tmp_path / "killed" / "datasets") == digests(tmp_path / "whole" / "datasets")
-    assert temporaries(tmp_path / "killed") == []
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -228,22 +206,25 @@ except PipelineError as error:
 """
 
 
+@pytest.fixture(scope="module")
+def one_shard(data, tmp_path_factory):
+    """Settings and folder of a dataset whose files are of very different sizes."""
+    folder = tmp_path_factory.mktemp("one-shard")
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(500)))
+    settings = data(files=[f"{folder}/*.txt"], shard_size=10**6, tokenizer={"vocab_size": 257})
+    return settings, folder / "whole" / preprocess(settings, str(folder / "whole"))["path"]
+
+
 @pytest.mark.parametrize(
     "file", ["lock", "tokenizer.json", "token_bytes.npy", "train/data-00000.arrow", "manifest.json"]
 )
-def test_no_space_is_a_sentence_and_nothing_half_written_stays(data, tmp_path, file):
-    (tmp_path / "text").mkdir()
-    for number in range(20):
-        (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(500)))
-    settings = data(files=[str(tmp_path / "text" / "*")], shard_size=10**6, tokenizer={"vocab_size": 257})
-    whole = tmp_path / "whole" / preprocess(settings, str(tmp_path / "whole"))["path"]
+def test_no_space_ends_with_code_70_and_nothing_half_written_stays(one_shard, tmp_path, file):
+    settings, whole = one_shard
     limit = 10 if file == "lock" else (whole / file).stat().st_size - 1
     home = tmp_path / "home"
     command = [sys.executable, "-c", FULL_DISK, json.dumps(settings), str(home), str(limit)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert re.fullmatch(
-        rf"70 no space to write the dataset in {home}/datasets \(File too large\); free space and run the same command again\.\n",
-        child.stdout,
-    ), child.stdout + child.stderr
+    assert child.stdout.startswith("70 no space ") and f"{home}/datasets" in child.stdout, child.stdout + child.stderr
     assert temporaries(home) == [] and lookup(settings, str(home)) is None
     assert preprocess(settings, str(home))["built"] == ["tokens", "chunks"]

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -123,35 +124,38 @@ def test_any_file_cut_short_missing_or_extra_is_found_by_its_size_alone(tmp_path
         check(folder, "dataset", checksums=False)
 
 
-def test_each_fault_of_a_folder_has_its_sentence(tmp_path):
-    def fault(break_it, checksums=False, kind="dataset") -> str:
-        folder = tmp_path / "data"
-        make(folder)
-        break_it(folder)
-        with pytest.raises(Damaged) as caught:
-            check(folder, kind, checksums)
-        assert is_complete(folder, kind) == checksums  # sizes alone do not show a changed byte
-        remove(folder)
-        return str(caught.value)
+FAULTS = {
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST),
+    "half a manifest": (lambda folder: (folder / MANIFEST).write_text("{"), MANIFEST),
+    "a manifest without end": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), MANIFEST),
+    "a list": (lambda folder: (folder / MANIFEST).write_text("[1]"), MANIFEST),
+    "not all fields": (lambda folder: (folder / MANIFEST).write_text('{"files": {}}'), MANIFEST),
+    "one more line": (lambda folder: (folder / MANIFEST).write_text((folder / MANIFEST).read_text() + "\n"), MANIFEST),
+    "a later format": (lambda folder: forge(folder, format_version=2), "version 2"),
+    "a missing file": (lambda folder: (folder / "a.bin").unlink(), "a.bin"),
+    "a longer file": (lambda folder: (folder / "a.bin").write_bytes(b"longer"), "a.bin has 6 bytes"),
+    "another file": (lambda folder: (folder / "train/more.arrow").write_bytes(b""), "train/more.arrow"),
+}
 
-    assert "has no manifest.json, so it was never finished" in fault(lambda folder: (folder / MANIFEST).unlink())
-    assert "is not JSON" in fault(lambda folder: (folder / MANIFEST).write_text("{"))
-    assert "is not JSON" in fault(lambda folder: (folder / MANIFEST).write_text("[" * 100_000))
-    assert "is not a manifest" in fault(lambda folder: (folder / MANIFEST).write_text("[1]"))
-    assert "is not a manifest" in fault(lambda folder: (folder / MANIFEST).write_text('{"files": {}}'))
-    assert "does not match its own checksum" in fault(
-        lambda folder: (folder / MANIFEST).write_text((folder / MANIFEST).read_text() + "\n")
-    )
-    assert "is a dataset, not a checkpoint" in fault(lambda folder: None, kind="checkpoint")
-    assert "format version 2 of dataset, and this program reads 1" in fault(
-        lambda folder: forge(folder, format_version=2)
-    )
-    assert "a.bin is missing" in fault(lambda folder: (folder / "a.bin").unlink())
-    assert "a.bin has 6 bytes; its manifest says 5" in fault(lambda folder: (folder / "a.bin").write_bytes(b"longer"))
-    assert "a.bin does not have the bytes" in fault(lambda folder: (folder / "a.bin").write_bytes(b"First"), True)
-    assert "train/more.arrow is not in the manifest" in fault(
-        lambda folder: (folder / "train/more.arrow").write_bytes(b"")
-    )
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_of_a_folder_names_the_file(tmp_path, fault):
+    make(tmp_path / "data")
+    spoil, named = FAULTS[fault]
+    spoil(tmp_path / "data")
+    with pytest.raises(Damaged, match=re.escape(named)):
+        check(tmp_path / "data", "dataset", checksums=False)
+    assert not is_complete(tmp_path / "data", "dataset")
+
+
+def test_sizes_alone_do_not_show_a_changed_byte_or_another_kind(tmp_path):
+    make(tmp_path / "data")
+    with pytest.raises(Damaged, match=r"dataset.*checkpoint"):
+        check(tmp_path / "data", "checkpoint", checksums=False)
+    (tmp_path / "data" / "a.bin").write_bytes(b"First")
+    assert is_complete(tmp_path / "data", "dataset")
+    with pytest.raises(Damaged, match=r"a\.bin"):
+        check(tmp_path / "data", "dataset", checksums=True)
 
 
 def test_a_file_replaced_by_a_link_or_a_folder_is_missing(tmp_path):

@@ -43,20 +43,20 @@ def resuming(run: RunFolder, resume: str, invocation: str, model: LlamaConfig) -
 
 
 @pytest.mark.parametrize(
-    ("sections", "sentence"),
+    ("sections", "keys"),
     [
         (
             {"model": {"hidden_size": 4, "num_attention_heads": 8}},
-            "model.num_attention_heads=8 must divide model.hidden_size=4",
+            ["model.num_attention_heads=8", "model.hidden_size=4"],
         ),
-        ({"model": {"num_attention_heads": 4, "num_key_value_heads": 3}}, "model.num_key_value_heads=3 must divide"),
+        ({"model": {"num_attention_heads": 4, "num_key_value_heads": 3}}, ["model.num_key_value_heads=3"]),
         (
             {"train": {"max_steps": 10, "warmup_steps": 10}},
-            "train.warmup_steps=10 must be fewer than train.max_steps=10",
+            ["train.warmup_steps=10", "train.max_steps=10"],
         ),
         (
             {"train": {"context_parallel": 2}},
-            "train.context_parallel=2 splits sequences between segments, and model.attention=softmax has none; use infini or local",
+            ["train.context_parallel=2", "model.attention=softmax"],
         ),
         (
             {
@@ -64,15 +64,15 @@ def resuming(run: RunFolder, resume: str, invocation: str, model: LlamaConfig) -
                 "model": {"attention": "infini", "segment_length": 64},
                 "data": {"source": "python-stdlib", "sequence_length": 384},
             },
-            "train.context_parallel=4: data.sequence_length=384 is no multiple of that x model.segment_length=64",
+            ["train.context_parallel=4", "data.sequence_length=384", "model.segment_length=64"],
         ),
         (
             {"train": {"context_parallel": 2}, "model": INFINI, "environment": {"nproc_per_node": 3}},
-            "train.context_parallel=2 does not divide environment.nproc_per_node=3",
+            ["train.context_parallel=2", "environment.nproc_per_node=3"],
         ),
         (
             {"train": {"context_parallel": 2}, "model": INFINI | {"memory_gradient_segments": 3}},
-            "model.memory_gradient_segments=3 does not divide the 4 segments that a process has of data.sequence_length=256",
+            ["model.memory_gradient_segments=3", "data.sequence_length=256"],
         ),
         (
             {
@@ -80,17 +80,17 @@ def resuming(run: RunFolder, resume: str, invocation: str, model: LlamaConfig) -
                 "model": INFINI,
                 "data": {"source": "python-stdlib", "curriculum": [{"sequence_length": 32, "until_step": 5}]},
             },
-            "train.context_parallel=2: a stage of data.curriculum with sequence_length=32 is no multiple of that x model.segment_length=32",
+            ["train.context_parallel=2", "data.curriculum", "model.segment_length=32"],
         ),
-        ({"train": {"profile_steps": [5, 2]}}, "is not a first and a last step"),
-        ({"train": {"report_to": ["mlflow"]}}, "train.report_to"),
-        ({"train": {"metrics_hook": "no function"}}, "train.metrics_hook"),
+        ({"train": {"profile_steps": [5, 2]}}, ["train.profile_steps"]),
+        ({"train": {"report_to": ["mlflow"]}}, ["train.report_to"]),
+        ({"train": {"metrics_hook": "no function"}}, ["train.metrics_hook"]),
     ],
 )
-def test_in_the_configuration_alone(sections, sentence):
+def test_in_the_configuration_alone(sections, keys):
     with pytest.raises(ConfigError) as raised:
         settings(**sections)
-    assert sentence in str(raised.value)
+    assert all(key in str(raised.value) for key in keys)
 
 
 def test_a_batch_that_cannot_be_shared():
