@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
 BIN = Path(sys.executable).parent
@@ -51,13 +53,6 @@ def process(folder: Path, *command: str, **options):
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, 9)
             started.wait()
-
-
-def wait_for(condition, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come up"
-        time.sleep(0.3)
 
 
 def answers(port: int) -> bool:
@@ -105,7 +100,7 @@ def postgres(folder: Path):
     subprocess.run(create, check=True, capture_output=True, timeout=120, cwd="/", **user)
     command = [str(POSTGRES / "postgres"), "-D", str(data), "-p", str(port), "-h", "127.0.0.1", "-k", str(folder)]
     with process(folder, *command, cwd="/", **user):
-        wait_for(lambda: answers(port))
+        wait_until(lambda: answers(port))
         made = [
             POSTGRES / "createdb",
             "-h",
@@ -126,7 +121,7 @@ def redis(folder: Path):
     port, data = free_port(), folder / "redis"
     data.mkdir()
     with process(folder, *SERVICES["redis"]["command"], "--port", str(port), "--dir", str(data), "--bind", "127.0.0.1"):
-        wait_for(lambda: answers(port))
+        wait_until(lambda: answers(port))
         yield port
 
 
@@ -176,7 +171,7 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
 
         start("server", server)
         base = f"http://127.0.0.1:{api}/api"
-        wait_for(lambda: status(f"{base}/ready") == 200)  # the health check of compose.yaml has no password
+        wait_until(lambda: status(f"{base}/ready") == 200)  # the health check of compose.yaml has no password
         assert status(f"{base}/admin/version") == 401
         assert status(f"{base}/admin/version", AUTH) == 200
         assert status(f"{base}/admin/version", "somebody:else") == 401
@@ -192,7 +187,7 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
-        wait_for(lambda: status(f"http://127.0.0.1:{health}/health") == 200)
+        wait_until(lambda: status(f"http://127.0.0.1:{health}/health") == 200)
         prefect(*project)
         assert "pretrain/pretrain" in prefect("deployment", "ls")
         config = {
@@ -224,6 +219,6 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
             (tmp_path / f"{number}.txt").write_text(f"line {number} of the text\n" * 9)
         prefect("deployment", "run", "pretrain/pretrain", "--param", f"config={json.dumps(config)}")
         summary = tmp_path / "state" / "runs" / "composed" / "summary.json"
-        wait_for(summary.exists, 240)
-        wait_for(lambda: "composed" in prefect("flow-run", "ls", "--state-type", "COMPLETED", "-o", "json"), 60)
+        wait_until(summary.exists, 240)
+        wait_until(lambda: "composed" in prefect("flow-run", "ls", "--state-type", "COMPLETED", "-o", "json"), 60)
         assert background.poll() is None and at_work.poll() is None

@@ -4,23 +4,12 @@ import json
 import random
 import sqlite3
 
-from support.laboratory import exact_metrics, inject, kill
+from support.laboratory import ONE_FAULT, exact_metrics, inject, kill
 
 OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
 
-# One rank raises once, in the middle of training; every one has the secret.
 SECRET = "hunter2"
-FAULT = """
-def change(module):
-    assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]
-    step, calls = module.optimizer_step, []
-    def failing(*arguments):
-        calls.append(1)
-        if len(calls) == 25 and os.environ["RANK"] == "1" and once():
-            raise RuntimeError("the injected fault")
-        return step(*arguments)
-    module.optimizer_step = failing
-"""
+FAULT = ONE_FAULT.format(before='assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]')  # every rank has the secret
 
 
 def task_states(home) -> list[tuple[str, str]]:

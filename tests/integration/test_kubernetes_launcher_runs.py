@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from support.kubernetes_server import Cluster
-from support.laboratory import exact_metrics, kill
-from support.slurm_cluster import wait_for
+from support.laboratory import kill
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = "train.max_steps=100"
@@ -37,24 +37,17 @@ def start(cluster, lab):
     return run
 
 
-def same_run(lab, name: str, calm: dict) -> dict:
-    summary = json.loads((lab.run_dir(name) / "summary.json").read_text())
-    assert summary["weights_sha256"] == calm["weights_sha256"]
-    assert exact_metrics(lab.run_dir(name)) == exact_metrics(lab.run_dir("calm-pods"))
-    return summary
-
-
 def test_a_run_trains_in_pods_and_a_killed_command_is_followed_by_one_that_watches(lab, calm, cluster, start):
     first = start("watched")
     lab.wait_for_step("watched", 15, first)
     kill(first.process.pid)
     first.wait()
     step = lab.step("watched")
-    wait_for(lambda: lab.step("watched") > step + 5, 60)  # it goes on, unwatched
+    wait_until(lambda: lab.step("watched") > step + 5, 60)  # it goes on, unwatched
     second = start("watched")
     assert second.wait() == 0, second.log.read_text()
     assert "outlived the command" in second.log.read_text()
-    assert same_run(lab, "watched", calm)["attempts"] == 1
+    assert lab.same("watched", "calm-pods")["attempts"] == 1
     assert len(cluster.pods) == 1 and sum(method == "POST" for method, *_ in cluster.requests) == 1
 
 
@@ -68,7 +61,7 @@ def test_asked_to_stop_it_deletes_the_job_with_a_checkpoint_committed(lab, calm,
     assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
     again = start("halted")
     assert again.wait() == 0, again.log.read_text()
-    assert same_run(lab, "halted", calm)["attempts"] == 2
+    assert lab.same("halted", "calm-pods")["attempts"] == 2
 
 
 def test_a_job_that_somebody_deletes_ends_the_run_and_a_pod_that_dies_does_not(lab, calm, cluster, start):
@@ -83,7 +76,7 @@ def test_a_job_that_somebody_deletes_ends_the_run_and_a_pod_that_dies_does_not(l
     (job,) = cluster.objects
     os.killpg(cluster.pods[job[2]][0].pid, signal.SIGKILL)
     assert command.wait() == 0, command.log.read_text()
-    assert same_run(lab, "pods", calm)["attempts"] == 3
+    assert lab.same("pods", "calm-pods")["attempts"] == 3
 
 
 def test_two_pods_meet_and_end_together(lab, cluster, start):

@@ -2,12 +2,12 @@
 
 import json
 import signal
-import time
 
 import pytest
 
-from support.laboratory import exact_metrics, kill
-from support.slurm_cluster import MISSING, slurm, state, wait_for
+from support.laboratory import kill
+from support.slurm_cluster import MISSING, slurm, state
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), MISSING]
 __all__ = ["slurm"]  # a fixture
@@ -29,7 +29,7 @@ def start(slurm, lab):
 
 def job_of(lab, name: str, attempt: int = 1) -> str:
     path = lab.run_dir(name) / "logs" / f"attempt-{attempt:02d}" / "job.json"
-    wait_for(lambda: path.exists() and json.loads(path.read_text())["job"], 60)
+    wait_until(lambda: path.exists() and json.loads(path.read_text())["job"], 60)
     return str(json.loads(path.read_text())["job"])
 
 
@@ -41,25 +41,17 @@ def jobs_named(slurm, lab, name: str) -> list[str]:
     ]
 
 
-def same_run(lab, name: str, calm: dict) -> dict:
-    summary = json.loads((lab.run_dir(name) / "summary.json").read_text())
-    assert summary["weights_sha256"] == calm["weights_sha256"]
-    assert summary["optimizer_sha256"] == calm["optimizer_sha256"]
-    assert exact_metrics(lab.run_dir(name)) == exact_metrics(lab.run_dir("calm-slurm"))
-    return summary
-
-
 def test_a_killed_command_leaves_its_job_and_the_next_one_watches_it(slurm, lab, calm, start):
     first = start("left")
     lab.wait_for_step("left", 20, first)
     kill(first.process.pid)
     first.wait()
     job, step = job_of(lab, "left"), lab.step("left")
-    wait_for(lambda: lab.step("left") > step + 5, 60)  # it goes on, unwatched
+    wait_until(lambda: lab.step("left") > step + 5, 60)  # it goes on, unwatched
     second = start("left")
     assert second.wait() == 0, second.log.read_text()
     assert "outlived the command" in second.log.read_text()
-    assert same_run(lab, "left", calm)["attempts"] == 1
+    assert lab.same("left", "calm-slurm")["attempts"] == 1
     assert jobs_named(slurm, lab, "left") == [jobs_named(slurm, lab, "left")[0]]
     assert state(slurm, job) == "COMPLETED"
 
@@ -73,7 +65,7 @@ def test_a_command_killed_before_it_wrote_the_number_down_finds_its_job_by_name(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"job": None}))
     second = start("unnamed")
     assert second.wait() == 0, second.log.read_text()
-    assert same_run(lab, "unnamed", calm)["attempts"] == 1
+    assert lab.same("unnamed", "calm-slurm")["attempts"] == 1
     assert len(jobs_named(slurm, lab, "unnamed")) == 1
 
 
@@ -82,10 +74,10 @@ def test_a_job_that_ended_while_nobody_watched_is_the_runs_end(slurm, lab, calm,
     lab.wait_for_step("alone", 20, first)
     kill(first.process.pid)
     first.wait()
-    wait_for(lambda: state(slurm, job_of(lab, "alone")) == "COMPLETED", 200)
+    wait_until(lambda: state(slurm, job_of(lab, "alone")) == "COMPLETED", 200)
     second = start("alone")
     assert second.wait() == 0, second.log.read_text()
-    assert same_run(lab, "alone", calm)["attempts"] == 1
+    assert lab.same("alone", "calm-slurm")["attempts"] == 1
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -98,11 +90,11 @@ def test_a_warning_puts_the_job_back_and_it_carries_on_to_the_bit(slurm, lab, ca
         kill(command.process.pid)
         command.wait()
     slurm("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@N sends when the time is nearly up
-    wait_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 60)
-    wait_for(lambda: state(slurm, job) == "COMPLETED", 300)
+    wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 60)
+    wait_until(lambda: state(slurm, job) == "COMPLETED", 300)
     command = command if watched else start(name)
     assert command.wait() == 0, command.log.read_text()
-    assert same_run(lab, name, calm)["attempts"] == 1
+    assert lab.same(name, "calm-slurm")["attempts"] == 1
     assert "start 2" in (lab.run_dir(name) / "logs" / "attempt-01" / f"slurm-{job}.log").read_text()
 
 
@@ -111,9 +103,9 @@ def test_a_requeued_job_takes_up_at_the_newest_checkpoint(slurm, lab, calm, star
     lab.wait_for_step("lost", 35, command)
     job = job_of(lab, "lost")
     slurm("scontrol", "requeue", job)  # as when its node fails: no warning, the processes are killed
-    wait_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 120)
+    wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 120)
     assert command.wait(400) == 0, command.log.read_text()
-    same_run(lab, "lost", calm)
+    lab.same("lost", "calm-slurm")
     assert json.loads((lab.run_dir("lost") / "logs" / "attempt-01" / "order.json").read_text())["from_step"] >= 30
 
 
@@ -127,7 +119,7 @@ def test_scancel_ends_the_run_with_a_checkpoint_and_the_same_command_carries_on(
     assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
     again = start("cancelled")
     assert again.wait() == 0, again.log.read_text()
-    assert same_run(lab, "cancelled", calm)["attempts"] == 2
+    assert lab.same("cancelled", "calm-slurm")["attempts"] == 2
 
 
 def test_ctrl_c_ends_the_job_with_a_checkpoint(slurm, lab, calm, start):
@@ -136,13 +128,13 @@ def test_ctrl_c_ends_the_job_with_a_checkpoint(slurm, lab, calm, start):
     job = job_of(lab, "ctrl-c")
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 75, command.log.read_text()
-    time.sleep(0.5)
-    assert state(slurm, job) == "FAILED" and "ExitCode=75:0" in slurm("scontrol", "show", "job", job)
+    wait_until(lambda: state(slurm, job) == "FAILED")
+    assert "ExitCode=75:0" in slurm("scontrol", "show", "job", job)
     record = json.loads((lab.run_dir("ctrl-c") / "attempts.jsonl").read_text())
     assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
     again = start("ctrl-c")
     assert again.wait() == 0, again.log.read_text()
-    same_run(lab, "ctrl-c", calm)
+    lab.same("ctrl-c", "calm-slurm")
 
 
 def test_what_sbatch_refuses_is_a_sentence(slurm, lab, start):

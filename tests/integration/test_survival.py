@@ -8,6 +8,7 @@ import time
 import pytest
 
 from support.laboratory import exact_metrics, inject, kill
+from support.waiting import wait_until
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 
@@ -22,10 +23,8 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(lab, uninterrupted):
     lab.wait_for_step("stopped", 23, started)
     status = json.loads((lab.run_dir("stopped") / "logs/attempt-01/status-1.json").read_text())
     os.kill(status["pid"], signal.SIGSTOP)
-    at = time.monotonic()
-    while len(list((lab.run_dir("stopped") / "logs").glob("attempt-*"))) < 2:
-        assert time.monotonic() - at < 60, "the stopped rank was not noticed"
-        time.sleep(0.05)
+    logs = lab.run_dir("stopped") / "logs"
+    wait_until(lambda: len(list(logs.glob("attempt-*"))) == 2, 60, "the stopped rank was not noticed")
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes()
     first, second = attempts(lab, "stopped")
@@ -71,8 +70,7 @@ def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, unint
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
     lab.wait_for_step("twice-stopped", 14, started)
     started.process.send_signal(signal.SIGINT)
-    while "asked to stop" not in started.log.read_text():
-        time.sleep(0.05)
+    wait_until(lambda: "asked to stop" in started.log.read_text())
     time.sleep(1.5)  # what comes within a second is the same request
     started.process.send_signal(signal.SIGINT)
     assert started.wait(30) == 75, started.log.read_text()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from websockets.sync.client import connect
 
+from support.waiting import wait_until
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
 OPTIONS += [
@@ -61,12 +63,6 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=self.width, height=height, deviceScaleFactor=1, mobile=False
         )
 
-    def _wait(self, true: object, seconds: float, otherwise: str) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline, otherwise
-            time.sleep(0.1)
-
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
 
@@ -81,7 +77,7 @@ class Browser:
         return str(self.run("document.body ? document.body.innerText : ''"))
 
     def wait_for(self, words: str, seconds: float = 60) -> None:
-        self._wait(lambda: words in self.text(), seconds, f"the page never said {words!r}")
+        wait_until(lambda: words in self.text(), seconds, f"the page never said {words!r}")
 
     def find(self, css: str, words: str = "") -> str:
         """A JavaScript expression for the innermost such element that holds these words."""
@@ -92,7 +88,7 @@ class Browser:
 
     def click(self, css: str, words: str = "", seconds: float = 30) -> None:
         element = self.find(css, words)
-        self._wait(
+        wait_until(
             lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r} on the page:\n{self.text()[:2000]}"
         )
         self.run(f"({element}).click()")

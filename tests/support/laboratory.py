@@ -137,6 +137,14 @@ class Laboratory:
         assert not started.processes(), "processes were left behind"
         return json.loads((self.run_dir(name) / "summary.json").read_text())
 
+    def same(self, name: str, calm: str) -> dict:
+        """The summary of a run, after seeing that its weights, optimizer and metrics are those of the run `calm`."""
+        one, other = (json.loads((self.run_dir(run) / "summary.json").read_text()) for run in (name, calm))
+        for part in ("weights_sha256", "optimizer_sha256"):
+            assert one[part] == other[part], part
+        assert exact_metrics(self.run_dir(name)) == exact_metrics(self.run_dir(calm))
+        return one
+
     def step(self, name: str) -> int:
         """The last step in metrics.jsonl, 0 before the first."""
         metrics = self.run_dir(name) / "metrics.jsonl"
@@ -220,3 +228,17 @@ def inject(folder: Path, module: str, body: str) -> str:
     (folder / "sitecustomize.py").write_text(text)
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     return f"environment.env.PYTHONPATH={path}"
+
+
+# One rank raises once, in the middle of training.
+ONE_FAULT = """
+def change(module):
+    {before}
+    step, calls = module.optimizer_step, []
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 25 and os.environ["RANK"] == "1" and once():
+            raise RuntimeError("the injected fault")
+        return step(*arguments)
+    module.optimizer_step = failing
+"""

@@ -4,14 +4,18 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 from pydantic import BaseModel
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.probe.machine import ANSWER, ATTENTION, Machine
+from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
+from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
 GIB = 1024**3
@@ -27,6 +31,15 @@ FILES = {
     "proc/self/mounts": "/dev/sda / ext4 rw 0 0\n",
     "proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax open files            1048576  1048576  files\n",
 }
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+DATA = {"source": "python-stdlib", "sequence_length": 64, "tokenizer": {"vocab_size": 512}}
+LONG = {"max_steps": 10_000_000, "global_batch_size": 16, "micro_batch_size": 2}
 HEADING = "| NVIDIA-SMI {version}   Driver Version: {version}   CUDA Version: {cuda} |"
 
 
@@ -118,3 +131,24 @@ def lay_out(
         free_bytes=free,
         clock=lambda: time.time() + clock,
     )
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Callable[..., tuple[PipelineConfig, MachineFacts]]:
+    """build(environment, train, **layout): a small model's configuration, and the facts of a machine without GPUs."""
+
+    def build(
+        environment: dict | None = None, train: dict | None = None, **layout: Any
+    ) -> tuple[PipelineConfig, MachineFacts]:
+        config = settings(environment or {"tune": "full"}, LONG | (train or {}), model=SMALL, data=DATA)
+        return config, probe(tmp_path, config, lay_out(tmp_path / "machine", **layout))
+
+    return build
+
+
+def with_driver(folder: Path, **questions: Any) -> Machine:
+    """This machine, but for a driver that is there."""
+    (folder / "dev").mkdir(exist_ok=True)
+    (folder / "dev/nvidiactl").write_text("")
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return Machine(root=folder, environ=environ, **questions)

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from support.waiting import wait_until
+
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 MISSING = pytest.mark.skipif(
     os.geteuid() != 0 or not all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in NEEDED),
@@ -48,14 +50,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for(condition, seconds: float = 120):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.1)
-    return value
-
-
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
     """Runs one of Slurm's commands on a cluster of this machine alone; returns what it prints."""
@@ -88,7 +82,7 @@ def slurm(tmp_path_factory):
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
             return done.stdout + done.stderr
 
-        wait_for(lambda: "idle" in run("sinfo", "--noheader"))
+        wait_until(lambda: "idle" in run("sinfo", "--noheader"))
         run.environment = environment
         yield run
     finally:

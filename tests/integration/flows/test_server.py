@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from support.waiting import wait_until
 
 HOLD = """
 import sys, time
@@ -49,10 +50,7 @@ def test_dies_with_its_parent(no_prefect, tmp_path, ending):
         assert len(servers_of(home)) == 1
         parent.send_signal(ending)
         parent.communicate(timeout=30)
-    deadline = time.monotonic() + 10
-    while servers_of(home) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert servers_of(home) == []
+    wait_until(lambda: servers_of(home) == [], 10)
     assert not (home / "prefect" / "server.log").read_text().count("Traceback")
 
 

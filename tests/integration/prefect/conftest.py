@@ -22,6 +22,7 @@ from infini_llama.flows.deployments import parameters_of
 from infini_llama.tasks.runs import checkpoints
 from support.browser import CHROMIUM, Browser
 from support.laboratory import COMMAND, CONFIG, processes_of
+from support.waiting import wait_until
 
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -187,9 +188,8 @@ def _postgres(data: str) -> Iterator[str]:
     options = ["-D", data, "-p", str(port), "-k", data, "-h", "127.0.0.1"]
     server = subprocess.Popen([*user, str(POSTGRES / "postgres"), *options], start_new_session=True)
     ready = [str(POSTGRES / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
-    while subprocess.run(ready, capture_output=True).returncode:
-        assert server.poll() is None, "PostgreSQL ended"
-        time.sleep(0.2)
+    wait_until(lambda: server.poll() is not None or subprocess.run(ready, capture_output=True).returncode == 0)
+    assert server.poll() is None, "PostgreSQL ended"
     yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
     os.killpg(server.pid, signal.SIGINT)
     server.wait(30)

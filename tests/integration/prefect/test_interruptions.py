@@ -9,20 +9,10 @@ import sys
 import httpx
 import pytest
 
-from support.laboratory import inject, processes_of
+from support.laboratory import ONE_FAULT, inject, processes_of
 
 LONG = ("train.max_steps=6000", "train.save_every=20", "train.eval_every=3000")
-# One rank raises once, in the middle of training.
-FAULT = """
-def change(module):
-    step, calls = module.optimizer_step, []
-    def failing(*arguments):
-        calls.append(1)
-        if len(calls) == 25 and os.environ["RANK"] == "1" and once():
-            raise RuntimeError("the injected fault")
-        return step(*arguments)
-    module.optimizer_step = failing
-"""
+FAULT = ONE_FAULT.format(before="")
 DEPLOY = """
 import sys
 from datetime import timedelta

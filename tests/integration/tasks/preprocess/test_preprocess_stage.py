@@ -5,13 +5,13 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from infini_llama.tasks.storage.artifacts import check
 from support.stages import lookup, preprocess
+from support.waiting import wait_until
 
 
 def temporaries(home: Path) -> list[str]:
@@ -145,8 +145,7 @@ def test_worker_processes_die_with_the_one_that_started_them_and_the_next_build_
         child = subprocess.Popen(
             [sys.executable, "-c", BUILD, json.dumps(settings), str(home)], stdout=subprocess.DEVNULL
         )
-        while child.poll() is None and not list(home.rglob(".*.work/train/*.arrow")):
-            time.sleep(0.01)
+        wait_until(lambda child=child: child.poll() is not None or list(home.rglob(".*.work/train/*.arrow")))
         child.kill()
         child.wait()
     assert preprocess(settings, str(home)) | {"built": []} == whole | {"built": []}
@@ -174,9 +173,7 @@ def test_asked_to_stop_it_does_not_wait_for_what_its_worker_processes_have_befor
     script.write_text(ASKED_TO_STOP)
     command = [sys.executable, str(script), json.dumps(settings), str(tmp_path / "home")]
     child = subprocess.Popen(command, start_new_session=True)
-    while not list(tmp_path.glob("home/datasets/.*.work/train/data-*.arrow")):
-        assert child.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: child.poll() is not None or list(tmp_path.glob("home/datasets/.*.work/train/data-*.arrow")))
     child.terminate()
     assert child.wait(timeout=100) == 3
     done = len(list(tmp_path.glob("home/datasets/.*.work/*/data-*.arrow")))

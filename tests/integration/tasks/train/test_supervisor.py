@@ -4,12 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.train.supervisor import Watch
+from support.waiting import wait_until
 from support.watched import clock as clock
 from support.watched import watch as watch
 
@@ -30,14 +30,10 @@ def test_a_process_that_is_stopped_has_half_the_patience(watch, clock, sleeper):
     clock.passes(3.0, watch)
     assert watch.hung() is None
     sleeper.send_signal(signal.SIGSTOP)
-    until = time.monotonic() + 20
-    while (sentence := watch.hung()) is None and time.monotonic() < until:  # the kernel takes a moment to stop it
-        time.sleep(0.01)
-    assert sentence and all(word in sentence for word in ("rank 1", "stopped", "3 s", "'compute'", "step 7"))
+    sentence = wait_until(watch.hung)  # the kernel takes a moment to stop it
+    assert all(word in sentence for word in ("rank 1", "stopped", "3 s", "'compute'", "step 7"))
     sleeper.send_signal(signal.SIGCONT)
-    while watch.hung() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert watch.hung() is None
+    wait_until(lambda: watch.hung() is None)
 
 
 def test_only_what_is_still_a_worker_of_this_machine_is_asked_for_its_stacks(tmp_path, monkeypatch):

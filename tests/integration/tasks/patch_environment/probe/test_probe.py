@@ -1,27 +1,16 @@
 """Limits are read from real folders shaped like those of containers; the rest is asked of this machine itself."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from infini_llama.tasks.patch_environment.probe.gpus import gpus
-from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
-from support.machines import changed
+from support.machines import changed, with_driver
 
 GPUS = {"gpus": [{"name": "H100", "capability": [9, 0]}], "nccl": True, "attention": {}}
 ANSWER = f"print('noise'); print('''{json.dumps(GPUS)}''')"
 FOUND = Gpu(name="H100", capability=(9, 0), fp8=True)
-
-
-def with_driver(folder: Path, questions: str | None = None) -> Machine:
-    (folder / "dev").mkdir(exist_ok=True)
-    (folder / "dev/nvidiactl").write_text("")
-    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    machine = Machine(root=folder, environ=environ)
-    return machine if questions is None else Machine(root=folder, environ=environ, questions=questions)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +23,7 @@ def with_driver(folder: Path, questions: str | None = None) -> Machine:
     ],
 )
 def test_the_child_that_asks_torch_may_answer_fail_die_or_hang(tmp_path, questions, seconds, expected):
-    assert changed(gpus(with_driver(tmp_path, questions), seconds), {"driver": None}) == expected
+    assert changed(gpus(with_driver(tmp_path, questions=questions), seconds), {"driver": None}) == expected
 
 
 def test_the_real_questions_run(tmp_path):

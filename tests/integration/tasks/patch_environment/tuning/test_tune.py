@@ -5,29 +5,10 @@ import os
 import pytest
 
 from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.tuning import trials
 from infini_llama.tasks.patch_environment.tuning.trials import TrialFailed
-from support.machines import changed, lay_out, settings
-
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-DATA = {"source": "python-stdlib", "sequence_length": 64, "tokenizer": {"vocab_size": 512}}
-LONG = {"max_steps": 10_000_000, "global_batch_size": 16, "micro_batch_size": 2}
-
-
-@pytest.fixture
-def case(tmp_path):
-    def build(environment=None, train=None, **files):
-        config = settings(environment or {"tune": "full"}, LONG | (train or {}), model=SMALL, data=DATA)
-        return config, probe(tmp_path, config, lay_out(tmp_path / "machine", **files))
-
-    return build
+from support.machines import case as case
+from support.machines import changed
 
 
 def test_attention_is_believed_by_running_it(case, tmp_path, monkeypatch):

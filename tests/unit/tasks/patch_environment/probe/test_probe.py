@@ -12,7 +12,7 @@ from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.probe.storage import disk
 from infini_llama.tasks.records.machine import GpuFacts, MachineFacts, Memory
-from support.machines import FILES
+from support.machines import FILES, with_driver
 
 GIB = 1024**3
 
@@ -90,14 +90,6 @@ def test_facts_are_json_and_quickly_had(tmp_path):
     facts = probe(tmp_path)
     assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
     assert facts.cores >= 1 and facts.versions["torch"] and facts.port
-
-
-def with_driver(folder: Path, questions: str | None = None) -> Machine:
-    (folder / "dev").mkdir(exist_ok=True)
-    (folder / "dev/nvidiactl").write_text("")
-    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    machine = Machine(root=folder, environ=environ)
-    return machine if questions is None else Machine(root=folder, environ=environ, questions=questions)
 
 
 def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):

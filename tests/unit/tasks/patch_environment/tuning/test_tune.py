@@ -2,31 +2,12 @@
 
 import pytest
 
-from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.tuning import trials
 from infini_llama.tasks.patch_environment.tuning.trials import StepTiming, TrialFailed
 from infini_llama.tasks.patch_environment.tuning.tune import tune
 from infini_llama.tasks.records.environment import Trial
-from support.machines import begun, changed, lay_out, settings
-
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-DATA = {"source": "python-stdlib", "sequence_length": 64, "tokenizer": {"vocab_size": 512}}
-LONG = {"max_steps": 10_000_000, "global_batch_size": 16, "micro_batch_size": 2}
-
-
-@pytest.fixture
-def case(tmp_path):
-    def build(environment=None, train=None, **files):
-        config = settings(environment or {"tune": "full"}, LONG | (train or {}), model=SMALL, data=DATA)
-        return config, probe(tmp_path, config, lay_out(tmp_path / "machine", **files))
-
-    return build
+from support.machines import begun, changed, lay_out
+from support.machines import case as case
 
 
 def speeds(monkeypatch, speed, attention=None):

@@ -2,7 +2,6 @@
 
 import json
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ pytest.importorskip("wandb")
 from wandb.proto import wandb_internal_pb2
 
 from infini_llama.tasks.train.worker.callbacks.reporters import WeightsAndBiases
+from support.waiting import wait_until
 
 BLOCK, FILE_HEADER, HEADER = 32768, 7, 7  # of LevelDB's log format: checksum, length, type before each fragment
 FULL, LAST = 1, 4
@@ -35,13 +35,12 @@ def records(data: bytes) -> Iterator[wandb_internal_pb2.Record]:
 
 def whole(file: Path) -> list[wandb_internal_pb2.Record]:
     """The records of a run that has ended; W&B's own process closes the file a moment after `finish`."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def ended() -> list[wandb_internal_pb2.Record]:
         found = list(records(file.read_bytes()))
-        if found and found[-1].HasField("exit"):
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{file} has no end")
+        return found if found and found[-1].HasField("exit") else []
+
+    return wait_until(ended, what=f"{file} has no end")
 
 
 def told(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
