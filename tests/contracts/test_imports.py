@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ def files_of(*packages: str) -> list[Path]:
     return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Full names of the modules that a file imports anywhere in it, also inside functions."""
     found = set()

@@ -2,11 +2,13 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
+@cache
 def imports_between_packages(root: Path) -> dict[str, set[str]]:
     """The packages that each package below `root`/tasks imports, by dotted name."""
     modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in (root / "tasks").rglob("*.py")}
