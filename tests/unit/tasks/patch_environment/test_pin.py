@@ -48,7 +48,7 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     caplog.clear()
     again = begun(config(), tmp_path, "run")  # "auto" now, so the pin decides
     assert again.threads == first.threads == 3
-    assert again.reasons["threads"] == "pinned by an earlier attempt of this run"
+    assert "pinned" in again.reasons["threads"]
     record = record_of(tmp_path)
     assert record["plan"]["threads"] == record["pinned"]["threads"] == 3 and record["facts"]["versions"]["torch"]
     assert "bitwise" not in caplog.text
@@ -83,7 +83,7 @@ def test_leaving_the_pin_is_said_aloud(tmp_path, caplog):
     begun(config({"threads": 1}), tmp_path, "run")
     caplog.clear()
     assert begun(config({"threads": 2}), tmp_path, "run").threads == 2
-    assert "threads was 1 in this run so far and is 2 now: the result is no longer bitwise the same" in caplog.text
+    assert "threads was 1 " in caplog.text and "no longer bitwise" in caplog.text
     assert record_of(tmp_path)["pinned"]["threads"] == 2, "what the user asks for is the pin from now on"
 
 
@@ -93,17 +93,17 @@ def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path
     for _ in range(2):
         caplog.clear()
         assert begun(config(), tmp_path, "run").device == "cpu"
-        assert "cannot follow the plan" in caplog.text and "device was cuda" in caplog.text
+        assert "device was cuda" in caplog.text
     assert record_of(tmp_path)["pinned"]["device"] == "cuda", "with the GPU back, the run goes back to it"
 
 
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"python": "3.9.1"}, "python was 3.9.1 at the last attempt"),
-        ({"cpu": {"model": "abacus", "bf16": False, "amx": False}}, "the processor was abacus"),
+        ({"python": "3.9.1"}, "python was 3.9.1 "),
+        ({"cpu": {"model": "abacus", "bf16": False, "amx": False}}, "abacus"),
         ({"versions": {"torch": "1.0", "numpy": "1.0"}}, "torch was 1.0"),
-        ({"gpus": [{"name": "T4"}]}, "the list of GPUs was ['T4']"),
+        ({"gpus": [{"name": "T4"}]}, "['T4']"),
     ],
 )
 def test_other_hardware_and_versions_are_said_aloud_once(tmp_path, caplog, facts, words):
@@ -111,7 +111,7 @@ def test_other_hardware_and_versions_are_said_aloud_once(tmp_path, caplog, facts
     change_record(tmp_path, facts=facts)
     caplog.clear()
     begun(config(), tmp_path, "run")
-    assert words in caplog.text and "may no longer be bitwise the same" in caplog.text
+    assert words in caplog.text and "bitwise" in caplog.text
     caplog.clear()
     begun(config(), tmp_path, "run")
     assert "bitwise" not in caplog.text
@@ -123,7 +123,7 @@ def test_a_damaged_record_is_said_and_written_anew(tmp_path, caplog, text):
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert begun(config(), tmp_path, "run").device
-    assert "is written anew" in caplog.text and record_of(tmp_path)["pinned"]["device"]
+    assert str(path) in caplog.text and record_of(tmp_path)["pinned"]["device"]
 
 
 def test_secrets_reach_the_workers_and_not_the_record(tmp_path):

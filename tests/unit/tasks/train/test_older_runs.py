@@ -55,7 +55,7 @@ def test_an_older_run_is_continued_by_the_policies_of_the_schema(run, caplog):
     claimed(run, log_every=3, save_every=7)
     assert not caplog.text
     claimed(run, learning_rate=0.5)
-    assert "train.learning_rate: " in caplog.text and "0.5 now: from here on the run is no longer" in caplog.text
+    assert "train.learning_rate: " in caplog.text and "0.5 now" in caplog.text
     with pytest.raises(ConfigError, match=r"train.seed: 1234 before, 7 now"):
         claimed(run, seed=7)
 

@@ -25,7 +25,7 @@ def test_attention_is_believed_by_running_it(case, tmp_path, monkeypatch):
     config, facts = case({"precision": "bf16"})
     found = trials.attention(config, resolve(config, facts), ["sdpa", "blocked", "flash2", "flash4"], 240)
     assert found["sdpa"].seconds > 0 and found["blocked"].difference < 0.03
-    assert "differs from plain mathematics" in found["flash2"].error and "no kernel image" in found["flash4"].error
+    assert "differs" in found["flash2"].error and "no kernel image" in found["flash4"].error
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -84,7 +84,7 @@ def test_steps_and_shares_become_samples(caplog):
     steps = [length | {"until_step": step} for length, step in zip(lengths, (25, 100), strict=True)]
     resolved = config(curriculum=steps)
     assert in_samples(resolved, dataset, last_steps(resolved.data, 100), 100)[1].until == 800
-    assert "ends at step 100, but train.max_steps=100" in caplog.text
+    assert "train.max_steps=100" in caplog.text
     once = resolved.model_copy(update={"train": resolved.train.model_copy(update={"repeat_data": False})})
     with pytest.raises(ConfigError, match=r"data\.curriculum"):
         refuse_stages(once)
