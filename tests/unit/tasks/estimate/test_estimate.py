@@ -22,7 +22,7 @@ from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 
 def settings(model: dict | None = None, train: dict | None = None) -> PipelineConfig:
-    sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4}
     data = {"source": "python-stdlib", "sequence_length": 256, "tokenizer": {"vocab_size": 1000}}
     batch = {"micro_batch_size": 3, "global_batch_size": 6}
     given = {"data": data, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
@@ -50,7 +50,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
-    """The most bytes of real tensors during two steps of training, of two micro-batches each."""
+    """The most bytes of real tensors in training: after one update, so with its state, in the second of two micro-batches."""
     train = config.train
     fields = architecture(config.model.model_dump(mode="json"), config.data.tokenizer.vocab_size, 256)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
@@ -59,8 +59,8 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
         model = Llama(LlamaConfig.from_dict(fields))
         save_memory(model, train, loss_chunk)
         optimizer = build_optimizer(model, train)
-        for _ in range(2):
-            for _ in range(2):
+        for micro_batches in (1, 2):
+            for _ in range(micro_batches):
                 ids, labels = torch.zeros((3, 256), dtype=torch.long), torch.zeros((3, 256), dtype=torch.long)
                 with half:
                     loss, _ = model.loss(ids, labels)
