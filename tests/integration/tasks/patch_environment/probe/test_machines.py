@@ -69,13 +69,15 @@ def test_an_old_driver(tmp_path, monkeypatch):
         (None, "flash2", "warning", "flash-attn-4"),
     ],
 )
-def test_flash_attn_that_cannot_be_used(tmp_path, package, backend, severity, words):
+def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, package, backend, severity, words):
     folder = tmp_path / "site" / "flash_attn"
     (folder / "cute").mkdir(parents=True)
     (folder / "cute" / "__init__.py").write_text("def flash_attn_varlen_func(*arguments, **options): ...")
     if package:
         (folder / "__init__.py").write_text(package)
     machine = lay_out(tmp_path, gpus=[H100], flash=folder.parent)
+    facts = probe(tmp_path, settings(), machine)  # once: it imports torch in a process of its own
+    monkeypatch.setattr("infini_llama.tasks.patch_environment.doctor.probe", lambda *_, **__: facts)
     found = report(machine, tmp_path)
     assert found.plan.attention_backend == "sdpa"
     finding = findings(found)[f"attention by {backend}"]
