@@ -81,7 +81,7 @@ def test_a_damaged_copy_is_not_used(url, home, caplog):
     mirror.files.pipe_file(f"{mirror.place(path)}/tensors.bin", b"weightz 10")
     shutil.rmtree(path)
     assert not mirror.restore(path, checkpoints.KIND)
-    assert not list(path.parent.iterdir()) and str(path) in caplog.text
+    assert not list(path.parent.iterdir()) and "step-00000010" in caplog.text
 
 
 def test_an_artifact_built_anew_replaces_its_copy(url, home):
