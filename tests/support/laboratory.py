@@ -120,7 +120,10 @@ class Laboratory:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 arguments,
-                env=own_environment(self.home) | {variable: value} | (env or {}),
+                env=own_environment(self.home)
+                | {variable: value}
+                | ({"PYTHONDONTWRITEBYTECODE": "1"} if largest_file else {})  # else half a .pyc may stay
+                | (env or {}),
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,

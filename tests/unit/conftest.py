@@ -3,6 +3,7 @@
 import multiprocessing.util
 import os
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ def no_process(request, monkeypatch):
     def refuse(*arguments: object, **_: object) -> None:
         pytest.fail(f"a unit test starts a process: {arguments[:2]}; move it to tests/integration", pytrace=False)
 
-    def start(self: subprocess.Popen, command: list[str], *arguments: object, **options: object) -> None:
+    def start(self: subprocess.Popen, command: list[str], *arguments: Any, **options: Any) -> None:
         if command[0] != "uname":  # which the standard library's `platform` asks once
             refuse(command)
         popen(self, command, *arguments, **options)

@@ -16,7 +16,8 @@ def command(folder: Path, *words: str, before: str = "") -> subprocess.Completed
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(ROOT / "src")},
+        # Under a limit, Python would leave half a .pyc behind.
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -221,7 +221,8 @@ def test_no_space_ends_with_code_70_and_nothing_half_written_stays(one_shard, tm
     limit = 10 if file == "lock" else (whole / file).stat().st_size - 1
     home = tmp_path / "home"
     command = [sys.executable, "-c", FULL_DISK, json.dumps(settings), str(home), str(limit)]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # under a limit, Python would leave half a .pyc behind
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert child.stdout.startswith("70 no space ") and f"{home}/datasets" in child.stdout, child.stdout + child.stderr
     assert temporaries(home) == [] and lookup(settings, str(home)) is None
     assert preprocess(settings, str(home))["built"] == ["tokens", "chunks"]
