@@ -45,19 +45,21 @@ _withheld: dict[str, str] = {}
 @contextlib.contextmanager
 def withheld(config: "PipelineConfig") -> Iterator["PipelineConfig"]:
     """Inside, the configuration without its secrets, since Prefect writes down a flow's parameters; `restored` adds them again."""
-    environment = config.environment
-    shown = {name: value for name, value in environment.env.items() if _is_shown(name)}
+    shown = {name: value for name, value in config.environment.env.items() if _is_shown(name)}
     _withheld.update(_secrets(config))
     try:
-        yield config.model_copy(update={"environment": environment.model_copy(update={"env": shown})})
+        yield _with_variables(config, shown)
     finally:
         _withheld.clear()
 
 
-def restored(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a flow run with what `withheld` left out of its parameters."""
-    environment = settings["environment"]
-    return settings | {"environment": environment | {"env": environment["env"] | _withheld}}
+def restored(config: "PipelineConfig") -> "PipelineConfig":
+    """The configuration of a flow run with what `withheld` left out of its parameters."""
+    return _with_variables(config, config.environment.env | _withheld)
+
+
+def _with_variables(config: "PipelineConfig", env: dict[str, str]) -> "PipelineConfig":
+    return config.model_copy(update={"environment": config.environment.model_copy(update={"env": env})})
 
 
 def refuse_secrets(config: "PipelineConfig") -> None:

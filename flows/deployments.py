@@ -23,11 +23,9 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema import PipelineConfig, ScheduleConfig
 from infini_llama.configs.secrets import refuse_secrets
 from infini_llama.flows.pretrain import pretrain
+from infini_llama.flows.settings import RUN
 from infini_llama.tasks.train.task import GPU_LIMIT
 
-HEARTBEAT = 30  # seconds
-# For every run that a worker starts. PYTHONSAFEPATH: a folder named tasks/ in the working directory must not shadow ours.
-RUN_ENVIRONMENT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT), "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
 SILENT_FOR = timedelta(minutes=5)
 ZOMBIES = "infini-llama: silent runs are crashed"
 
@@ -155,7 +153,7 @@ def _deployment(
 
 def _environment() -> dict[str, str]:
     """For the runs; with what makes Python find this program where it is not installed."""
-    return RUN_ENVIRONMENT | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    return RUN | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 
 
 def _schedules(

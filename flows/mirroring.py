@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.stage import plan
-from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
 from infini_llama.tasks.storage.mirror import Mirror
@@ -32,11 +31,10 @@ RECORDS = (
 )
 
 
-def restore_dataset(settings: dict) -> None:
-    """Fetches the dataset of this text and these settings where the mirror has it and home has not."""
-    if (mirror := _mirror(settings)) is None:
+def restore_dataset(config: PipelineConfig, planned: DatasetPlan) -> None:
+    """Fetches the planned dataset where the mirror has it and home has not."""
+    if (mirror := _mirror(config)) is None:
         return
-    planned = plan(DataConfig.model_validate(settings["data"]), Path(settings["runtime"]["home"]))
     folder = mirror.home / "datasets" / planned.name
     if not folder.exists():
         mirror.restore(folder, "dataset")
@@ -46,11 +44,11 @@ def restore_dataset(settings: dict) -> None:
             mirror.restore(chunks, "chunks")
 
 
-def restore_run(settings: dict) -> None:
+def restore_run(config: PipelineConfig) -> None:
     """Fetches the run's records and its newest whole checkpoint where home knows nothing of the run."""
-    if (mirror := _mirror(settings)) is None:
+    if (mirror := _mirror(config)) is None:
         return
-    run = mirror.home / "runs" / settings["runtime"]["name"]
+    run = mirror.home / "runs" / config.runtime.name
     if (run / "lineage.json").exists():
         if ahead := _of_another(mirror, run):
             log.warning(
@@ -70,18 +68,18 @@ def restore_run(settings: dict) -> None:
 
 
 @contextmanager
-def mirrored(settings: dict, reference: DatasetRef) -> Iterator[None]:
+def mirrored(config: PipelineConfig, reference: DatasetRef) -> Iterator[None]:
     """Inside, what is committed is copied in the background; leaving waits for the last copy.
 
     A mirror that does not answer never stops training: it is said, and tried again with the next checkpoint.
     """
-    if (mirror := _mirror(settings)) is None:
+    if (mirror := _mirror(config)) is None:
         yield
         return
     dataset = mirror.home / reference.path
     tables = [(dataset / "chunks" / table.chunks, "chunks") for table in reference.row_tables]
     artifacts = [(dataset, "dataset"), *tables]
-    run, over = mirror.home / "runs" / settings["runtime"]["name"], threading.Event()
+    run, over = mirror.home / "runs" / config.runtime.name, threading.Event()
 
     def copy() -> None:
         while True:
@@ -146,6 +144,6 @@ def _abandoned(mirror: Mirror, path: Path) -> bool:
     return any(mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*"))
 
 
-def _mirror(settings: dict) -> Mirror | None:
-    url = settings["storage"]["mirror"]
-    return Mirror(url, Path(settings["runtime"]["home"])) if url else None
+def _mirror(config: PipelineConfig) -> Mirror | None:
+    url = config.storage.mirror
+    return Mirror(url, config.runtime.home) if url else None

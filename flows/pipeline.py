@@ -2,16 +2,18 @@
 
 import time
 from datetime import datetime
-from pathlib import Path
+from typing import Any
 
-from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
+from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
 from infini_llama.flows.home import usable_home
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.evaluation import Evaluations
+from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
@@ -19,7 +21,7 @@ from infini_llama.tasks.train.stage import train
 from infini_llama.tasks.verify_data.checks import verify
 
 
-def run(config: PipelineConfig) -> dict:
+def run(config: PipelineConfig) -> dict[str, Any]:
     """Run preprocess, verify-data, patch-environment and train without Prefect; returns the run's summary.
 
     Called again with the same configuration, it resumes: what is complete on disk is not built again.
@@ -28,22 +30,21 @@ def run(config: PipelineConfig) -> dict:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
     settings = resolved(config)
-    check_requirements(PipelineConfig.model_validate(settings))
-    restore_dataset(settings)
-    reference = preprocess(config.data, Path(settings["runtime"]["home"]))
-    return verify_and_train(settings, reference)
+    check_requirements(settings)
+    preparation = Preparation(settings.data, settings.runtime.home)
+    restore_dataset(settings, preparation.planned)
+    return verify_and_train(settings, preparation.build()).to_json()
 
 
-def resolved(config: PipelineConfig, due: datetime | None = None) -> dict:
-    """The configuration of one run as a dict, with its name in full and the absolute path of home.
+def resolved(config: PipelineConfig, due: datetime | None = None) -> PipelineConfig:
+    """The configuration of one run, with its name in full and the absolute path of home, and nothing of its deployment.
 
     Args:
         due: scheduled start, for names with {date} or {time} (local time zone); None: now.
     """
-    settings = config.model_dump(mode="json", exclude={"deployment"})
-    settings["runtime"]["home"] = str(usable_home(config.runtime.home, "runtime.home"))
-    settings["runtime"]["name"] = run_name(config.runtime.name, due)
-    return settings
+    home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
+    runtime = config.runtime.model_copy(update={"home": home, "name": name})
+    return config.model_copy(update={"runtime": runtime, "deployment": DeploymentConfig()})
 
 
 def run_name(template: str, due: datetime | None = None) -> str:
@@ -52,38 +53,33 @@ def run_name(template: str, due: datetime | None = None) -> str:
     return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")
 
 
-def verify_and_train(settings: dict, reference: DatasetRef) -> dict:
-    """The stages behind preprocess; `reference` is what it returned."""
-    config = PipelineConfig.model_validate(settings)
-    home, checks = settings["runtime"]["home"], settings["verify"]
-    report = verify(reference, Path(home), checks["level"], checks["full_below"])
-    restore_run(settings)
-    environment = patch_environment(config, config.runtime.name, reference.vocab_size)
+def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineResult:
+    """The stages behind preprocess; `config` is resolved, `dataset` is what preprocess returned."""
+    report = verify(dataset, config.runtime.home, config.verify.level, config.verify.full_below)
+    restore_run(config)
+    environment = patch_environment(config, config.runtime.name, dataset.vocab_size)
     retries, invocation = retries_for(config.runtime), new_invocation()
     launcher = ConfiguredLauncher(config.environment)
-    with mirrored(settings, reference):
+    with mirrored(config, dataset):
         while True:
             try:
-                summary = train(config, reference, environment, invocation, report.verify_on_read, launcher).to_json()
+                summary = train(config, dataset, environment, invocation, report.verify_on_read, launcher)
                 break
             except Exception as error:
                 delay = retries.delay_after(error)
                 if delay is None:
                     raise
                 time.sleep(delay)
-        if settings["evaluate"]["after_training"]:
-            from infini_llama.tasks.evaluate.after_training import (
-                evaluate_trained,  # with torch, which nothing else needs here
-            )
+        evaluations = None
+        if config.evaluate.after_training:
+            from infini_llama.tasks.evaluate.after_training import evaluate_trained  # with torch, only needed here
 
-            section = EvaluationConfig.model_validate(settings["evaluate"])
-            summary["evaluations"] = evaluate_trained(Path(summary["paths"]["run"]), section).to_json()
-        return with_pages(summary)
+            evaluations = evaluate_trained(summary.paths.run, config.evaluate)
+        return with_pages(summary, evaluations)
 
 
-def with_pages(summary: dict) -> dict:
-    """The summary of a finished run, once its page and loss curve are written beside it."""
-    news = not summary.get("already_finished") or "evaluations" in summary
-    if news or not Path(summary["paths"]["report"]).exists():
-        write_report(Path(summary["paths"]["run"]))
-    return summary
+def with_pages(summary: RunSummary, evaluations: Evaluations | None) -> PipelineResult:
+    """The result of a finished run, once its page and loss curve are written beside it."""
+    if not summary.already_finished or evaluations is not None or not summary.paths.report.exists():
+        write_report(summary.paths.run)
+    return PipelineResult.model_validate(dict(summary) | {"evaluations": evaluations})

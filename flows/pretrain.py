@@ -1,7 +1,6 @@
-"""The flow: raw text to a trained model, in four stages which pass small JSON values."""
+"""The flow: raw text to a trained model, in four stages which pass typed records."""
 
 import logging
-from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -16,8 +15,9 @@ from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess import task as preprocess_task
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
-from infini_llama.tasks.preprocess.stage import lookup, plan
+from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.summary import PipelineResult
 from infini_llama.tasks.report.task import closing_card
 from infini_llama.tasks.storage.results import trusted
 from infini_llama.tasks.train.attempt import new_invocation
@@ -34,48 +34,55 @@ def _name() -> str:
 
 
 @flow(name="pretrain", flow_run_name=_name, persist_result=False)
-def pretrain(config: PipelineConfig) -> dict:
+def pretrain(config: PipelineConfig) -> PipelineResult:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary.
 
     Called again with the same configuration, it resumes: what is complete on disk is not built again.
     """
-    settings = restored(resolved(config, flow_run.scheduled_start_time))
-    home, run = settings["runtime"]["home"], settings["runtime"]["name"]
-    full_below = settings["verify"]["full_below"]
-    stored = Path(home) / "prefect-results"
-
+    config = restored(resolved(config, flow_run.scheduled_start_time))
+    home, name = config.runtime.home, config.runtime.name
     with api_logs():
-        check_requirements(PipelineConfig.model_validate(settings))
-        restore_dataset(settings)
-        # Prefect would return a cached reference whose dataset is gone, so the disk is checked first.
-        known = lookup(config.data, Path(home))
-        key = name_of_tables(known or plan(config.data, Path(home)))
-        use_cache = known is not None and trusted(stored / preprocess_task.result_name(key))
-        cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not use_cache)
-        state = cached(key, settings["data"], home, return_state=True)
-        reference = DatasetRef.from_json(state.result())
-        if state.name == "Cached":
-            log.info("dataset %s: cached, nothing to do", reference.name)
-
-        report = verify_task.verify_data(reference.to_json(), home, full_below, run)
-        dataset = reference.to_json() | {"verify_on_read": report["verify_on_read"]}
+        check_requirements(config)
+        preparation = Preparation(config.data, home)
+        restore_dataset(config, preparation.planned)
+        dataset = _preprocess(preparation)
+        report = verify_task.verify_data(dataset, home, config.verify.full_below, name)
         if config.verify.level == "deep":
-            digest = f"{reference.digest}-{digest_of_tables(reference)}"
-            fresh = not trusted(stored / verify_task.result_name(digest))
-            deep = verify_task.verify_data_deep.with_options(result_storage=stored, refresh_cache=fresh)
-            deep(digest, reference.to_json(), home, full_below)
+            _verify_deep(config, dataset)
 
-        restore_run(settings)
-        environment = patch_environment(settings, run, reference.vocab_size)
-        with mirrored(settings, reference):
-            with closing_card(Path(home) / "runs" / run) as report:
-                launcher = ConfiguredLauncher(PipelineConfig.model_validate(settings).environment)
-                train = with_retries(retries_for(PipelineConfig.model_validate(settings).runtime))
-                summary = train(settings, dataset, environment, new_invocation(), launcher)
-                done = "had already finished" if summary.get("already_finished") else "finished"
-                report(f"Training {done}: {summary['steps']:,} steps.")
-            if settings["evaluate"]["after_training"]:
+        restore_run(config)
+        environment = patch_environment(config, dataset.vocab_size)
+        with mirrored(config, dataset):
+            with closing_card(home / "runs" / name) as ended:
+                train, launcher = with_retries(retries_for(config.runtime)), ConfiguredLauncher(config.environment)
+                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, launcher)
+                done = "had already finished" if summary.already_finished else "finished"
+                ended(f"Training {done}: {summary.steps:,} steps.")
+            evaluations = None
+            if config.evaluate.after_training:
                 from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
 
-                summary["evaluations"] = evaluate(summary["paths"]["run"], settings["evaluate"])
-            return with_pages(summary)
+                evaluations = evaluate(summary.paths.run, config.evaluate)
+            return with_pages(summary, evaluations)
+
+
+def _preprocess(preparation: Preparation) -> DatasetRef:
+    """The dataset, by Prefect's cached reference where the disk has what it names."""
+    known, stored = preparation.lookup(), preparation.home / "prefect-results"
+    key = name_of_tables(known or preparation.planned)
+    # Prefect would return a cached reference whose dataset is gone, so the disk is checked first.
+    use_cache = known is not None and trusted(stored / preprocess_task.result_name(key))
+    cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not use_cache)
+    state = cached(key, preparation, return_state=True)
+    dataset = DatasetRef.from_json(state.result())
+    if state.name == "Cached":
+        log.info("dataset %s: cached, nothing to do", dataset.name)
+    return dataset
+
+
+def _verify_deep(config: PipelineConfig, dataset: DatasetRef) -> None:
+    stored = config.runtime.home / "prefect-results"
+    digest = f"{dataset.digest}-{digest_of_tables(dataset)}"
+    fresh = not trusted(stored / verify_task.result_name(digest))
+    deep = verify_task.verify_data_deep.with_options(result_storage=stored, refresh_cache=fresh)
+    deep(digest, dataset, config.runtime.home, config.verify.full_below)

@@ -19,39 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, SERVED
 from infini_llama.tasks.storage.artifacts import Lock
 
-HEALTHY_WITHIN = 180.0
 ANSWER_SECONDS = 15.0  # for a server of the user's
 EXEC_WRAPPER = Path(__file__).parents[1] / "tasks" / "train" / "exec_wrapper.py"
 log = logging.getLogger("infini_llama.prefect")
-
-# For this process and the server; what the user has set stays.
-CLIENT = {
-    "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(HEALTHY_WITHIN)),
-    "PREFECT_LOGGING_LEVEL": "WARNING",
-    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-}
-# For the embedded server only: no UI, no catalogue of blocks (a second of a first start), and no memo that it was written.
-EMBEDDED = {
-    "PREFECT_UI_ENABLED": "0",
-    "PREFECT__SERVER_EPHEMERAL": "1",
-    "PREFECT__SERVER_FINAL": "1",
-    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
-    "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
-}
-# For the server of `serve`: the UI asks the address that it came from, whatever the browser calls this machine. A worker executes
-# what this server is given. A browser sends a POST without a content type from any page and without asking, so that origins
-# alone do not protect it; such a request has no CSRF token.
-SERVED = {
-    "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-    "PREFECT_UI_API_URL": "/api",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    "PREFECT__SERVER_FINAL": "1",
-}
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def run(arguments: Namespace) -> Answer:
             from infini_llama.flows.pretrain import pretrain
 
             try:
-                summary = pretrain(shown)
+                summary = pretrain(shown).to_json()
             except TransportError as fault:  # training neither needs the server nor stops with it
                 raise PipelineError(
                     f"Prefect's server does not answer any more ({fault}); the run's state is in "
@@ -55,7 +55,6 @@ def dry_run(config: "PipelineConfig") -> Answer:
     """What `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
     import yaml
 
-    from infini_llama.configs.schema import PipelineConfig
     from infini_llama.configs.secrets import masked, without_secrets
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.flows.pipeline import resolved
@@ -64,21 +63,20 @@ def dry_run(config: "PipelineConfig") -> Answer:
     from infini_llama.tasks.runs.record import RunRecord
 
     settings = resolved(config)
-    home, name = settings["runtime"]["home"], settings["runtime"]["name"]
-    folder = Path(home, "runs", name)
-    cached = lookup(config.data, Path(home))
+    home = settings.runtime.home
+    folder = home / "runs" / settings.runtime.name
+    cached = lookup(settings.data, home)
     run = RunRecord(folder) if (folder / "lineage.json").exists() else None
     found = {
-        "dataset": None if cached is None else str(Path(home, cached.path)),
+        "dataset": None if cached is None else str(home / cached.path),
         "run": str(folder),
         "state": "new" if run is None else run.state,
         "step": 0 if run is None else run.step,
     }
-    shown = without_secrets(settings)
-    run_config = PipelineConfig.model_validate(settings)
-    plan = plan_of(run_config).to_json()
+    shown = without_secrets(settings.model_dump(mode="json", exclude={"deployment"}))
+    plan = plan_of(settings).to_json()
     plan["env"] = masked(plan["env"])
-    record = {"config": shown, "plan": plan, "estimate": estimate(run_config), "cached": found}
+    record = {"config": shown, "plan": plan, "estimate": estimate(settings), "cached": found}
     plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
     parts = (configuration, as_text({"plan": plain}), estimate_text(record["estimate"]), as_text({"cached": found}))
@@ -92,7 +90,7 @@ def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.tasks.preprocess import stage
 
     config = load_config(arguments.config, arguments.overrides)
-    home = Path(resolved(config)["runtime"]["home"])
+    home = resolved(config).runtime.home
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
     return reference.to_json(), as_text({"dataset": str(home / reference.path)} | reference.to_json())
 
@@ -136,10 +134,9 @@ def doctor(arguments: Namespace) -> Answer:
     config, home = None, home_folder()
     if arguments.config is not None:
         from infini_llama.configs.loading import load_config
-        from infini_llama.configs.schema import PipelineConfig
         from infini_llama.flows.pipeline import resolved
 
-        config = PipelineConfig.model_validate(resolved(load_config(arguments.config, arguments.overrides)))
+        config = resolved(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = doctor(config, home, against)
@@ -153,7 +150,6 @@ def doctor(arguments: Namespace) -> Answer:
 
 def train(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
-    from infini_llama.configs.schema import PipelineConfig
     from infini_llama.flows.cli.console import summary_text
     from infini_llama.flows.datasets import reference_for
     from infini_llama.flows.pipeline import resolved, verify_and_train
@@ -164,17 +160,17 @@ def train(arguments: Namespace) -> Answer:
     if joined := _joins(config):
         return joined
     settings = resolved(config)
-    check_requirements(PipelineConfig.model_validate(settings))
+    check_requirements(settings)
     if arguments.dataset is not None:
-        reference = reference_for(config.data, find(arguments.dataset, "datasets"), Path(settings["runtime"]["home"]))
+        reference = reference_for(config.data, find(arguments.dataset, "datasets"), settings.runtime.home)
     else:
-        reference = lookup(config.data, Path(settings["runtime"]["home"]))
+        reference = lookup(config.data, settings.runtime.home)
     if reference is None:
         raise DataError(
             f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "
             "or name one with --dataset."
         )
-    summary = verify_and_train(settings, reference)
+    summary = verify_and_train(settings, reference).to_json()
     return summary, summary_text(summary)
 
 
@@ -203,8 +199,8 @@ def _joins(config: "PipelineConfig") -> Answer | None:
     from infini_llama.flows.pipeline import resolved
     from infini_llama.tasks.clusters.node import NodeSettings
 
-    runtime = resolved(config)["runtime"]
+    runtime = resolved(config).runtime
     address = None if environment.master_addr == "auto" else environment.master_addr
     port = None if environment.port == "auto" else environment.port
     requested = NodeSettings(environment.nnodes, environment.node_rank, address, port)
-    return _join(Path(runtime["home"], "runs", runtime["name"]), requested)
+    return _join(runtime.home / "runs" / runtime.name, requested)

@@ -1,7 +1,5 @@
 """patch-environment as a Prefect task: a plan for this machine and this run, neither cached nor stored by Prefect."""
 
-from typing import Any
-
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
@@ -10,16 +8,18 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.card import card
+from infini_llama.tasks.records.environment import PatchedEnvironment
 
 
 @task(name="patch-environment", cache_policy=NO_CACHE, persist_result=False)
-def patch_environment(config: dict[str, Any], run_name: str, vocab_size: int) -> dict[str, Any]:
+def patch_environment(config: PipelineConfig, vocab_size: int) -> PatchedEnvironment:
     """`stage.patch_environment`; the result may hold the user's environment variables, so Prefect keeps no copy."""
-    environment = stage.patch_environment(PipelineConfig.model_validate(config), run_name, vocab_size)
+    run_name = config.runtime.name
+    environment = stage.patch_environment(config, run_name, vocab_size)
     with best_effort("the environment's card"):
         create_markdown_artifact(
             card(environment.record, environment.plan),
             key=artifact_key("environment", run_name),
             description=f"What run {run_name} is computed on",
         )
-    return environment.to_json()
+    return environment

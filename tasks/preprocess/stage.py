@@ -75,40 +75,62 @@ def _plan(data: DataConfig, corpus: Corpus) -> tuple[DatasetPlan, Plan]:
 
 def lookup(data: DataConfig, home: Path) -> DatasetRef | None:
     """The reference of the complete artifact for this text and these settings, None where something is missing."""
-    planned = plan(data, home)
-    folder = home / "datasets" / planned.name
-    complete = is_complete(folder, "dataset", planned.key) and all(
-        is_complete(folder / "chunks" / table.chunks, "chunks", table.chunks_key) for table in planned.row_tables
-    )
-    return _reference(home, folder, planned, built=[]) if complete else None
+    return Preparation(data, home).lookup()
 
 
 def preprocess(data: DataConfig, home: Path, repair: bool = False) -> DatasetRef:
-    """Builds the token level and the chunk level where they are missing; the same input gives the same bytes.
+    """`Preparation.build`, for a caller that needs nothing else of the survey."""
+    return Preparation(data, home).build(repair)
 
-    Two builders of one key: one builds, the other waits for it. A build that was killed leaves a working folder and a
-    journal beside it; the next one carries on from there.
 
-    Args:
-        repair: look at every checksum, and build again only the shards and tables that are damaged.
+class Preparation:
+    """The dataset of a text that is surveyed once: here, and not again for its plan, the look-up and the build.
 
-    Returns:
-        the reference that the other stages take: path below home, digests, and the facts of both splits.
+    Attributes:
+        planned: what `build` would build.
 
     Raises:
-        DataError: no text, unreadable text, or too little for one row.
-        PipelineError: no space left; nothing half-written is used.
+        DataError: no text, or unreadable text.
     """
-    corpus = survey(data, home / "surveys")
-    planned, units = _plan(data, corpus)
-    log_left_out(corpus.report)
-    folder = home / "datasets" / planned.name
-    with disk_full_as(f"the dataset in {folder.parent}"), _locked(home / "locks" / f"dataset-{planned.key[:12]}.lock"):
-        built = _build_missing(data, corpus, units, folder, planned.key, repair)
-        set_pointer(folder.parent, "latest", folder.name)
-    reference = _reference(home, folder, planned, built)
-    log.info("dataset %s: %s", folder.name, "built " + " and ".join(built) if built else "complete, nothing to do")
-    return reference
+
+    def __init__(self, data: DataConfig, home: Path) -> None:
+        self.data, self.home = data, home
+        self.corpus = survey(data, home / "surveys")
+        self.planned, self.units = _plan(data, self.corpus)
+        self.folder = home / "datasets" / self.planned.name
+
+    def lookup(self) -> DatasetRef | None:
+        """The reference of the complete artifact, None where something is missing."""
+        tables, folder = self.planned.row_tables, self.folder
+        complete = is_complete(folder, "dataset", self.planned.key) and all(
+            is_complete(folder / "chunks" / table.chunks, "chunks", table.chunks_key) for table in tables
+        )
+        return _reference(self.home, folder, self.planned, built=[]) if complete else None
+
+    def build(self, repair: bool = False) -> DatasetRef:
+        """Build the token level and the chunk level where they are missing; the same input gives the same bytes.
+
+        Two builders of one key: one builds, the other waits for it. A build that was killed leaves a working folder and a
+        journal beside it; the next one carries on from there.
+
+        Args:
+            repair: look at every checksum, and build again only the shards and tables that are damaged.
+
+        Returns:
+            the reference that the other stages take: path below home, digests, and the facts of both splits.
+
+        Raises:
+            DataError: unreadable text, or too little for one row.
+            PipelineError: no space left; nothing half-written is used.
+        """
+        log_left_out(self.corpus.report)
+        folder, key = self.folder, self.planned.key
+        with disk_full_as(f"the dataset in {folder.parent}"), _locked(self.home / "locks" / f"dataset-{key[:12]}.lock"):
+            built = _build_missing(self.data, self.corpus, self.units, folder, key, repair)
+            set_pointer(folder.parent, "latest", folder.name)
+        reference = _reference(self.home, folder, self.planned, built)
+        log.info("dataset %s: %s", folder.name, "built " + " and ".join(built) if built else "complete, nothing to do")
+        return reference
 
 
 def _build_missing(data: DataConfig, corpus: Corpus, units: Plan, folder: Path, key: str, repair: bool) -> list[str]:

@@ -1,7 +1,6 @@
 """preprocess as a Prefect task: cached by the key of the rows it would build."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from prefect import task
@@ -9,8 +8,7 @@ from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess import stage
+from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.storage.results import PLAIN
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -43,7 +41,13 @@ def _may_pass(task: Any, run: Any, state: Any) -> bool:
     retry_delay_seconds=[5, 30],
     retry_condition_fn=_may_pass,
 )
-def preprocess(key: str, data: dict[str, Any], home: str) -> dict[str, Any]:
-    """Builds what is missing of the dataset; `key` (of `stage.plan`) decides its content and names the cached result."""
-    reference = stage.preprocess(DataConfig.model_validate(data), Path(home))
-    return reference.to_json()
+def preprocess(key: str, preparation: Preparation) -> dict[str, Any]:
+    """Builds what is missing of the dataset.
+
+    Args:
+        key: decides its content and names the cached result.
+
+    Returns:
+        the fields of a `DatasetRef`, as JSON because Prefect stores them.
+    """
+    return preparation.build().to_json()

@@ -1,7 +1,9 @@
 """The results of a finished run."""
 
 from pathlib import Path
+from typing import Any
 
+from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.goodput import Goodput
 from infini_llama.tasks.records.record import Record
 
@@ -59,3 +61,14 @@ class RunSummary(TrainingResult):
     checkpoint: Path
     paths: RunPaths
     already_finished: bool = False
+
+
+class PipelineResult(RunSummary):
+    """What a pipeline returns: the summary, and the results of evaluate.after_training where it names a measurement."""
+
+    evaluations: Evaluations | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields; without `evaluations` if there are none."""
+        evaluations = {} if self.evaluations is None else {"evaluations": self.evaluations.to_json()}
+        return self.model_dump(mode="json", exclude={"evaluations"}) | evaluations

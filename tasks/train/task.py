@@ -23,6 +23,7 @@ from infini_llama.tasks.progress import Live
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.environment import PatchedEnvironment
 from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.retries import Retries
@@ -34,21 +35,22 @@ LEASE = 60.0  # seconds after which the slots of a process that was killed are f
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)
 def train(
-    config: dict[str, Any], reference: dict[str, Any], environment: dict[str, Any], invocation: str, launcher: Launcher
-) -> dict[str, Any]:
+    config: PipelineConfig,
+    dataset: DatasetRef,
+    environment: PatchedEnvironment,
+    invocation: str,
+    verify_on_read: bool,
+    launcher: Launcher,
+) -> RunSummary:
     """`stage.train`, with its progress on the run's page.
 
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
     """
     try:
-        settings, dataset = PipelineConfig.model_validate(config), DatasetRef.from_json(reference)
-        here = settings.environment.launcher == "local"
-        planned = PatchedEnvironment.from_json(environment)
-        slots = _gpu_slots(planned.plan) if here else contextlib.nullcontext()
-        with slots, _progress(settings.runtime.name):
-            verify_on_read = reference.get("verify_on_read", False)
-            summary = stage.train(settings, dataset, planned, invocation, verify_on_read, launcher, _raise_if_suspended)
-            return summary.to_json()
+        here = config.environment.launcher == "local"
+        slots = _gpu_slots(environment.plan) if here else contextlib.nullcontext()
+        with slots, _progress(config.runtime.name):
+            return stage.train(config, dataset, environment, invocation, verify_on_read, launcher, _raise_if_suspended)
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped

@@ -12,7 +12,7 @@ from prefect.serializers import JSONSerializer
 from infini_llama.tasks.formatting import artifact_key, best_effort
 from infini_llama.tasks.preprocess.card import card
 from infini_llama.tasks.preprocess.summary import describe
-from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.storage.results import PLAIN
 from infini_llama.tasks.verify_data.checks import VERIFIER_VERSION, verify
 
@@ -27,20 +27,23 @@ def result_name(digest: str) -> str:
 
 
 @task(name="verify-data", cache_policy=NO_CACHE, persist_result=False)
-def verify_data(reference: dict[str, Any], home: str, full_below: int, run: str) -> dict[str, Any]:
+def verify_data(reference: DatasetRef, home: Path, full_below: int, run: str) -> VerifyReport:
     """Manifests, sizes and tokenizer; every checksum too where the dataset is at most `full_below` bytes."""
-    ref = DatasetRef.from_json(reference)
-    report = verify(ref, Path(home), "quick", full_below)
+    report = verify(reference, home, "quick", full_below)
     with best_effort("the dataset's card"):  # here, since preprocess itself does not run where its result is cached
         create_markdown_artifact(
-            card(describe(Path(home) / ref.path), ref, report),
+            card(describe(home / reference.path), reference, report),
             key=artifact_key("dataset", run),
             description=f"The dataset that run {run} trains on",
         )
-    return report.to_json()
+    return report
 
 
 @task(name="verify-data-deep", cache_key_fn=_key, persist_result=True, result_serializer=JSONSerializer(**PLAIN))
-def verify_data_deep(digest: str, reference: dict[str, Any], home: str, full_below: int) -> dict[str, Any]:
-    """Every checksum, token and row; `digest` stands for the bytes of both levels, and so names the cached report."""
-    return verify(DatasetRef.from_json(reference), Path(home), "deep", full_below).to_json()
+def verify_data_deep(digest: str, reference: DatasetRef, home: Path, full_below: int) -> dict[str, Any]:
+    """Every checksum, token and row; `digest` stands for the bytes of both levels, and so names the cached report.
+
+    Returns:
+        the fields of a `VerifyReport`, as JSON because Prefect stores them.
+    """
+    return verify(reference, home, "deep", full_below).to_json()

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import DeploymentConfig
 from infini_llama.flows.pipeline import resolved, run_name
 
 
@@ -23,6 +24,7 @@ def test_a_name_tells_when_the_run_was_due_in_this_machines_time_zone(monkeypatc
 def test_the_settings_of_a_run_hold_no_deployment_and_an_absolute_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{date}", "home": "here"}}
-    settings = resolved(parse_config(config), datetime(2026, 1, 2, 12))
-    assert settings["runtime"] | {"name": "a-2026-01-02", "home": str(Path(tmp_path, "here"))} == settings["runtime"]
-    assert "deployment" not in settings
+    offered = {"deployment": {"concurrency_limit": 2}}
+    settings = resolved(parse_config(config | offered), datetime(2026, 1, 2, 12))
+    assert (settings.runtime.name, settings.runtime.home) == ("a-2026-01-02", Path(tmp_path, "here"))
+    assert settings.deployment == DeploymentConfig()

@@ -7,7 +7,10 @@ import fsspec
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.flows.mirroring import RECORDS, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.preprocess.stage import plan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
@@ -42,8 +45,9 @@ def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
     return target
 
 
-def settings(home: Path, url: str, data: dict | None = None) -> dict:
-    return {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}, "data": data}
+def settings(home: Path, url: str | None) -> PipelineConfig:
+    source = {"data": {"source": "python-stdlib"}}
+    return parse_config(source | {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}})
 
 
 @pytest.fixture
@@ -117,8 +121,8 @@ def test_an_empty_machine_goes_on_from_the_mirror(url, home, built, data, caplog
         checkpoint(run, 20)
     checkpoint(run, 30)  # the machine died with it
     shutil.rmtree(home)
-    wanted = settings(home, url, data())
-    restore_dataset(wanted)
+    wanted = settings(home, url)
+    restore_dataset(wanted, plan(DataConfig.model_validate(data()), home))
     restore_run(wanted)
     found = lookup(data(), str(home))
     assert found is not None and found["digest"] == reference["digest"]

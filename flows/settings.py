@@ -1,0 +1,45 @@
+"""Prefect's settings of every process: the one source that `run`, `serve` and `deploy` set them from.
+
+The files in deploy/ repeat them, since their readers know no Python; a test compares them with these.
+"""
+
+HEARTBEAT = 30  # seconds
+HEALTHY_WITHIN = 180.0  # seconds that a server may take to start
+
+# For every run that a worker starts, in the job variables of its deployment, and for the worker itself. PYTHONSAFEPATH: a folder
+# named tasks/ in the working directory must not shadow ours. The heartbeats are what the automation for silent runs watches.
+RUN = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT), "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
+# For workers: a run never starts a server of its own where the configured one is missing.
+WORKER = RUN | {"PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
+# Without a pipe to the worker, whose death would otherwise be the run's; its logs are files, and lines on its page.
+STREAM_OUTPUT = False
+TAGS = ("infini-llama",)
+
+# For a process that calls flows or Prefect's client; what the user has set stays.
+CLIENT = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(HEALTHY_WITHIN)),
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT),
+}
+# For the embedded server only: no UI, no catalogue of blocks (a second of a first start), and no memo that it was written.
+EMBEDDED = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+    "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
+# For servers with a UI, here and in deploy/.
+SERVER = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+}
+# For the server of `serve`: the UI asks the address that it came from, whatever the browser calls this machine. A worker executes
+# what this server is given. A browser sends a POST without a content type from any page and without asking, so that origins
+# alone do not protect it; such a request has no CSRF token.
+SERVED = SERVER | {"PREFECT_UI_API_URL": "/api", "PREFECT__SERVER_FINAL": "1"}
