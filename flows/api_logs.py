@@ -1,4 +1,4 @@
-"""Sends the stages' log lines to Prefect's run pages: about one per second, and every warning. The full logs are in the run's folder."""
+"""Sends the stages' log lines to Prefect's run pages: progress about once per second, and everything else. The full logs are files."""
 
 import contextlib
 import logging
@@ -12,19 +12,19 @@ SECONDS_BETWEEN = 1.0  # ten thousand lines delayed the end of a process by most
 
 
 class ThrottledAPILogHandler(APILogHandler):
-    """Passes at most one ordinary line in `SECONDS_BETWEEN`."""
+    """Passes at most one progress record (`extra={"progress": …}`) in `SECONDS_BETWEEN`, and every other record."""
 
     def __init__(self) -> None:
         super().__init__(level=logging.INFO)
         self.next_at = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        now = time.monotonic()
-        if record.levelno < logging.WARNING and now < self.next_at:
-            return
         if FlowRunContext.get() is None:  # another thread, of no run
             return
-        if record.levelno < logging.WARNING:
+        if getattr(record, "progress", None) is not None and record.levelno < logging.WARNING:
+            now = time.monotonic()
+            if now < self.next_at:
+                return
             self.next_at = now + SECONDS_BETWEEN
         super().emit(record)
 

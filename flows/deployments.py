@@ -1,9 +1,15 @@
-"""What a Prefect server must know of this project: work pool, limits, automations and deployments. Doing it again changes nothing."""
+"""What a Prefect server must know of this project: work pool, limits, automation and deployments.
+
+Deploying again writes only what differs: Prefect deletes the scheduled runs of a deployment or schedule that is written.
+"""
 
 import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,27 +17,30 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events import AutomationCore, ChangeFlowRunState, EventTrigger, Posture, ResourceSpecification
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
-from infini_llama.configs.schema import PipelineConfig, ScheduleConfig
+from infini_llama.configs.schema import DeploymentConfig, PipelineConfig, ScheduleConfig
 from infini_llama.configs.secrets import refuse_secrets
-from infini_llama.flows.pretrain import pretrain
-from infini_llama.flows.settings import RUN
+from infini_llama.flows.late_runs import POLICY_VARIABLE
+from infini_llama.flows.pretrain import pretrain, tags_of
+from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
 SILENT_FOR = timedelta(minutes=5)
 ZOMBIES = "infini-llama: silent runs are crashed"
+Parameters = Callable[[ScheduleConfig], dict[str, Any]]
 
 
 def deploy(files: Sequence[str], gpus: int | None = None, silent_for: timedelta = SILENT_FOR) -> dict[str, Any]:
-    """Brings the server of PREFECT_API_URL up to these configurations.
+    """Bring the server of PREFECT_API_URL up to these configurations.
 
     Args:
         files: a deployment for each.
@@ -59,22 +68,61 @@ def deploy(files: Sequence[str], gpus: int | None = None, silent_for: timedelta 
 
 def default_pool() -> str:
     """The work pool of configurations that name none."""
-    from infini_llama.configs.schema import DeploymentConfig
-
     return DeploymentConfig().work_pool
 
 
 def parameters_of(config: PipelineConfig) -> dict[str, Any]:
     """The flow's parameters: every key in full, so that the form shows what a run will have.
 
+    Home is left out unless the configuration sets it: the default is that of the machine that runs, not of the one that deploys.
+
     Raises:
         ConfigError: they would hold secrets.
     """
     refuse_secrets(config)
-    return {"config": config.model_dump(mode="json", exclude={"deployment"})}
+    unset = set() if "home" in config.runtime.model_fields_set else {"home"}
+    return {"config": config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})}
 
 
-def _scheduled(file: str) -> Callable[[ScheduleConfig], dict[str, Any]]:
+def definition(name: str, config: PipelineConfig) -> RunnerDeployment:
+    """The deployment of a configuration, without its schedules."""
+    offered = config.deployment
+    strategy = {"enqueue": ConcurrencyLimitStrategy.ENQUEUE, "cancel_new": ConcurrencyLimitStrategy.CANCEL_NEW}
+    limit = ConcurrencyLimitConfig(
+        limit=offered.concurrency_limit, collision_strategy=strategy[offered.on_collision]
+    ) if offered.concurrency_limit else None  # fmt: skip
+    return RunnerDeployment.from_flow(
+        pretrain,
+        name,
+        parameters=parameters_of(config),
+        concurrency_limit=limit,
+        work_pool_name=offered.work_pool,
+        tags=[*tags_of(config), f"deployment:{name}"],
+        version=version_of(config),
+        description=f"{pretrain.name} with the configuration {name}. Runs of one name carry on the same training.",
+        job_variables={
+            "working_dir": str(Path.cwd()),
+            "env": run_variables(offered),
+            "stream_output": STREAM_OUTPUT,
+        },
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+
+
+def version_of(config: PipelineConfig) -> str:
+    """Version of a deployment: of the program, of the configuration and of its schedules."""
+    parts = {"config": parameters_of(config), "schedules": config.deployment.model_dump(mode="json")["schedules"]}
+    digests = [hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8] for part in parts.values()]
+    return f"{version('infini-llama')}+{'.'.join(digests)}"
+
+
+def run_variables(offered: DeploymentConfig) -> dict[str, str]:
+    """Environment variables of a deployment's runs; with what makes Python find this program where it is not installed."""
+    here = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    return RUN | {POLICY_VARIABLE: offered.late_runs} | here
+
+
+def _scheduled(file: str) -> Parameters:
     def parameters(schedule: ScheduleConfig) -> dict[str, Any]:
         return parameters_of(load_config(file, schedule.overrides)) if schedule.overrides else {}
 
@@ -117,74 +165,78 @@ def _automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
             )
         ],
     )
-    if known := client.read_automations_by_name(ZOMBIES):
-        client.update_automation(known[0].id, zombies)
-    else:
+    if not (known := client.read_automations_by_name(ZOMBIES)):
         client.create_automation(zombies)
+    elif (
+        known[0].description != zombies.description
+    ):  # the only setting is in it; a rewritten one forgets what it watches
+        client.update_automation(known[0].id, zombies.model_copy(update={"enabled": known[0].enabled}))
 
 
-def _deployment(
-    client: SyncPrefectClient,
-    name: str,
-    config: PipelineConfig,
-    scheduled: Callable[[ScheduleConfig], dict[str, Any]],
-) -> str:
-    offered = config.deployment
-    strategy = {"enqueue": ConcurrencyLimitStrategy.ENQUEUE, "cancel_new": ConcurrencyLimitStrategy.CANCEL_NEW}
-    limit = ConcurrencyLimitConfig(
-        limit=offered.concurrency_limit, collision_strategy=strategy[offered.on_collision]
-    ) if offered.concurrency_limit else None  # fmt: skip
-    deployment = RunnerDeployment.from_flow(
-        pretrain,
-        name,
-        parameters=parameters_of(config),
-        concurrency_limit=limit,
-        work_pool_name=offered.work_pool,
-        description=f"{pretrain.name} with the configuration {name}. Runs of one name carry on the same training.",
-        # Without a pipe to the worker, whose death would otherwise be the run's; its logs are files, and lines on its page.
-        job_variables={"working_dir": str(Path.cwd()), "env": _environment(), "stream_output": False},
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    deployment_id = deployment.apply()
-    assert isinstance(deployment_id, UUID)
-    _schedules(client, deployment_id, offered.schedules, scheduled)
-    return f"{pretrain.name}/{name}"
+def _deployment(client: SyncPrefectClient, name: str, config: PipelineConfig, scheduled: Parameters) -> str:
+    wanted = definition(name, config)
+    found = _find(client, wanted.full_name)
+    if found is None or not _is_same(found, wanted):
+        deployment_id = wanted.apply()
+        assert isinstance(deployment_id, UUID)
+    else:
+        deployment_id = found.id
+    former = found.version or "" if found else ""
+    keep_active = former.rpartition(".")[2] == version_of(config).rpartition(".")[2]
+    _schedules(client, deployment_id, config.deployment.schedules, scheduled, keep_active)
+    return wanted.full_name
 
 
-def _environment() -> dict[str, str]:
-    """For the runs; with what makes Python find this program where it is not installed."""
-    return RUN | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+def _is_same(found: DeploymentResponse, wanted: RunnerDeployment) -> bool:
+    limit, options = found.global_concurrency_limit, found.concurrency_options
+    on_collision = options and options.collision_strategy
+    wanted_options = wanted.concurrency_options and wanted.concurrency_options.collision_strategy
+    if (limit and limit.limit, limit and on_collision) != (wanted.concurrency_limit, wanted_options):
+        return False
+    if found.parameter_openapi_schema != wanted._parameter_openapi_schema.model_dump(exclude_unset=True):
+        return False
+    fields = ("parameters", "description", "tags", "version", "entrypoint", "job_variables", "work_pool_name")
+    return all(getattr(found, field) == getattr(wanted, field) for field in fields)
 
 
 def _schedules(
     client: SyncPrefectClient,
     deployment: UUID,
     schedules: list[ScheduleConfig],
-    scheduled: Callable[[ScheduleConfig], dict[str, Any]],
+    scheduled: Parameters,
+    keep_active: bool,
 ) -> None:
-    """The deployment's schedules are these, and no others; one that is as it was keeps its runs to come."""
-    try:
-        wanted = [
-            DeploymentScheduleCreate(
-                schedule=CronSchedule(cron=one.cron, timezone=one.timezone),
-                active=one.active,
-                parameters=scheduled(one),
-                slug=one.name,
+    """Make the deployment's schedules these, and no others; one that is as it was keeps its waiting runs.
+
+    Args:
+        keep_active: a schedule that was switched on or off on the server stays so.
+    """
+    known = {one.slug: one for one in client.read_deployment_schedules(deployment)}
+    for schedule in schedules:
+        try:
+            wanted = DeploymentScheduleCreate(
+                schedule=CronSchedule(cron=schedule.cron, timezone=schedule.timezone),
+                active=schedule.active,
+                parameters=scheduled(schedule),
+                slug=schedule.name,
             )
-            for one in schedules
-        ]
-    except ValueError as error:
-        raise ConfigError(f"deployment.schedules: {error}") from error
-    for old in client.read_deployment_schedules(deployment):
-        same = [
-            new
-            for new in wanted
-            if (new.slug, new.schedule, new.active, new.parameters)
-            == (old.slug, old.schedule, old.active, old.parameters)
-        ]
-        if same:
-            wanted.remove(same[0])
-        else:
-            client.delete_deployment_schedule(deployment, old.id)
-    if wanted:
-        client.create_deployment_schedules(deployment, wanted)
+        except ValueError as error:
+            raise ConfigError(f"deployment.schedules: {error}") from error
+        old = known.pop(schedule.name, None)
+        if old is None:
+            client.create_deployment_schedules(deployment, [wanted])
+            continue
+        active = old.active if keep_active else wanted.active
+        if (old.schedule, old.active, old.parameters) != (wanted.schedule, active, wanted.parameters):
+            client.update_deployment_schedule(
+                deployment, old.id, active=active, schedule=wanted.schedule, parameters=wanted.parameters
+            )
+    for removed in known.values():
+        client.delete_deployment_schedule(deployment, removed.id)

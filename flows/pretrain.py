@@ -2,15 +2,18 @@
 
 import logging
 
-from prefect import flow
-from prefect.runtime import flow_run
+from prefect import State, flow
+from prefect.runtime import deployment, flow_run
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored
 from infini_llama.flows.api_logs import api_logs
+from infini_llama.flows.late_runs import superseded
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.flows.pipeline import resolved, run_name, with_pages
+from infini_llama.flows.settings import TAGS
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
+from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess import task as preprocess_task
@@ -33,29 +36,39 @@ def _name() -> str:
     return run_name(config.runtime.name, flow_run.scheduled_start_time)
 
 
+def tags_of(config: PipelineConfig) -> list[str]:
+    """Tags of a run, for filters and automations; a deployment's runs have those of the deployment."""
+    sources = {source.source for source in config.data.sources} or {config.data.source}
+    return [*TAGS, f"attention:{config.model.attention}", *(f"data:{name}" for name in sorted(sources))]
+
+
 @flow(name="pretrain", flow_run_name=_name, persist_result=False)
-def pretrain(config: PipelineConfig) -> PipelineResult:
+def pretrain(config: PipelineConfig) -> PipelineResult | State:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary.
 
-    Called again with the same configuration, it resumes: what is complete on disk is not built again.
+    Called again with the same configuration, it resumes: what is complete on disk is not built again. A late scheduled run
+    that a later one makes superfluous ends as cancelled.
     """
+    if (skipped := superseded()) is not None:
+        return skipped
     config = restored(resolved(config, flow_run.scheduled_start_time))
     home, name = config.runtime.home, config.runtime.name
+    page = RunPage(name, deployment.name or name)
     with api_logs():
         check_requirements(config)
         preparation = Preparation(config.data, home)
         restore_dataset(config, preparation.planned)
         dataset = _preprocess(preparation)
-        report = verify_task.verify_data(dataset, home, config.verify.full_below, name)
+        report = verify_task.verify_data(dataset, home, config.verify.full_below, page)
         if config.verify.level == "deep":
             _verify_deep(config, dataset)
 
         restore_run(config)
-        environment = patch_environment(config, dataset.vocab_size)
+        environment = patch_environment(config, dataset.vocab_size, page)
         with mirrored(config, dataset):
-            with closing_card(home / "runs" / name) as ended:
+            with closing_card(home / "runs" / name, page) as ended:
                 train, launcher = with_retries(retries_for(config.runtime)), ConfiguredLauncher(config.environment)
-                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, launcher)
+                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, launcher, page)
                 done = "had already finished" if summary.already_finished else "finished"
                 ended(f"Training {done}: {summary.steps:,} steps.")
             evaluations = None

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 log = logging.getLogger("infini_llama.cards")
@@ -65,9 +66,21 @@ def best_effort(what: str) -> Iterator[None]:
         log.warning("%s cannot be shown on the run's page (%r); the work itself goes on.", what, fault)
 
 
-def artifact_key(*words: str) -> str:
-    """Key of a Prefect artifact: lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-")
+@dataclass(frozen=True)
+class RunPage:
+    """What the Prefect artifacts of a run are called.
+
+    Attributes:
+        run: name of the run.
+        series: what runs share whose artifacts are versions of each other: the deployment, or the run itself without one.
+    """
+
+    run: str
+    series: str
+
+    def key(self, kind: str) -> str:
+        """Key of an artifact: lower-case letters, digits and dashes."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{self.series}".lower()).strip("-")
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:

@@ -63,6 +63,12 @@ class DeploymentConfig(Section):
         title="Above the limit",
         description="What happens to a run above the limit. enqueue: it waits. cancel_new: it is cancelled.",
     )
+    late_runs: Literal["newest", "all"] = Field(
+        default="newest",
+        title="Late runs",
+        description="Scheduled runs that are due when a worker returns after an outage. newest: the newest run of each schedule is "
+        "executed and the earlier ones are cancelled. all: every run is executed.",
+    )
     schedules: list[ScheduleConfig] = Field(
         default_factory=list, title="Schedules", description="Schedules that start runs automatically."
     )

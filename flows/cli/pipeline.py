@@ -38,11 +38,16 @@ def run(arguments: Namespace) -> Answer:
         prefect_speaks_into(home, arguments)
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
+            from prefect import tags
 
-            from infini_llama.flows.pretrain import pretrain
+            from infini_llama.flows.pretrain import pretrain, tags_of
+            from infini_llama.tasks.records.summary import PipelineResult
 
             try:
-                summary = pretrain(shown).to_json()
+                with tags(*tags_of(config)):
+                    result = pretrain(shown)
+                assert isinstance(result, PipelineResult)  # only a scheduled run is skipped
+                summary = result.to_json()
             except TransportError as fault:  # training neither needs the server nor stops with it
                 raise PipelineError(
                     f"Prefect's server does not answer any more ({fault}); the run's state is in "

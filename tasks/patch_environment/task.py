@@ -5,21 +5,22 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.formatting import artifact_key, best_effort
+from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.card import card
 from infini_llama.tasks.records.environment import PatchedEnvironment
 
 
-@task(name="patch-environment", cache_policy=NO_CACHE, persist_result=False)
-def patch_environment(config: PipelineConfig, vocab_size: int) -> PatchedEnvironment:
+@task(
+    name="patch-environment", task_run_name="patch-environment-{page.run}", cache_policy=NO_CACHE, persist_result=False
+)
+def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) -> PatchedEnvironment:
     """`stage.patch_environment`; the result may hold the user's environment variables, so Prefect keeps no copy."""
-    run_name = config.runtime.name
-    environment = stage.patch_environment(config, run_name, vocab_size)
+    environment = stage.patch_environment(config, page.run, vocab_size)
     with best_effort("the environment's card"):
         create_markdown_artifact(
             card(environment.record, environment.plan),
-            key=artifact_key("environment", run_name),
-            description=f"What run {run_name} is computed on",
+            key=page.key("environment"),
+            description=f"What run {page.run} is computed on",
         )
     return environment

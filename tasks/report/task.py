@@ -7,16 +7,17 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact
 
 from infini_llama.configs.errors import Preempted
-from infini_llama.tasks.formatting import artifact_key, best_effort
+from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.report.card import card
 
 
 @contextlib.contextmanager
-def closing_card(run: Path) -> Iterator[Callable[[str], None]]:
+def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
     """Makes the card when the block is left; what it says of the end is the error's sentence, or what the block last said.
 
     Args:
         run: the folder of the run.
+        page: what its artifacts are called.
     """
     ended = ["Training was interrupted."]
     try:
@@ -32,5 +33,5 @@ def closing_card(run: Path) -> Iterator[Callable[[str], None]]:
     finally:
         with best_effort("the training's card"):
             create_markdown_artifact(
-                card(run, ended[-1]), key=artifact_key("training", run.name), description=f"How run {run.name} went"
+                card(run, ended[-1]), key=page.key("training"), description=f"How run {run.name} went"
             )

@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.formatting import artifact_key, best_effort
+from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.progress import Live
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.environment import PatchedEnvironment
@@ -33,7 +33,7 @@ GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `de
 LEASE = 60.0  # seconds after which the slots of a process that was killed are free again
 
 
-@task(name="train", cache_policy=NO_CACHE, persist_result=False)
+@task(name="train", task_run_name="train-{page.run}", cache_policy=NO_CACHE, persist_result=False)
 def train(
     config: PipelineConfig,
     dataset: DatasetRef,
@@ -41,6 +41,7 @@ def train(
     invocation: str,
     verify_on_read: bool,
     launcher: Launcher,
+    page: RunPage,
 ) -> RunSummary:
     """`stage.train`, with its progress on the run's page.
 
@@ -49,7 +50,7 @@ def train(
     try:
         here = config.environment.launcher == "local"
         slots = _gpu_slots(environment.plan) if here else contextlib.nullcontext()
-        with slots, _progress(config.runtime.name):
+        with slots, _progress(page):
             return stage.train(config, dataset, environment, invocation, verify_on_read, launcher, _raise_if_suspended)
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
@@ -80,15 +81,15 @@ def _raise_if_suspended() -> None:
 
 
 @contextlib.contextmanager
-def _progress(run: str) -> Iterator[None]:
+def _progress(page: RunPage) -> Iterator[None]:
     """A bar on the run's page."""
     artifact: list[UUID] = []
 
     def show(percent: float, words: str) -> None:
-        update_progress_artifact(artifact[0], progress=percent, description=words)
+        update_progress_artifact(artifact[0], progress=percent, description=f"Run {page.run}: {words}")
 
     with best_effort("the progress of training"):
-        made = create_progress_artifact(0.0, key=artifact_key("progress", run), description=f"Run {run} is starting")
+        made = create_progress_artifact(0.0, key=page.key("progress"), description=f"Run {page.run} is starting")
         assert isinstance(made, UUID)  # not the coroutine that a coroutine would get
         artifact.append(made)
     with Live("infini_llama.train", show) if artifact else contextlib.nullcontext():

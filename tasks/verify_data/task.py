@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
-from infini_llama.tasks.formatting import artifact_key, best_effort
+from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.preprocess.card import card
 from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
@@ -26,15 +26,15 @@ def result_name(digest: str) -> str:
     return f"verify-data-v{VERIFIER_VERSION}-{digest.replace(':', '-')}"
 
 
-@task(name="verify-data", cache_policy=NO_CACHE, persist_result=False)
-def verify_data(reference: DatasetRef, home: Path, full_below: int, run: str) -> VerifyReport:
+@task(name="verify-data", task_run_name="verify-data-{page.run}", cache_policy=NO_CACHE, persist_result=False)
+def verify_data(reference: DatasetRef, home: Path, full_below: int, page: RunPage) -> VerifyReport:
     """Manifests, sizes and tokenizer; every checksum too where the dataset is at most `full_below` bytes."""
     report = verify(reference, home, "quick", full_below)
     with best_effort("the dataset's card"):  # here, since preprocess itself does not run where its result is cached
         create_markdown_artifact(
             card(describe(home / reference.path), reference, report),
-            key=artifact_key("dataset", run),
-            description=f"The dataset that run {run} trains on",
+            key=page.key("dataset"),
+            description=f"The dataset that run {page.run} trains on",
         )
     return report
 

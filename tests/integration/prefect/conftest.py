@@ -1,5 +1,6 @@
 """A real Prefect server and a real worker for the whole session, on SQLite, or on PostgreSQL where INFINI_TEST_POSTGRES is set."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,6 +26,7 @@ from support.browser import CHROMIUM, Browser
 from support.laboratory import COMMAND, CONFIG, processes_of
 from support.waiting import wait_until
 
+ROOT = Path(__file__).parents[3]
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -62,6 +65,7 @@ class House:
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": self.database,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_UI_API_URL": "/api",
+            "INFINI_LLAMA_CODE": str(ROOT),
             "INFINI_LLAMA_HOME": str(self.home),
             "DO_NOT_TRACK": "1",
             "OMP_NUM_THREADS": "1",
@@ -114,6 +118,19 @@ class House:
         """The end of each; folders may come and go meanwhile."""
         found = [Path(folder, name) for folder, _, names in os.walk(self.home) for name in names]
         return [f"{log.name}:\n{log.read_text()[-3000:]}" for log in found if log.suffix == ".log"]
+
+    def ours(self, *arguments: str) -> str:
+        """`infini-llama`."""
+        command = [COMMAND, *arguments]
+        done = subprocess.run(
+            command, env=self.environment(), cwd=self.home, capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def post(self, path: str, **fields: object) -> Any:
+        answer = httpx.post(f"{self.api}/{path}", json=fields, timeout=60).raise_for_status()
+        return answer.json() if answer.content else None
 
     def cli(self, *arguments: str) -> str:
         """Prefect's own command."""
@@ -201,21 +218,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="session")
-def house(tmp_path_factory) -> Iterator[House]:
-    home = Path(os.path.realpath(tmp_path_factory.mktemp("house")))
+@contextlib.contextmanager
+def server_at(home: Path, settings: dict) -> Iterator[House]:
+    """A server without a worker, and a configuration small.yaml; nothing is left of it."""
     config = home / "small.yaml"
-    settings = CONFIG | {"environment": CONFIG["environment"] | {"nproc_per_node": 2}}
-    minute = {"name": "every-minute", "cron": "* * * * *", "active": False}
-    minute["overrides"] = ["runtime.name=by-cron-{date}-{time}", "train.max_steps=20", "train.warmup_steps=2"]
-    never = {"name": "leap-day", "cron": "0 0 29 2 *", "timezone": "Europe/Berlin"}
-    settings["deployment"] = {"schedules": [minute, never], "concurrency_limit": 2}
     config.write_text(yaml.safe_dump(settings))
     databases = _database(home)
     house = House(home, config, free_port(), next(databases))
     try:
         house.begin_server()
-        house.begin_worker()
         yield house
     finally:
         for name in ("serve", "server"):
@@ -224,6 +235,47 @@ def house(tmp_path_factory) -> Iterator[House]:
         next(databases, None)
         for pid in processes_of(house.marker):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[House]:
+    """For what is deployed; tests start a worker where they need one."""
+    home = Path(os.path.realpath(tmp_path_factory.mktemp("server")))
+    (home / "text").mkdir()
+    for number in range(40):
+        (home / "text" / f"{number}.txt").write_text(f"Text {number} is short, and said again and again. " * 20)
+    data = {
+        "files": ["text/*.txt"],
+        "validation_fraction": 0.2,
+        "sequence_length": 32,
+        "tokenizer": {"vocab_size": 300},
+    }
+    train = CONFIG["train"] | {
+        "max_steps": 4,
+        "warmup_steps": 1,
+        "eval_every": 4,
+        "save_every": 2,
+        "global_batch_size": 4,
+    }
+    train |= {"micro_batch_size": 4, "eval_sequences": 4}
+    nightly = {"name": "nightly", "cron": "0 2 * * *", "overrides": ["runtime.name=nightly-{date}"]}
+    weekly = {"name": "weekly", "cron": "0 3 * * 0", "timezone": "Europe/Berlin"}
+    deployment = {"schedules": [nightly, weekly], "concurrency_limit": 1}
+    with server_at(home, CONFIG | {"data": data, "train": train, "deployment": deployment}) as house:
+        yield house
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory) -> Iterator[House]:
+    home = Path(os.path.realpath(tmp_path_factory.mktemp("house")))
+    settings = CONFIG | {"environment": CONFIG["environment"] | {"nproc_per_node": 2}}
+    minute = {"name": "every-minute", "cron": "* * * * *", "active": False}
+    minute["overrides"] = ["runtime.name=by-cron-{date}-{time}", "train.max_steps=20", "train.warmup_steps=2"]
+    never = {"name": "leap-day", "cron": "0 0 29 2 *", "timezone": "Europe/Berlin"}
+    settings["deployment"] = {"schedules": [minute, never], "concurrency_limit": 2}
+    with server_at(home, settings) as house:
+        house.begin_worker()
+        yield house
 
 
 @pytest.fixture

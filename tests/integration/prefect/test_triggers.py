@@ -20,9 +20,9 @@ def test_submit_pressed_in_a_browser_runs_and_tells_its_story(house, browser):
     (run,) = house.runs(flow_runs={"name": {"any_": ["pressed"]}})
     assert house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"] == "COMPLETED"
     cards = house.artifacts(run["id"])
-    assert set(cards) == {"dataset-pressed", "environment-pressed", "progress-pressed", "training-pressed"}
-    assert cards["progress-pressed"]["data"] == 100
-    browser.open(house.page(f"artifacts/artifact/{cards['training-pressed']['id']}"))
+    assert set(cards) == {"dataset-small", "environment-small", "progress-small", "training-small"}
+    assert cards["progress-small"]["data"] == 100
+    browser.open(house.page(f"artifacts/artifact/{cards['training-small']['id']}"))
     browser.wait_for("Samples")
     assert browser.run("document.querySelector('img[src^=data]').naturalWidth") == 960, "the curve is shown"
 

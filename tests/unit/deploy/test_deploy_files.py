@@ -1,9 +1,13 @@
 """Every file in deploy/ passes its linter, and keeps the promises that no linter knows of."""
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 import yaml
+
+from infini_llama.flows.settings import RUN, SERVER, STREAM_OUTPUT, TAGS, WORKER
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -84,4 +88,41 @@ def test_the_deployment_is_a_configuration_of_the_flow():
         PipelineConfig.model_validate(deployment["parameters"]["config"])
         path, function = deployment["entrypoint"].split(":")
         assert f"def {function}(" in (ROOT / path).read_text()
-        assert f"--pool={deployment['work_pool']['name']}" in COMPOSE["services"]["worker"]["command"]
+        assert f"--pool={deployment['work_pool']['name']}" in COMPOSE["services"]["worker"]["command"][-1]
+
+
+def variables_of(path: Path, kind: str) -> dict[str, str]:
+    """Environment variables of the servers or workers of one file in deploy/."""
+    if path.suffix == ".service":
+        return dict(re.findall(r"^Environment=([A-Z_]+)=(.*)$", path.read_text(), re.M))
+    if path.name == "compose.yaml":
+        return COMPOSE["services"][kind]["environment"]
+    if kind == "server":
+        (settings,) = [one["data"] for one in documents(path.read_text()) if one["kind"] == "ConfigMap"]
+        return settings
+    (worker,) = [one for one in documents(path.read_text()) if one["kind"] == "Deployment"]
+    (container,) = worker["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("server", SERVER), ("worker", WORKER)])
+@pytest.mark.parametrize("folder", ["compose.yaml", "k8s/{}.yaml", "systemd/infini-llama-{}.service"])
+def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, settings):
+    found = variables_of(DEPLOY / folder.format(kind), kind)
+    assert {name: found.get(name) for name in settings} == settings
+
+
+def test_every_worker_creates_the_automation_for_silent_runs_before_it_starts():
+    (worker,) = [d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"]
+    starts = [COMPOSE["services"]["worker"]["command"][-1], COMPOSE["services"]["worker-gpu"]["command"][-1]]
+    starts += [worker["spec"]["template"]["spec"]["containers"][0]["command"][-1]]
+    assert all(command.startswith("infini-llama deploy && exec prefect worker start") for command in starts)
+    unit = (DEPLOY / "systemd/infini-llama-worker.service").read_text()
+    assert re.search(r"^ExecStartPre=\S+/infini-llama deploy$", unit, re.M)
+
+
+def test_the_runs_of_prefect_yaml_have_the_settings_of_deploy():
+    (deployment,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
+    variables = deployment["work_pool"]["job_variables"]
+    assert variables == {"stream_output": STREAM_OUTPUT, "env": RUN | {"INFINI_LLAMA_LATE_RUNS": "newest"}}
+    assert deployment["tags"][0] == TAGS[0] and deployment["version"] == version("infini-llama")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infini_llama.tasks.formatting import artifact_key, best_effort, cell, table, text_block
+from infini_llama.tasks.formatting import RunPage, best_effort, cell, table, text_block
 
 
 def test_a_card_that_fails_is_logged_and_the_work_goes_on(caplog):
@@ -22,4 +22,4 @@ def test_what_a_cell_or_a_fence_holds_stays_in_it():
 
 
 def test_a_key_has_small_letters_digits_and_dashes_only():
-    assert artifact_key("training", "My_run.v2-{x}") == "training-my-run-v2-x"
+    assert RunPage("a run", "My_run.v2-{x}").key("training") == "training-my-run-v2-x"

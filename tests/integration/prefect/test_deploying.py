@@ -1,0 +1,132 @@
+"""Deploying: what does not differ is not touched, what was switched on the server stays, and late runs are executed once."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import yaml
+
+from infini_llama.configs.loading import parse_config
+from infini_llama.flows.deployments import definition
+
+ROOT = Path(__file__).parents[3]
+MOVED_BY_WORKERS = (
+    "status",
+    "last_polled",
+    "updated",
+    "work_queue_id",
+    "estimated_start_time_delta",
+    "estimated_run_time",
+)
+
+
+def known(server) -> dict[str, list[dict]]:
+    """What the database holds of deployments, schedules, runs, automations, pools and limits, without what a worker's polling moves."""
+    tables = ("deployments", "flow_runs", "automations", "work_pools", "v2/concurrency_limits")
+    found = {table: server.post(f"{table}/filter") for table in tables}
+    for table, rows in found.items():
+        for row in rows:
+            for name in MOVED_BY_WORKERS if table != "automations" else ():
+                row.pop(name, None)
+        rows.sort(key=lambda row: row["id"])
+    return found
+
+
+def schedules(server) -> dict[str, dict]:
+    return {one["slug"]: one for one in server.deployment()["schedules"]}
+
+
+def switch(server, name: str, active: bool) -> None:
+    """As the page does."""
+    one = schedules(server)[name]
+    address = f"{server.api}/deployments/{server.deployment()['id']}/schedules/{one['id']}"
+    httpx.patch(address, json={"active": active, "parameters": one["parameters"]}, timeout=30).raise_for_status()
+
+
+def overdue(server, days: int) -> list[str]:
+    """Ids of runs of the schedules that should have started in the last days, the oldest first."""
+    now = datetime.now(UTC)
+    span = {"start_time": (now - timedelta(days=days)).isoformat(), "end_time": now.isoformat(), "max_runs": 50}
+    server.post(f"deployments/{server.deployment()['id']}/schedule", **span, min_runs=50)
+    late = server.runs(
+        flow_runs={"expected_start_time": {"before_": now.isoformat()}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    )
+    return [run["id"] for run in sorted(late, key=lambda run: run["expected_start_time"])]
+
+
+def test_deploying_again_and_serving_again_change_nothing(server):
+    server.ours("deploy", str(server.config), "--gpus", "2")
+    switch(server, "nightly", False)
+    server.wait(lambda: len(server.runs()) >= 3, 120, "the scheduler makes no runs of the weekly schedule")
+    before = known(server)
+    server.ours("deploy", str(server.config), "--gpus", "2")
+    assert known(server) == before
+    server.begin_worker()
+    server.end("serve")
+    assert known(server) == before
+
+
+def test_a_waiting_run_survives_deploying_again(server):
+    server.ours("deploy", str(server.config))
+    late = overdue(server, 8)
+    assert late
+    server.ours("deploy", str(server.config))
+    assert {server.state(run) for run in late} == {"SCHEDULED"}
+    for run in late:
+        httpx.delete(f"{server.api}/flow_runs/{run}", timeout=30).raise_for_status()
+
+
+def test_a_changed_file_is_deployed_and_leaves_switched_schedules_alone(server):
+    server.ours("deploy", str(server.config))
+    switch(server, "nightly", False)
+    settings = yaml.safe_load(server.config.read_text())
+    settings["train"]["learning_rate"] = 0.002
+    server.config.write_text(yaml.safe_dump(settings))
+    server.ours("deploy", str(server.config))
+    nightly = schedules(server)["nightly"]
+    assert server.deployment()["parameters"]["config"]["train"]["learning_rate"] == 0.002
+    assert nightly["parameters"]["config"]["train"]["learning_rate"] == 0.002 and not nightly["active"]
+
+    settings["deployment"]["schedules"][0]["cron"] = "0 4 * * *"
+    server.config.write_text(yaml.safe_dump(settings))
+    server.ours("deploy", str(server.config))
+    changed = schedules(server)["nightly"]
+    assert changed["id"] == nightly["id"] and changed["schedule"]["cron"] == "0 4 * * *" and changed["active"]
+
+
+def test_home_is_that_of_the_machine_that_runs_unless_it_is_set(server):
+    server.ours("deploy", str(server.config))
+    assert "home" not in server.deployment()["parameters"]["config"]["runtime"]
+
+
+def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
+    server.ours("deploy", str(server.config))
+    switch(server, "weekly", False)
+    late = overdue(server, 4)
+    assert len(late) >= 3
+    server.begin_worker()
+    final = {
+        server.wait_for(run, "COMPLETED", "CANCELLED", "FAILED", "CRASHED", seconds=300)["id"]: run for run in late
+    }
+    assert [server.state(run) for run in final] == ["CANCELLED"] * (len(late) - 1) + ["COMPLETED"]
+    assert len(list((server.home / "runs").iterdir())) == 1, "only one of them has begun"
+
+
+def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
+    file = ROOT / "deploy" / "prefect.yaml"
+    server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file))
+    found = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
+    settings = yaml.safe_load(file.read_text())["deployments"][0]["parameters"]["config"]
+    wanted = definition("pretrain", parse_config(settings))
+    assert found["description"] == wanted.description and set(found["tags"]) == set(wanted.tags)
+    env = {name: value for name, value in wanted.job_variables["env"].items() if name != "PYTHONPATH"}
+    assert found["job_variables"] == {"env": env, "stream_output": wanted.job_variables["stream_output"]}
+    small = server.deployment()["parameters"]["config"]
+    small["runtime"] |= {"name": "by-prefect-yaml"}
+    small["data"]["files"] = [str(server.home / "text" / "*.txt")]
+    if "serve" not in server.processes:
+        server.begin_worker()
+    run = server.post(f"deployments/{found['id']}/create_flow_run", parameters={"config": small})["id"]
+    assert server.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=300)["state_type"] == "COMPLETED", server.get(
+        run
+    )
