@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from infini_llama.configs.errors import ConfigError
@@ -26,11 +26,13 @@ FAMILIES = re.compile(
 # A variable of such a family may still hold a secret.
 SECRET = re.compile(r"AUTH|CRED|DSN|KEY|PASS|PWD|SECRET|TOKEN|UR[IL]")
 MASK = "***"
+# Prefect's own way to name a Secret block; a flow replaces it by the block's value where the run is executed.
+REFERENCE = re.compile(r"\{\{\s*prefect\.blocks\.secret\.([a-z0-9-]+)\s*\}\}")
 
 
 def masked(variables: dict[str, str]) -> dict[str, str]:
     """The variables, with *** for the value of each that is not known to hold no secret."""
-    return {name: value if _is_shown(name) else MASK for name, value in variables.items()}
+    return {name: value if _is_shown(name) or _is_reference(value) else MASK for name, value in variables.items()}
 
 
 def without_secrets(config: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +47,9 @@ _withheld: dict[str, str] = {}
 @contextlib.contextmanager
 def withheld(config: "PipelineConfig") -> Iterator["PipelineConfig"]:
     """Inside, the configuration without its secrets, since Prefect writes down a flow's parameters; `restored` adds them again."""
-    shown = {name: value for name, value in config.environment.env.items() if _is_shown(name)}
-    _withheld.update(_secrets(config))
+    secrets = _secrets(config)
+    shown = {name: value for name, value in config.environment.env.items() if name not in secrets}
+    _withheld.update(secrets)
     try:
         yield _with_variables(config, shown)
     finally:
@@ -56,6 +59,40 @@ def withheld(config: "PipelineConfig") -> Iterator["PipelineConfig"]:
 def restored(config: "PipelineConfig") -> "PipelineConfig":
     """The configuration of a flow run with what `withheld` left out of its parameters."""
     return _with_variables(config, config.environment.env | _withheld)
+
+
+def with_blocks(config: "PipelineConfig", read: Callable[[str], str]) -> "PipelineConfig":
+    """The configuration with the values of the Secret blocks that `environment.env` names.
+
+    Args:
+        read: value of a block by its name.
+
+    Raises:
+        ConfigError: the variable is one whose value is written down.
+    """
+    found = {name: block for name, value in config.environment.env.items() if (block := REFERENCE.fullmatch(value))}
+    for name in filter(_is_shown, found):
+        raise ConfigError(
+            f"environment.env.{name} names a Secret block, but the run's files show this variable; write its value."
+        )
+    return _with_variables(config, config.environment.env | {name: read(block[1]) for name, block in found.items()})
+
+
+def refuse_blocks(config: "PipelineConfig") -> None:
+    """For a run without Prefect, which cannot read a block.
+
+    Raises:
+        ConfigError: `environment.env` names a Secret block.
+    """
+    for name, value in config.environment.env.items():
+        if _is_reference(value):
+            raise ConfigError(
+                f"environment.env.{name}={value} is a Prefect block; run without --direct, or set its value."
+            )
+
+
+def _is_reference(value: str) -> bool:
+    return REFERENCE.fullmatch(value) is not None
 
 
 def _with_variables(config: "PipelineConfig", env: dict[str, str]) -> "PipelineConfig":
@@ -72,12 +109,14 @@ def refuse_secrets(config: "PipelineConfig") -> None:
         names = ", ".join(f"environment.env.{name}" for name in secrets)
         raise ConfigError(
             f"{names}: the value may be a secret, and Prefect's server stores the parameters of a run; set the variable in the environment "
-            "of the process that executes its runs ('infini-llama serve', a worker, or a Secret of the cluster)."
+            "of the process that executes its runs ('infini-llama serve', a worker, or a Secret of the cluster), or name a Prefect Secret "
+            "block: '{{ prefect.blocks.secret.NAME }}'."
         )
 
 
 def _secrets(config: "PipelineConfig") -> dict[str, str]:
-    return {name: value for name, value in config.environment.env.items() if not _is_shown(name)}
+    values = config.environment.env.items()
+    return {name: value for name, value in values if not _is_shown(name) and not _is_reference(value)}
 
 
 def _is_shown(name: str) -> bool:

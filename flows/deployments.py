@@ -29,6 +29,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig, ScheduleConfig
 from infini_llama.configs.secrets import refuse_secrets
+from infini_llama.flows.form import form
 from infini_llama.flows.late_runs import POLICY_VARIABLE
 from infini_llama.flows.pretrain import pretrain, tags_of
 from infini_llama.flows.settings import RUN, STREAM_OUTPUT
@@ -91,7 +92,7 @@ def definition(name: str, config: PipelineConfig) -> RunnerDeployment:
     limit = ConcurrencyLimitConfig(
         limit=offered.concurrency_limit, collision_strategy=strategy[offered.on_collision]
     ) if offered.concurrency_limit else None  # fmt: skip
-    return RunnerDeployment.from_flow(
+    deployment = RunnerDeployment.from_flow(
         pretrain,
         name,
         parameters=parameters_of(config),
@@ -107,6 +108,8 @@ def definition(name: str, config: PipelineConfig) -> RunnerDeployment:
         },
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+    deployment._parameter_openapi_schema = form(config)
+    return deployment
 
 
 def version_of(config: PipelineConfig) -> str:

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
+from infini_llama.configs.secrets import refuse_blocks
 from infini_llama.flows.home import usable_home
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
@@ -30,6 +31,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
     settings = resolved(config)
+    refuse_blocks(settings)
     check_requirements(settings)
     preparation = Preparation(settings.data, settings.runtime.home)
     restore_dataset(settings, preparation.planned)
@@ -55,6 +57,7 @@ def run_name(template: str, due: datetime | None = None) -> str:
 
 def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineResult:
     """The stages behind preprocess; `config` is resolved, `dataset` is what preprocess returned."""
+    refuse_blocks(config)
     report = verify(dataset, config.runtime.home, config.verify.level, config.verify.full_below)
     restore_run(config)
     environment = patch_environment(config, config.runtime.name, dataset.vocab_size)

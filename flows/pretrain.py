@@ -1,13 +1,17 @@
 """The flow: raw text to a trained model, in four stages which pass typed records."""
 
 import logging
+from typing import Any
 
 from prefect import State, flow
+from prefect.blocks.system import Secret
 from prefect.runtime import deployment, flow_run
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import restored
+from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.api_logs import api_logs
+from infini_llama.flows.form import changed
 from infini_llama.flows.late_runs import superseded
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.flows.pipeline import resolved, run_name, with_pages
@@ -33,7 +37,8 @@ log = logging.getLogger("infini_llama.preprocess")
 
 def _name() -> str:
     config: PipelineConfig = flow_run.parameters["config"]
-    return run_name(config.runtime.name, flow_run.scheduled_start_time)
+    changes = flow_run.parameters.get("changes") or {}
+    return run_name(changes.get("name") or config.runtime.name, flow_run.scheduled_start_time)
 
 
 def tags_of(config: PipelineConfig) -> list[str]:
@@ -43,15 +48,19 @@ def tags_of(config: PipelineConfig) -> list[str]:
 
 
 @flow(name="pretrain", flow_run_name=_name, persist_result=False)
-def pretrain(config: PipelineConfig) -> PipelineResult | State:
+def pretrain(config: PipelineConfig, changes: dict[str, Any] | None = None) -> PipelineResult | State:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary.
 
     Called again with the same configuration, it resumes: what is complete on disk is not built again. A late scheduled run
     that a later one makes superfluous ends as cancelled.
+
+    Args:
+        changes: what a form changes of `config` (flows/form.py).
     """
     if (skipped := superseded()) is not None:
         return skipped
-    config = restored(resolved(config, flow_run.scheduled_start_time))
+    config = resolved(changed(config, changes) if changes else config, flow_run.scheduled_start_time)
+    config = restored(with_blocks(config, _secret))
     home, name = config.runtime.home, config.runtime.name
     page = RunPage(name, deployment.name or name)
     with api_logs():
@@ -77,6 +86,15 @@ def pretrain(config: PipelineConfig) -> PipelineResult | State:
 
                 evaluations = evaluate(summary.paths.run, config.evaluate)
             return with_pages(summary, evaluations)
+
+
+def _secret(name: str) -> str:
+    try:
+        return str(Secret.load(name).get())  # pyright: ignore[reportAttributeAccessIssue]
+    except ValueError as missing:
+        raise ConfigError(
+            f"environment.env names the Secret block {name}, which Prefect's server does not have; create it under Blocks."
+        ) from missing
 
 
 def _preprocess(preparation: Preparation) -> DatasetRef:

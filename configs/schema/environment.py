@@ -128,7 +128,8 @@ class EnvironmentConfig(Section):
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
         title="Environment variables",
-        description="Environment variables of the workers. They override those of the plan.",
+        description="Environment variables of the workers. They override those of the plan. A value "
+        "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
     )
     launcher: Literal["local", "slurm", "kubernetes"] = Field(
         default="local",

@@ -5,6 +5,7 @@ Call it directly, never with .submit(): only the main thread gets the signals th
 
 import contextlib
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
+from prefect.types._datetime import now
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.schema import PipelineConfig
@@ -30,6 +32,7 @@ from infini_llama.tasks.train.retries import Retries
 
 RENEWED_BUDGETS = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
 GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
+SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
 LEASE = 60.0  # seconds after which the slots of a process that was killed are free again
 
 
@@ -56,6 +59,8 @@ def train(
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped
         if isinstance(stopped.__cause__, Pause):
+            with best_effort("the time-out of the suspension"):
+                _stay_suspended()
             raise Pause(state=stopped.__cause__.state) from stopped
         if isinstance(stopped.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt from stopped
@@ -72,6 +77,19 @@ def with_retries(retries: Retries) -> Task:
         return delay is not None
 
     return train.with_options(retries=RENEWED_BUDGETS if retries.limit else 0, retry_condition_fn=may_retry)
+
+
+def _stay_suspended() -> None:
+    """Lengthen the time-out of a suspension: the page's default of 300 s would fail the run before a person resumes it."""
+    if (context := FlowRunContext.get()) is None or context.flow_run is None:
+        return
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(context.flow_run.id).state
+        if state is None or not state.is_paused() or state.state_details.pause_timeout is None:
+            return
+        until = max(state.state_details.pause_timeout, now("UTC") + SUSPENDED)
+        details = state.state_details.model_copy(update={"pause_timeout": until})
+        client.set_flow_run_state(context.flow_run.id, state.model_copy(update={"state_details": details}), force=True)
 
 
 def _raise_if_suspended() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -78,7 +79,9 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
 def test_a_suspended_run_ends_with_a_checkpoint_and_resuming_carries_it_on(house):
     run = house.submit("suspended", *LONG)
     house.wait_for_step("suspended", 20)
-    suspend = {"state": {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}}
+    soon, later = (datetime.now(UTC) + timedelta(seconds=seconds) for seconds in (300, 86400))
+    details = {"pause_reschedule": True, "pause_timeout": soon.isoformat()}  # as the page's button does
+    suspend = {"state": {"type": "PAUSED", "name": "Suspended", "state_details": details}}
     answer = httpx.post(f"{house.api}/flow_runs/{run}/set_state", json=suspend, timeout=30)
     assert answer.json()["status"] == "ACCEPT", answer.text
     house.wait(lambda: not house.processes_of_run("suspended"), 60, "its workers go on")
@@ -86,6 +89,7 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resuming_carries_it_on(house
     (attempt,) = house.attempts("suspended")
     assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] == attempt["step"]
     assert house.state(run) == "PAUSED"
+    assert datetime.fromisoformat(house.get(run)["state"]["state_details"]["pause_timeout"]) > later
     httpx.post(f"{house.api}/flow_runs/{run}/resume", json={}, timeout=30).raise_for_status()
     house.wait(lambda: len(list((house.home / "runs/suspended/logs").glob("attempt-*"))) == 2, 90, "it does not go on")
     house.wait_for_step("suspended", attempt["step"] + 1)
