@@ -18,6 +18,7 @@ from prefect.states import Cancelling
 
 from infini_llama.flows.deployments import deploy
 from infini_llama.flows.server import EXEC_WRAPPER
+from infini_llama.flows.settings import WORKER
 
 POLL_SECONDS = 2  # poll interval of the worker
 STOPS_WITHIN = 45.0
@@ -62,7 +63,7 @@ def _worker(pool: str, limit: int, records: Path, mark: str) -> subprocess.Popen
     """In a session of its own: Ctrl-C of the terminal reaches only this process, which asks the worker once."""
     command = [sys.executable, str(EXEC_WRAPPER), "SIGTERM", str(os.getpid()), sys.executable, "-m", "prefect"]
     command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
-    environment = {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS), "PYTHONSAFEPATH": "1"} | os.environ | {MARK: mark}
+    environment = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {MARK: mark}
     with records.open("ab") as output:
         return subprocess.Popen(
             command,

@@ -166,8 +166,11 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         }
 
         def start(name: str, environment: dict[str, str]) -> subprocess.Popen:
+            path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
             program, *arguments = SERVICES[name]["command"]
-            return running.enter_context(process(tmp_path, str(BIN / program), *arguments, env=environment))
+            found = shutil.which(program, path=path)
+            assert found, program
+            return running.enter_context(process(tmp_path, found, *arguments, env=environment | {"PATH": path}))
 
         start("server", server)
         base = f"http://127.0.0.1:{api}/api"
