@@ -81,24 +81,6 @@ def test_a_model_learns_the_same_with_chunks(config, attention, tied):
     assert torch.allclose(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
 
 
-@pytest.mark.parametrize(("attention", "checkpointing"), [("softmax", "selective"), ("infini", "full")])
-def test_a_compiled_loss_in_chunks_is_that_of_eager(config, attention, checkpointing):
-    """By the back end that generates no code: what chunks and recomputation ask of Dynamo and autograd is tested."""
-    torch.compiler.reset()
-    model = Llama(config(attention=attention, num_hidden_layers=1)).double()
-    model.loss_chunk, model.z_loss = 10, 1e-3
-    model.checkpoint_activations(checkpointing)
-    ids = torch.randint(0, 97, (2, 30))
-    results = []
-    for loss in (model.loss, torch.compile(model.loss, fullgraph=True, backend="aot_eager")):
-        model.zero_grad()
-        total, _ = loss(ids[:, :-1], ids[:, 1:])
-        total.backward()
-        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
-    for eager, compiled in zip(*results, strict=True):
-        assert eager is not None and compiled is not None and torch.allclose(eager, compiled, rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize("kind", ["selective", "full"])
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
