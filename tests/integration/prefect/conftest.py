@@ -132,11 +132,11 @@ class House:
         answer = httpx.post(f"{self.api}/{path}", json=fields, timeout=60).raise_for_status()
         return answer.json() if answer.content else None
 
-    def cli(self, *arguments: str) -> str:
-        """Prefect's own command."""
+    def cli(self, *arguments: str, folder: Path | None = None) -> str:
+        """Prefect's own command, called in `folder`; by default in home."""
         command = [sys.executable, "-m", "prefect", *arguments]
         done = subprocess.run(
-            command, env=self.environment(), cwd=self.home, capture_output=True, text=True, timeout=120
+            command, env=self.environment(), cwd=folder or self.home, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -114,7 +114,7 @@ def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
 
 def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     file = ROOT / "deploy" / "prefect.yaml"
-    server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file))
+    server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
     found = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
     settings = yaml.safe_load(file.read_text())["deployments"][0]["parameters"]["config"]
     wanted = definition("pretrain", parse_config(settings))
