@@ -32,7 +32,7 @@ from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.task import with_retries
 from infini_llama.tasks.verify_data import task as verify_task
 
-log = logging.getLogger("infini_llama.preprocess")
+log = logging.getLogger("infini_llama.prefect")
 
 
 def _name() -> str:
@@ -80,6 +80,8 @@ def pretrain(config: PipelineConfig, changes: dict[str, Any] | None = None) -> P
                 summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, launcher, page)
                 done = "had already finished" if summary.already_finished else "finished"
                 ended(f"Training {done}: {summary.steps:,} steps.")
+            if not summary.already_finished:
+                log.info("run %s is finished: %d steps", name, summary.steps)
             evaluations = None
             if config.evaluate.after_training:
                 from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
@@ -107,7 +109,7 @@ def _preprocess(preparation: Preparation) -> DatasetRef:
     state = cached(key, preparation, return_state=True)
     dataset = DatasetRef.from_json(state.result())
     if state.name == "Cached":
-        log.info("dataset %s: cached, nothing to do", dataset.name)
+        logging.getLogger("infini_llama.preprocess").info("dataset %s: cached, nothing to do", dataset.name)
     return dataset
 
 
