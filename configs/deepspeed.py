@@ -53,7 +53,7 @@ def read_json(given: str | dict[str, Any] | None) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{KEY}={given} is not JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{KEY}={given} holds no JSON object.")
+        raise ConfigError(f"{KEY}={given} does not contain a JSON object.")
     return found
 
 

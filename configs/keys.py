@@ -29,23 +29,23 @@ from infini_llama.configs.schema.launchers import (
 PATTERNS = {
     RUN_NAME: "a name of at most 100 letters, digits, '.', '_', '-', {date} and {time} that begins with a letter or digit",
     SOURCE_NAME: "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit",
-    SLUG: "a name of small letters, digits and '-'",
-    FIVE_FIELDS: "the five fields of cron: minute, hour, day of the month, month, day of the week",
+    SLUG: "a name of lowercase letters, digits and '-'",
+    FIVE_FIELDS: "a cron expression: minute, hour, day of month, month, day of week",
     r"^(auto|cpu|cuda(:\d+)?)$": "auto, cpu, cuda or cuda:K",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name (letters, digits and '_', no digit first)",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "a function, written module:function",
-    DURATION: "a number of steps, or text such as '10M tokens' or '15 minutes'",
-    HOST: "a name or an IPv4 address of a machine, or auto",
+    DURATION: "an interval such as '10M tokens' or '15 minutes'",
+    HOST: "a host name, an IPv4 address or auto",
     NAME: "a name of letters, digits, '.', '_', '-', ',' and '@'",
-    SLURM_TIME: "a time as sbatch takes it, such as 90, 12:00:00 or 2-0",
-    SBATCH_OPTION: "an option of sbatch, written --name or --name=value",
-    LABEL: "a name of small letters, digits and '-'",
-    LABEL_KEY: "a name as Kubernetes takes it, such as nvidia.com/gpu",
+    SLURM_TIME: "a time for sbatch such as 90, 12:00:00 or 2-0",
+    SBATCH_OPTION: "an sbatch option, written --name or --name=value",
+    LABEL: "a name of lowercase letters, digits and '-'",
+    LABEL_KEY: "a Kubernetes name such as nvidia.com/gpu",
     CAPABILITY: "a number such as 8.0 or 9.0, in quotes",
-    QUANTITY: "an amount such as 8, 500m or 64Gi",
-    r"^[a-z0-9][A-Za-z0-9._/:@-]*$": "a name of an image, such as registry.example/infini-llama:1",
-    r"^/[^\n\r:]*$": "a path from the root",
-    COUNT: "a number, also with k, M, G or T after it",
+    QUANTITY: "a quantity such as 8, 500m or 64Gi",
+    r"^[a-z0-9][A-Za-z0-9._/:@-]*$": "a container image such as registry.example/infini-llama:1",
+    r"^/[^\n\r:]*$": "an absolute path",
+    COUNT: "a number such as 300M (k, M, G or T)",
 }
 SIMILAR = 0.75  # of difflib, from 0 to 1: typing errors, not words that share letters
 
@@ -107,7 +107,7 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
 
 
 def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
-    """'a whole number of at least 1 or auto' for such a type."""
+    """'an integer ≥ 1 or auto' for such a type."""
     origin, arguments = get_origin(allowed), get_args(allowed)
     if origin is Annotated:
         given = [rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]]
@@ -119,15 +119,17 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     if origin is list:
         return "a list of sections" if section_of(arguments[0]) else "a list such as [a, b]"
     if origin is dict or section_of(allowed):
-        return "a section of 'key: value' lines"
+        return "a section with keys" if section_of(allowed) else "a mapping of keys to values"
     if allowed is str:
         pattern = _rule(rules, "pattern")
-        return PATTERNS[pattern] if pattern else "text of at least one letter" if _rule(rules, "min_length") else "text"
-    return PLAIN[allowed] + _range(rules) + (" bytes" if allowed is ByteSize and rules else "")
+        return PATTERNS[pattern] if pattern else "a non-empty string" if _rule(rules, "min_length") else "a string"
+    if allowed is ByteSize and rules:
+        return f"{PLAIN[allowed]},{_range(rules)} bytes"
+    return PLAIN[allowed] + _range(rules)
 
 
 PLAIN = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     bool: "true or false",
     ByteSize: "a size such as 256MiB",
@@ -144,9 +146,9 @@ def _range(rules: tuple[Any, ...]) -> str:
     low, above, high, below = (_rule(rules, name) for name in ("ge", "gt", "le", "lt"))
     if low is not None and high is not None:
         return f" from {low} to {high}"
-    bounds = {"of at least": low, "above": above, "of at most": high, "below": below}
+    bounds = {"≥": low, ">": above, "≤": high, "<": below}
     return "".join(
-        f"{' and' if i else ''} {text} {bound}"
+        f"{' and' if i else ''} {text} {'2^63' if bound == 2**63 else bound}"
         for i, (text, bound) in enumerate((t, b) for t, b in bounds.items() if b is not None)
     )
 

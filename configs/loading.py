@@ -45,7 +45,9 @@ def parse_config(mapping: dict[str, Any]) -> PipelineConfig:
         ConfigError: every problem, one line per problem.
     """
     if not isinstance(mapping, dict):
-        raise ConfigError(f"a configuration is a dict of sections such as data, model and train, not {shown(mapping)}.")
+        raise ConfigError(
+            f"a configuration is a mapping with sections such as data, model and train, not {shown(mapping)}."
+        )
     return _checked(mapping, [], "the configuration")
 
 

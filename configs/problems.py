@@ -76,7 +76,7 @@ def _without_removed_keys(mapping: dict[Any, Any], lines: list[str]) -> dict[Any
             below = below.get(section) if isinstance(below, dict) else None
         if isinstance(below, dict) and name in below:
             if below[name] != neutral:
-                lines.append(f"{key}={shown(below[name])}: this version does not have this key any more; {instead}")
+                lines.append(f"{key}={shown(below[name])}: this key was removed; {instead}")
             mapping = _without(mapping, (*sections, name))
     return mapping
 
@@ -114,7 +114,7 @@ def _hint(steps: tuple[Any, ...], value: Any, section: type[BaseModel]) -> tuple
     in_list = any(isinstance(step, int) for step in steps[:-1])
     if isinstance(key, str) and not in_list and (meant := nearest(steps, isinstance(value, dict))):
         return f"did you mean {' or '.join(meant)}?", set(meant)
-    return f"known here are {', '.join(section.model_fields)}", set()
+    return f"known keys here: {', '.join(section.model_fields)}", set()
 
 
 def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[Any, ...]) -> Iterator[Problem]:
@@ -158,9 +158,9 @@ def _sentence(error: Any) -> str:
     steps, _, allowed = place(error["loc"])
     value, key = error["input"], _dotted(steps)
     if error["type"] == "extra_forbidden":
-        return f"{key}: unknown key; leave it out"
+        return f"{key}: unknown key; remove it"
     if value is None or error["type"] == "missing":
-        return f"{key}: it has no value; give {words(allowed)}"
+        return f"{key}: it has no value; set it to {words(allowed)}"
     expected = words(allowed)
     if isinstance(value, float) and not isfinite(value):
         expected = expected.replace("a ", "a finite ", 1)

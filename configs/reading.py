@@ -129,7 +129,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
-            raise ValueError(f"the key {key!r} is there twice in one object")
+            raise ValueError(f"the key {key!r} occurs twice in one object")
         mapping[key] = value
     return mapping
 
@@ -145,11 +145,12 @@ def read_mapping(file: Path) -> dict[str, Any]:
     if file.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"{file} is neither .yaml, .yml nor .json; rename it so that its format is known.")
     if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
-        raise ConfigError(f"{file} is no regular file; give a .yaml or .json file.")
+        raise ConfigError(f"{file} is not a regular file; give a .yaml or .json file.")
     try:
         if (size := file.stat().st_size) > LARGEST:
             raise ConfigError(
-                f"{file} has {size:,} bytes, and a configuration has at most {LARGEST:,}; name many files by a folder or a glob."
+                f"{file} has {size:,} bytes, and a configuration has at most {LARGEST:,}; replace a long list of "
+                "files with a folder or a glob."
             )
         text = file.read_bytes().decode("utf-8-sig")
         content = parse_json(text) if file.suffix == ".json" else parse_yaml(text)

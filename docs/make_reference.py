@@ -1,6 +1,7 @@
 """Writes docs/configuration.md, the reference of every key, from the schema: `python docs/make_reference.py`."""
 
 import os
+import re
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -14,8 +15,8 @@ from infini_llama.configs.schema import PipelineConfig
 TARGET = Path(__file__).with_name("configuration.md")
 HEAD = """# Configuration
 
-A run is described by one YAML or JSON file. Keys that are left out have their default. Start from a
-[recipe](recipes.md), or let `infini-llama init` write a commented file.
+Every key of the configuration, with its type, default and effect. A run is described by one YAML or JSON file. Keys that
+are left out have their default. Start from a [recipe](recipes.md), or let `infini-llama init` write a commented file.
 
 ```yaml
 data:
@@ -31,20 +32,19 @@ infini-llama run configs/tiny.yaml train.max_steps=500
 ```
 
 `infini-llama config show CONFIG` prints a configuration with all defaults. `infini-llama run CONFIG --dry-run` also
-prints the plan for this machine, the parameters and what is already built.
+prints the plan for this machine, the number of parameters, and which results are already on disk.
 
-An unknown key or an invalid value ends the command with exit code 64 and one message per problem. Nothing is started.
+An unknown key or an invalid value ends the command with exit code 64 and one message per problem.
 
 {legend}
 """
 LEGEND = """The *resume* column states what changing a key means for a run that already has checkpoints:
 
-- *fixed*: refused; use another `runtime.name`.
-- *exact*: allowed, and the run logs that it is no longer bitwise identical to an uninterrupted one.
-- *free*: no effect on the weights.
+- *fixed*: the change is refused. Use another `runtime.name`.
+- *exact*: the change is allowed. The run logs that it is no longer bitwise identical to an uninterrupted run.
+- *free*: the change has no effect on the weights.
 
-Keys of `data` and `train.init_from` are compared by the digests of what they lead to: another path to the same content
-is accepted.
+For keys of `data` and for `train.init_from`, content is compared, not paths. The same files at another path are accepted.
 """
 FOOT = """
 This page is generated from the schema (`configs/schema/`) by `python docs/make_reference.py`, and a test keeps it up to date.
@@ -91,7 +91,8 @@ def entry(annotation: Any) -> type[BaseModel] | None:
 
 def kind(field: Any) -> str:
     """The values that a key accepts."""
-    return plain(words(Annotated[field.annotation, field] if field.metadata else field.annotation))
+    accepted = words(Annotated[field.annotation, field] if field.metadata else field.annotation)
+    return plain(re.sub(r"(^| or )an? ", r"\1", accepted))
 
 
 def resume(field: Any) -> str:
@@ -110,6 +111,8 @@ def default(field: Any) -> str:
         return f"`{value.human_readable(separator='')}`"
     if isinstance(value, Enum):
         value = value.value
+    if isinstance(value, list):
+        value = f"[{', '.join(map(str, value))}]"
     return f"`{value}`" if str(value) else "empty"
 
 

@@ -52,8 +52,8 @@ def restore_run(config: PipelineConfig) -> None:
     if (run / "lineage.json").exists():
         if ahead := _of_another(mirror, run):
             log.warning(
-                "the mirror has step %d of run %s, and this machine goes on from step %d; to take the mirror's, move %s away. "
-                "Until this machine has passed that step, nothing of the run is copied.",
+                "the mirror has step %d of run %s, but this machine continues from step %d; to use the mirror's "
+                "copy, move %s away. Nothing is copied to the mirror until this machine has passed that step.",
                 checkpoints.step_of(ahead),
                 run.name,
                 checkpoints.latest_step(run / "checkpoints"),
@@ -94,7 +94,7 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Iterator[None]:
                         _records(mirror, run)
                     _delete_pruned(mirror, run)
             except Exception as fault:  # of any filesystem's making
-                log.warning("storage.mirror=%s: %s; it is tried again", mirror.url, fault)
+                log.warning("storage.mirror=%s: %s; it will be retried", mirror.url, fault)
             if last:
                 return
             over.wait(LOOK_EVERY)
@@ -114,7 +114,7 @@ def _keep(mirror: Mirror, run: Path, path: Path, kind: str) -> None:
     if kind == KIND:
         _records(mirror, run)
     if sent := mirror.keep(path, kind):
-        log.info("%s is kept in %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
+        log.info("%s was copied to %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
 
 
 def _records(mirror: Mirror, run: Path) -> None:

@@ -93,7 +93,8 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
         os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
     elif not _is_loopback(host):
         raise ConfigError(
-            f"--host {host} is reached from other machines, and whoever reaches the server runs programs here; set "
+            f"--host {host} can be reached from other machines, and anyone who reaches the server can run programs "
+            "here; set "
             "PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD, or use --host 127.0.0.1."
         )
     _refuse_taken(host, port)
@@ -127,7 +128,8 @@ def given_api(home: Path) -> Iterator[None]:
         os.environ.setdefault(name, value)
     if not _has_api_url(_prefect_home(home)):
         raise ConfigError(
-            "PREFECT_API_URL is not set; 'infini-llama serve' or 'prefect server start' starts a server and says its address."
+            "PREFECT_API_URL is not set; 'infini-llama serve' or 'prefect server start' starts a server and prints "
+            "its address."
         )
     with _answering():
         yield
@@ -150,7 +152,7 @@ def _answering() -> Iterator[None]:
     except Exception as error:
         if not unreachable(error):
             raise
-        raise PipelineError(f"Prefect's server does not answer ({error}); look at PREFECT_API_URL.") from error
+        raise PipelineError(f"the Prefect server does not respond ({error}); check PREFECT_API_URL.") from error
 
 
 def unreachable(error: BaseException) -> bool:
@@ -288,7 +290,7 @@ def _stop(server: subprocess.Popen) -> None:
     try:
         server.wait(10)
     except subprocess.TimeoutExpired:
-        log.debug("the Prefect server did not stop within 10 s and is killed")
+        log.debug("the Prefect server did not stop within 10 s and was killed")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()

@@ -50,7 +50,9 @@ def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> Non
             for pool in deployed["work_pools"]:
                 if pool not in workers or workers[pool].poll() is not None:
                     workers[pool] = _worker(pool, limit, records, mark)
-            log.info("ready; %d run(s) at a time; the worker's log is %s; Ctrl-C ends everything", limit, records)
+            log.info(
+                "ready; %d run(s) at a time; the worker's log is %s; press Ctrl-C to stop everything", limit, records
+            )
             while all(worker.poll() is None for worker in workers.values()):
                 time.sleep(0.5)
             log.warning("a worker exited; its runs continue, and another worker starts in %d s", RESTART_SECONDS)

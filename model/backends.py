@@ -50,9 +50,11 @@ def causal_attention(
     if backend == "blocked":
         return _blocked(q, k, v, documents, dropout)
     if backend not in BACKENDS:
-        raise ValueError(f"attention backend {backend!r} is none of {', '.join(BACKENDS)}")
+        raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if dropout and backend != "flash2":
-        raise ValueError(f"attention backend {backend} cannot drop weights; set attention_dropout to 0 or use sdpa")
+        raise ValueError(
+            f"attention backend {backend} does not support dropout; set attention_dropout to 0 or use sdpa"
+        )
     batch, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B T, h, d]
     if documents is None:

@@ -65,7 +65,8 @@ class LlamaConfig:
             raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false")
         if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
             raise ValueError(
-                f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is no whole, even head size"
+                f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is not an even "
+                "integer"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -78,7 +79,7 @@ class LlamaConfig:
             ("first_segment", ("local", "literal")),
         ):
             if getattr(self, field) not in choices:
-                raise ValueError(f"{field}={getattr(self, field)!r} is none of {', '.join(choices)}")
+                raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
         for field, lowest in (("segment_length", 1), ("memory_gradient_segments", 1)):
             if (value := getattr(self, field)) is not None and value < lowest:
                 raise ValueError(f"{field}={value} is below {lowest}")

@@ -29,7 +29,7 @@ def function_of(backend: str) -> Callable[..., Any]:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, OSError) as error:  # OSError: a shared library that does not fit this machine
-        raise RuntimeError(f"attention backend {backend} is not there: {module}.{name} ({error})") from error
+        raise RuntimeError(f"attention backend {backend} is not available: {module}.{name} ({error})") from error
 
 
 def attend(

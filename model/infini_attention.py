@@ -150,7 +150,9 @@ class InfiniAttention(Attention):
         assert isinstance(state, SegmentState)
         q, k, v = self.project(x)
         if x.shape[1] > 1 and not (state.together() and len(set(state.segments)) == 1):
-            raise ValueError("rows that stand at different places read one token at a time; read each by itself")
+            raise ValueError(
+                "sequences at different positions can only be read one token at a time; read each one separately"
+            )
         heads, start = [], 0
         if lengths is None:  # what still fits into the segment that was begun
             start = min(x.shape[1], self.segment_length - max(state.filled))

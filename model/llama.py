@@ -162,9 +162,7 @@ class Llama(nn.Module):
         elif context is None:
             layout = rows(self.config, x.shape[:2], documents, x, by_boundaries)
         else:
-            raise ValueError(
-                "softmax attention over whole rows cannot be shared by ranks; use infini or local attention"
-            )
+            raise ValueError("softmax attention does not support context parallelism; use infini or local attention")
         for layer in self._layers():
             x = layer(x, layout)
             if layer_outputs is not None:

@@ -59,7 +59,7 @@ def scaled_frequencies(config: LlamaConfig, device: torch.device, dtype: torch.d
         case "yarn":
             return _yarn(plain, scaling, config)
         case other:
-            raise ValueError(f"rope_scaling.rope_type={other!r} is none of default, linear, llama3, yarn")
+            raise ValueError(f"rope_scaling.rope_type={other!r} is not one of default, linear, llama3, yarn")
 
 
 def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:

@@ -2,10 +2,13 @@
 
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+NATS_PER_BIT = math.log(2)
 
 log = logging.getLogger("infini_llama.cards")
 
@@ -63,7 +66,7 @@ def best_effort(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as fault:
-        log.warning("%s cannot be shown on the run's page (%r); the work itself goes on.", what, fault)
+        log.warning("%s cannot be shown on the run's page (%r); the run itself continues.", what, fault)
 
 
 @dataclass(frozen=True)

@@ -63,5 +63,5 @@ class Live(logging.Handler):
             self.show(*newest)
         except Exception as fault:
             if not self.failed:
-                log.warning("how far it is cannot be shown (%r); the work itself goes on.", fault)
+                log.warning("progress cannot be shown (%r); the run itself continues.", fault)
             self.failed = True

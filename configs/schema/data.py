@@ -27,13 +27,13 @@ class PasskeyConfig(Section):
     repetitions: Annotated[int, Field(ge=1)] = Field(
         default=3,
         title="Repetitions",
-        description="Maximum repetitions of the filler in one text. Each text draws its own number, from 1 up to this one.",
+        description="Maximum repetitions of the filler text. The number is drawn for each text, from 1 to this value.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     seed: Annotated[int, Field(ge=0)] = Field(
         default=0,
         title="Seed",
-        description="Seed for the numbers, lengths and positions.",
+        description="Seed of the numbers, lengths and positions.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
 
@@ -52,23 +52,23 @@ class TextConfig(Section):
     files: list[str] = Field(
         default_factory=list,
         title="Files",
-        description="Paths, folders or globs (** for any depth), relative to the working directory, or the same as URLs (s3://, gs://, "
-        "hf://, https://). txt, md, rst and py files are one document each; json, jsonl, csv, parquet and arrow files have one "
-        "document per record; a tar file has the documents of the files in it. All may be compressed with gz, xz, zst or bz2.",
+        description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
+        "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl, csv, parquet and arrow files "
+        "have one document per record; a tar file has the documents of its files. All can be compressed with gz, xz, zst or bz2.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     validation_files: list[str] = Field(
         default_factory=list,
         title="Validation files",
-        description="Held-out text, in the same formats as data.files. It replaces data.validation_fraction, and training text "
-        "that is also in these files is left out.",
+        description="Held-out text, in the same formats as data.files, instead of data.validation_fraction. Training "
+        "documents that are also in these files are skipped.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     dataset: str = Field(
         default="",
         title="Dataset",
-        description="Name of a Hugging Face dataset, a local folder of one, or a folder written by save_to_disk (source: "
-        "huggingface).",
+        description="Name of a dataset on the Hugging Face Hub, a local dataset folder, or a folder written by "
+        "save_to_disk (source: huggingface).",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     dataset_config: str | None = Field(
@@ -101,8 +101,9 @@ class TextConfig(Section):
     streaming: bool = Field(
         default=False,
         title="Streaming",
-        description="Read data.dataset without a local copy. The dataset is the same. What the commit of a Hub dataset contains is "
-        "remembered. Any other one is read again by every `run`, also a resume, to check for changes; `train --dataset` does not.",
+        description="Read data.dataset without a local copy. The result is the same. For a Hub dataset, the contents of a commit "
+        "are cached. Any other dataset is read again by every `run`, including a resume, to check for changes; "
+        "`train --dataset` does not.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     passkey: PasskeyConfig = Field(
@@ -118,8 +119,8 @@ class TextConfig(Section):
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = Field(
         default="auto",
         title="Format",
-        description="Format of the files, whatever their names are. auto: by file name. The compression is always taken from the "
-        "name. Of a tar file, it selects the files in it.",
+        description="Format of the files. auto: by file extension. The compression is always detected by the extension. For a tar "
+        "file, it selects the files in it.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
 
@@ -135,8 +136,8 @@ class SourceConfig(TextConfig):
     weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
         default=None,
         title="Weight",
-        description="Share of the training sequences: weight / sum of weights, exactly. Default, for all sources: every sequence "
-        "once per epoch.",
+        description="Share of the training sequences: weight / sum of weights. If no source has a weight, every "
+        "sequence is used once per epoch.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     licence: str = Field(
@@ -153,8 +154,8 @@ class CurriculumStage(Section):
 
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
         title="Sequence length",
-        description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it; every step keeps the "
-        "same number of tokens.",
+        description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it. Every "
+        "step has the same number of tokens.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     until_step: Annotated[int, Field(ge=1)] | None = Field(
@@ -166,8 +167,8 @@ class CurriculumStage(Section):
     until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         title="Until fraction",
-        description="The same as a fraction of the steps that the run starts with. A later change of train.max_steps does not "
-        "move it.",
+        description="Last step of this stage, as a fraction of the steps of the run. It is fixed at the start; a "
+        "later change of train.max_steps does not move it.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
 
@@ -175,7 +176,7 @@ class CurriculumStage(Section):
     def _ends_once(self) -> CurriculumStage:
         if (self.until_step is None) == (self.until_fraction is None):
             raise ValueError(
-                f"until_step={self.until_step} and until_fraction={self.until_fraction}: a stage has one of them"
+                f"until_step={self.until_step} and until_fraction={self.until_fraction}: set exactly one of them"
             )
         return self
 
@@ -186,14 +187,14 @@ class DataConfig(TextConfig):
     sources: list[SourceConfig] = Field(
         default_factory=list,
         title="Sources",
-        description="Several sources instead of one, each with a name and its own files, dataset, format or text_column. No "
-        "sequence contains text of two sources.",
+        description="Several sources instead of one, each with a name and its own files, dataset, format or "
+        "text_column. No sequence contains text from two sources.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     min_length: Annotated[int, Field(ge=0)] = Field(
         default=0,
         title="Minimum length",
-        description="Documents with fewer characters are left out and counted.",
+        description="Documents with fewer characters are skipped and counted.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     deduplicate: bool = Field(
@@ -205,8 +206,8 @@ class DataConfig(TextConfig):
     on_bad_input: Literal["fail", "skip"] = Field(
         default="fail",
         title="Bad input",
-        description="fail: a damaged file or record ends the build with an error that names it. skip: it is left out, named and "
-        "counted.",
+        description="fail: a damaged file or record ends the build with an error that names it. skip: it is skipped, "
+        "listed and counted.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -248,8 +249,8 @@ class DataConfig(TextConfig):
     tokenizer_engine: Literal["auto", "tokenizers", "gigatoken"] = Field(
         default="auto",
         title="Tokenizer engine",
-        description="Library that encodes the text. auto: the fast one of the extra `fast`, if it is installed and gives the same"
-        " tokens as `tokenizers`. The dataset is the same with each.",
+        description="Library that encodes the text. auto: gigatoken (the extra `fast`) if it is installed and gives "
+        "the same tokens as `tokenizers`. The dataset is the same with either.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     shard_size: ByteSize = Field(
@@ -262,29 +263,29 @@ class DataConfig(TextConfig):
     num_workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1,
         title="Preprocessing workers",
-        description="Processes that tokenize. The dataset is the same with any number.",
+        description="Number of processes that tokenize. The dataset does not depend on it.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     engine: Literal["local", "dask", "ray"] = Field(
         default="local",
         title="Preprocessing engine",
-        description="local: processes of this machine. dask, ray: workers of a cluster (extras of the same names), which must see"
-        " runtime.home and the text. The dataset is the same with each.",
+        description="local: processes on this machine. dask, ray: workers of a cluster (extras of the same names) "
+        "that can access runtime.home and the text. The dataset does not depend on it.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     engine_address: str | None = Field(
         default=None,
         title="Cluster address",
-        description="Address of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379). Default: a cluster of "
-        "data.num_workers workers is started on this machine.",
+        description="Address of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379). Default: a "
+        "temporary cluster of data.num_workers workers on this machine.",
         min_length=1,
         json_schema_extra=on_resume(Resume.FREE),
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto",
         title="Row table device",
-        description="Device that computes the row table: auto (a GPU if there is one and the table is large), cpu, cuda or "
-        "cuda:K. The dataset is the same with each.",
+        description="Device that computes the row table: auto (a GPU if available and the table is large), cpu, cuda "
+        "or cuda:K. The dataset does not depend on it.",
         json_schema_extra=on_resume(Resume.FREE),
     )
 
@@ -292,9 +293,9 @@ class DataConfig(TextConfig):
     def _sources_agree(self) -> DataConfig:
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
-            raise ValueError(f"sources={names} has a name twice; give each source its own name")
+            raise ValueError(f"sources={names} contains a duplicate name; give each source its own name")
         if len({source.weight is None for source in self.sources}) > 1:
-            raise ValueError(f"sources={names}: only some have a weight; give one to each, or to none")
+            raise ValueError(f"sources={names}: only some have a weight; give a weight to all sources or to none")
         single = [
             name
             for name in TextConfig.model_fields
@@ -324,7 +325,9 @@ class DataConfig(TextConfig):
                 "curriculum has stages with until_step and stages with until_fraction; give all of them the same"
             )
         if any(after <= before for before, after in pairwise(ends)):
-            raise ValueError(f"curriculum has stages that end at {ends}; let each end later than the one before it")
+            raise ValueError(
+                f"curriculum has stages that end at {ends}; each stage must end later than the one before it"
+            )
         return self
 
     @model_validator(mode="after")
@@ -352,7 +355,8 @@ class VerifyConfig(Section):
     full_below: ByteSize = Field(
         default=ByteSize(20_000_000_000),
         title="Full checksums below",
-        description="A dataset up to this size has every checksum checked before training; a larger one at each shard's first read.",
+        description="Up to this size, all checksums of a dataset are checked before training. For a larger dataset, "
+        "each shard is checked when it is first read.",
         ge=0,
         json_schema_extra=on_resume(Resume.FREE),
     )

@@ -31,7 +31,7 @@ class ScheduleConfig(Section):
     overrides: list[str] = Field(
         default_factory=list,
         title="Overrides",
-        description="Overrides of its runs, as key=value, for example 'runtime.name=nightly-{date}'.",
+        description="Overrides for its runs, as key=value, for example 'runtime.name=nightly-{date}'.",
     )
 
     @field_validator("timezone")
@@ -51,17 +51,17 @@ class DeploymentConfig(Section):
         description="Name of the deployment on the server. Default: the name of the file.",
     )
     work_pool: Annotated[str, Field(pattern=SLUG)] = Field(
-        default="infini-llama", title="Work pool", description="Work pool in which its runs wait for a worker."
+        default="infini-llama", title="Work pool", description="Work pool of the deployment."
     )
     concurrency_limit: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Concurrency limit",
-        description="Maximum number of its runs at the same time. null: no limit.",
+        description="Maximum number of concurrent runs of the deployment. null: no limit.",
     )
     on_collision: Literal["enqueue", "cancel_new"] = Field(
         default="enqueue",
         title="Above the limit",
-        description="What happens to a run above the limit. enqueue: it waits. cancel_new: it is cancelled.",
+        description="What happens to a run that exceeds the limit. enqueue: it waits. cancel_new: it is cancelled.",
     )
     late_runs: Literal["newest", "all"] = Field(
         default="newest",
@@ -77,5 +77,5 @@ class DeploymentConfig(Section):
     def _schedules_differ(self) -> DeploymentConfig:
         names = [schedule.name for schedule in self.schedules]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"schedules has the name {', '.join(sorted(twice))} twice; each needs a name of its own")
+            raise ValueError(f"schedules has the name {', '.join(sorted(twice))} twice; names must be unique")
         return self

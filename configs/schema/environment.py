@@ -20,39 +20,41 @@ class EnvironmentConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         title="Device",
-        description="auto: GPUs if they work, otherwise the CPU.",
+        description="auto: GPUs if available, otherwise the CPU.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = Field(
         default="auto",
         title="GPUs",
-        description="Indices of the GPUs to train on. auto: those that no other process uses, or all if none is free.",
+        description="Indices of the GPUs to train on. auto: those that no other process uses, or all if every GPU is "
+        "in use.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         title="Workers per node",
-        description="torchrun workers per machine. auto: one per GPU, or one on a CPU.",
+        description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         title="Precision",
-        description="fp32, or autocast over fp32 weights in bf16 or fp16 (with loss scaling). auto: bf16 on GPUs that support it,"
-        " and with environment.tune on CPUs that do; otherwise fp32.",
+        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs "
+        "that support it, and with environment.tune on CPUs that support it; otherwise fp32.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = Field(
         default="auto",
         title="Attention backend",
-        description="Implementation of softmax attention. auto: sdpa, or with environment.tune the fastest one that gives correct"
-        " results.",
+        description="Implementation of softmax attention. auto: sdpa; with environment.tune, the fastest one with "
+        "correct results.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = Field(
         default="auto",
         title="Allocator",
-        description="Memory allocator of CPU workers. auto: the system's, or with environment.tune an installed one.",
+        description="Memory allocator of CPU workers. auto: the system's; with environment.tune, tcmalloc or "
+        "jemalloc if installed.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -70,46 +72,47 @@ class EnvironmentConfig(Section):
     nnodes: Annotated[int, Field(ge=1, le=65536)] = Field(
         default=1,
         title="Nodes",
-        description="Machines (nodes) that train together, each with environment.nproc_per_node workers. Start `infini-llama join"
-        " RUN` on the others.",
+        description="Number of machines (nodes), each with environment.nproc_per_node workers. Start `infini-llama "
+        "join RUN` on the other nodes.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         title="Node rank",
-        description="Rank of this machine, from 0. auto: 0 for the command that leads the run, a free rank for those that join.",
+        description="Rank of this node, from 0. auto: 0 for the command that leads the run, a free rank for nodes "
+        "that join.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     master_addr: Annotated[str, Field(pattern=HOST)] = Field(
         default="auto",
         title="Master address",
-        description="Host name or address at which the other nodes reach node 0. auto: the address of its default route.",
+        description="Host name or address of node 0 for the other nodes. auto: the address of its default route.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = Field(
         default="auto",
         title="Port",
-        description="Port of the rendezvous, on this machine or on node 0. auto: a free port.",
+        description="Port of the rendezvous on node 0. auto: a free port.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     rendezvous: Literal["c10d", "static"] = Field(
         default="c10d",
         title="Rendezvous",
-        description="c10d: torchrun assigns the ranks, sorted by address. static: ranks are environment.node_rank, and "
-        "master_addr and port must be set; no other port is needed.",
+        description="c10d: torchrun assigns node ranks, sorted by address. static: node ranks are "
+        "environment.node_rank, and master_addr and port must be set; no other port is used.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     join_timeout: Annotated[float, Field(gt=0)] = Field(
         default=600.0,
         title="Join timeout",
-        description="Seconds that the nodes of a run wait for each other before an attempt fails.",
+        description="Seconds that nodes wait for each other before an attempt fails.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     preflight_timeout: Annotated[float, Field(gt=0)] = Field(
         default=120.0,
         title="Preflight timeout",
-        description="Seconds that workers have to answer each other before the first step; missing ranks are named. On one "
-        "machine, at least environment.communication_timeout.",
+        description="Timeout of the connectivity check before the first step, in seconds; the error lists missing "
+        "ranks. On one machine, it is at least environment.communication_timeout.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     communication_timeout: Annotated[float, Field(gt=0)] = Field(
@@ -121,21 +124,22 @@ class EnvironmentConfig(Section):
     tune: Literal["off", "quick", "full"] = Field(
         default="off",
         title="Tune",
-        description="What `auto` may choose for speed. off: nothing. quick: known settings for this machine, and trials of "
-        "attention backends. full: also trials of compilation, workers, threads and allocator, for at most 5 % of the"
-        " run's time.",
+        description="How `auto` values are tuned for speed. off: not tuned. quick: known settings for this machine, "
+        "and attention-backend trials. full: also trials of compilation, workers, threads and allocator, "
+        "for at most 5 % of the run's time.",
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
         title="Environment variables",
-        description="Environment variables of the workers. They override those of the plan. A value "
+        description="Environment variables of the workers. They override the plan's variables. The value "
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
     )
     launcher: Literal["local", "slurm", "kubernetes"] = Field(
         default="local",
         title="Launcher",
-        description="What starts the workers. local: torchrun on this machine. slurm: a job submitted by sbatch. kubernetes: a "
-        "JobSet. A job continues if this command ends, and the next command of the same run name watches it.",
+        description="How workers are started. local: torchrun on this machine. slurm: an sbatch job. kubernetes: a "
+        "JobSet. A job continues if this command ends, and the next command with the same run name "
+        "watches it.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     node: NodeConfig = Field(

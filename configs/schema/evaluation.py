@@ -15,8 +15,8 @@ class EvaluationConfig(Section):
     after_training: list[Literal["perplexity", "passkey"]] = Field(
         default_factory=list,
         title="After training",
-        description="Measurements after training: perplexity on the validation sequences, and passkey retrieval; for an "
-        "Infini-Llama with and without its memory. Empty: none.",
+        description="Evaluations after training: perplexity (on the validation sequences), passkey (retrieval). An "
+        "Infini-Llama is evaluated with and without memory. Empty: none.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     checkpoint: Literal["latest", "best"] = Field(
@@ -28,7 +28,7 @@ class EvaluationConfig(Section):
     sequences: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Sequences",
-        description="Perplexity: number of validation sequences. null: all.",
+        description="Number of validation sequences for perplexity. null: all.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     passkey_lengths: list[Annotated[int, Field(ge=1)]] = Field(
@@ -41,6 +41,6 @@ class EvaluationConfig(Section):
         default=10,
         ge=1,
         title="Passkeys",
-        description="Passkeys per length and depth.",
+        description="Number of passkeys per length and depth.",
         json_schema_extra=on_resume(Resume.FREE),
     )

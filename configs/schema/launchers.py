@@ -46,7 +46,7 @@ class NodeConfig(Section):
     cores: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Cores",
-        description="CPU cores that the workers of a node may use. null: as many as on this machine.",
+        description="CPU cores of a node that workers can use. null: as on this machine.",
     )
     memory: ByteSize | None = Field(
         default=None,
@@ -54,7 +54,7 @@ class NodeConfig(Section):
         description="Memory of a node, for example 512GiB. null: the free memory of this machine.",
     )
     gpus: Annotated[int, Field(ge=0, le=1024)] | None = Field(
-        default=None, title="GPUs", description="GPUs of a node, all of one kind. null: those of this machine."
+        default=None, title="GPUs", description="Number of GPUs per node, all of one model. null: as on this machine."
     )
     gpu_memory: ByteSize = Field(default=ByteSize(80 * 1024**3), title="GPU memory", description="Memory of each GPU.")
     gpu_capability: Annotated[str, Field(pattern=CAPABILITY)] = Field(
@@ -76,8 +76,8 @@ class SlurmConfig(Section):
     time_limit: Annotated[str, Field(pattern=SLURM_TIME)] | None = Field(
         default=None,
         title="Time limit",
-        description="Time limit in sbatch's format (minutes, hours:minutes:seconds, days-hours). Before it ends, a checkpoint is "
-        "committed and the job is requeued. null: the partition's.",
+        description="Time limit in sbatch's format (minutes, hours:minutes:seconds, days-hours). Before it is "
+        "reached, a checkpoint is committed and the job is requeued. null: the partition's limit.",
     )
     options: list[Annotated[str, Field(pattern=SBATCH_OPTION)]] = Field(
         default_factory=list,
@@ -91,7 +91,7 @@ class SlurmConfig(Section):
         taken = [option for option in options if option.removeprefix("--").split("=")[0] in OF_THE_LAUNCHER]
         if taken:
             raise ValueError(
-                f"environment.slurm.options holds {', '.join(taken)}, which the launcher sets itself; leave it out"
+                f"environment.slurm.options contains {', '.join(taken)}, which the launcher sets itself; remove it"
             )
         return options
 
@@ -103,15 +103,15 @@ class KubernetesConfig(Section):
         default=None,
         min_length=1,
         title="Context",
-        description="Context of the kubeconfig. null: the current one, or inside a pod its own cluster.",
+        description="Context in the kubeconfig. null: the current context; in a pod, the pod's own cluster.",
     )
     namespace: Annotated[str, Field(pattern=LABEL)] | None = Field(
-        default=None, title="Namespace", description="Namespace of the job. null: that of the context, or of the pod."
+        default=None, title="Namespace", description="Namespace of the job. null: the namespace of the context or pod."
     )
     image: Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$")] | None = Field(
         default=None,
         title="Image",
-        description="Container image of the workers, with the same version of infini-llama as here. Required for this launcher.",
+        description="Container image of the workers, with the same version of infini-llama as this command. Required.",
     )
     service_account: Annotated[str, Field(pattern=LABEL)] | None = Field(
         default=None, title="Service account", description="Service account of the pods. null: the namespace's default."
@@ -119,35 +119,35 @@ class KubernetesConfig(Section):
     claim: Annotated[str, Field(pattern=LABEL)] | None = Field(
         default=None,
         title="Volume claim",
-        description="PersistentVolumeClaim (ReadWriteMany) with the home folder. Required for this launcher.",
+        description="PersistentVolumeClaim (ReadWriteMany) with the home folder. Required.",
     )
     mount_path: Annotated[str, Field(pattern=r"^/[^\n\r:]*$")] = Field(
         default="/state",
         title="Mount path",
-        description="Mount path of the volume. runtime.home is inside it, under the same path here and in the pods.",
+        description="Mount path of the volume. runtime.home must be inside it, at the same path here and in the pods.",
     )
     cpu: Annotated[str, Field(pattern=QUANTITY)] | None = Field(
         default=None,
         title="CPUs",
-        description="CPU request of each pod, for example 8. null: one per thread of its workers.",
+        description="CPU request per pod, for example 8. null: one per worker thread.",
     )
     memory: Annotated[str, Field(pattern=QUANTITY)] | None = Field(
         default=None,
         title="Memory",
-        description="Memory request and limit of each pod, for example 64Gi. null: neither.",
+        description="Memory request and limit per pod, for example 64Gi. null: neither.",
     )
     shared_memory: Annotated[str, Field(pattern=QUANTITY)] = Field(
         default="8Gi",
         title="Shared memory",
-        description="Size of /dev/shm, which NCCL uses. It counts as memory of the pod.",
+        description="Size of /dev/shm, which NCCL uses. It counts towards the pod's memory.",
     )
     gpu_resource: Annotated[str, Field(pattern=LABEL_KEY)] = Field(
         default="nvidia.com/gpu",
         title="GPU resource",
-        description="Resource name of a GPU. If the run trains on GPUs, each pod requests one per worker.",
+        description="Resource name of a GPU. For training on GPUs, each pod requests one per worker.",
     )
     node_selector: dict[Annotated[str, Field(pattern=LABEL_KEY)], str] = Field(
-        default_factory=dict, title="Node selector", description="Labels that a cluster node must have."
+        default_factory=dict, title="Node selector", description="Labels that a cluster node must have to run the pods."
     )
     labels: dict[Annotated[str, Field(pattern=LABEL_KEY)], str] = Field(
         default_factory=dict,

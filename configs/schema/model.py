@@ -16,13 +16,13 @@ class RopeScaling(Section):
 
     rope_type: Literal["linear", "llama3", "yarn"] = Field(
         title="Type",
-        description="linear: all positions divided by the factor. llama3: only low frequencies scaled. yarn: scaled by index of "
-        "the frequency.",
+        description="linear: divide all positions by the factor. llama3: scale only low frequencies. yarn: scale "
+        "frequencies by their index.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     factor: Annotated[float, Field(ge=1)] = Field(
         title="Factor",
-        description="How many times longer sequences may become.",
+        description="Maximum sequence length relative to the earlier training.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = Field(
@@ -122,7 +122,8 @@ class ModelConfig(Section):
     num_key_value_heads: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Key-value heads",
-        description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: as many.",
+        description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: "
+        "num_attention_heads.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     rope_theta: Annotated[float, Field(gt=0)] = Field(
@@ -170,7 +171,7 @@ class ModelConfig(Section):
     qk_norm: bool = Field(
         default=False,
         title="QK-norm",
-        description="RMSNorm over the queries and keys of each head, before rotary positions.",
+        description="Apply RMSNorm to the queries and keys of each head, before rotary positions.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -201,16 +202,16 @@ class ModelConfig(Section):
     memory_update: Literal["linear", "delta", "delta_bounded"] = Field(
         default="linear",
         title="Memory update",
-        description="linear: add each segment's values (equation 8 of the paper). delta: first subtract what the memory already "
-        "has (equation 9). delta_bounded: delta with a denominator that keeps the memory bounded after short "
-        "segments.",
+        description="linear: add each segment's keys and values (equation 8 of the paper). delta: first subtract "
+        "what the memory already returns for these keys (equation 9). delta_bounded: delta with a "
+        "denominator that keeps the memory bounded after short segments.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     first_segment: Literal["local", "literal"] = Field(
         default="local",
         title="First segment",
-        description="local: no gate while the memory is empty, so the first segment is plain attention. literal: zeros are mixed "
-        "in, as in the paper's equations.",
+        description="local: the gate is not applied while the memory is empty, so the first segment is plain "
+        "attention. literal: zeros are mixed in, as in the paper's equations.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     memory_gradient_segments: Annotated[int, Field(ge=1)] | None = Field(

@@ -25,46 +25,47 @@ class ReportingConfig(Section):
     report_to: list[Literal["tensorboard", "wandb"]] = Field(
         default=["tensorboard"],
         title="Report to",
-        description="Trackers beside metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with WANDB_MODE=offline).",
+        description="Loggers in addition to metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with "
+        "WANDB_MODE=offline).",
         json_schema_extra=on_resume(Resume.FREE),
     )
     metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
         default=None,
         title="Metrics hook",
-        description="A function, as module:function, that every worker calls at logged steps with the model and the step's "
-        "record. The numbers that it returns by name are logged under custom.",
+        description="A function (module:function) that every worker calls at logged steps with the model and the "
+        "step's record. It returns a dict of numbers, which are logged under custom.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     profile_steps: list[Annotated[int, Field(ge=1)]] | None = Field(
         default=None,
         title="Profile",
-        description="First and last step that torch's profiler records, for example [20, 24]. Traces and a table are in the run's"
-        " folder `profile`.",
+        description="First and last step for torch's profiler, for example [20, 24]. Traces and a table are written "
+        "to `profile` in the run's folder.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     eval_sequences: Annotated[int, Field(ge=1)] = Field(
         default=64,
         title="Evaluation sequences",
-        description="Validation sequences per evaluation, the same ones each time.",
+        description="Validation sequences per evaluation. They are the same each time.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     eval_tokens: Count | None = Field(
         default=None,
         title="Evaluation tokens",
-        description="Validation tokens per evaluation, for example 1M, instead of eval_sequences.",
+        description="Validation tokens per evaluation, for example 1M. Used instead of eval_sequences.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     sample_prompt: str = Field(
         default="def ",
         title="Sample prompt",
-        description="Prompt that the trained model continues.",
+        description="Prompt for samples of the trained model.",
         min_length=1,
         json_schema_extra=on_resume(Resume.FREE),
     )
     sample_prompts: list[Annotated[str, Field(min_length=1)]] = Field(
         default=[],
         title="More sample prompts",
-        description="Further prompts that the trained model continues. The texts are in result.json and in the report.",
+        description="Further prompts for samples. The generated texts are in result.json and in the report.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     sample_tokens: Annotated[int, Field(ge=1)] = Field(
@@ -73,7 +74,7 @@ class ReportingConfig(Section):
     sample_at_evaluation: bool = Field(
         default=True,
         title="Samples at evaluation",
-        description="Also continue the prompts at each evaluation, into samples.jsonl and the report.",
+        description="Also generate samples at each evaluation. They are in samples.jsonl and in the report.",
         json_schema_extra=on_resume(Resume.FREE),
     )
 

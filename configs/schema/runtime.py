@@ -19,8 +19,8 @@ class RuntimeConfig(Section):
     name: Annotated[str, Field(pattern=RUN_NAME)] = Field(
         default="run",
         title="Run name",
-        description="Folder below runs/. The same name resumes the same run. {date} and {time} are replaced by the scheduled "
-        "start, so that each start is a new run.",
+        description="Name of the run and of its folder in runs/. The same name resumes the same run. {date} and "
+        "{time} are replaced by the scheduled start, so that each start is a new run.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     home: Path = Field(
@@ -32,14 +32,15 @@ class RuntimeConfig(Section):
     resume: str = Field(
         default="auto",
         title="Resume",
-        description="auto: the newest valid checkpoint, otherwise step 0. must: never step 0. never: refuse a folder with "
-        "checkpoints. best: the best checkpoint. Or the path of a checkpoint.",
+        description="Where to start. auto: the newest valid checkpoint, otherwise step 0. must: fail if there is no "
+        "checkpoint. never: fail if there are checkpoints. best: the best checkpoint. Or the path of a "
+        "checkpoint.",
         min_length=1,
     )
     retries: Annotated[int, Field(ge=0, le=100)] = Field(
         default=3,
         title="Retries",
-        description="Retries of failed training without progress. Every new checkpoint renews the budget.",
+        description="Maximum number of consecutive retries of failed training. Every new checkpoint resets the count.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     retry_delay: Annotated[float, Field(ge=0)] = Field(
@@ -51,27 +52,28 @@ class RuntimeConfig(Section):
     max_rollbacks: Annotated[int, Field(ge=0, le=100)] = Field(
         default=2,
         title="Rollbacks",
-        description="How often a diverged run returns to the last good checkpoint and skips the samples since.",
+        description="Maximum number of rollbacks of a diverged run to the last good checkpoint. The samples since "
+        "that checkpoint are skipped.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     hang_after: Annotated[float, Field(gt=0)] = Field(
         default=20.0,
         title="Hang after",
-        description="A worker is hung if it is silent for this many seconds beyond twice the longest measured time of its phase. "
-        "Half of it applies to a stopped process.",
+        description="A worker is considered hung if its last heartbeat is older than this many seconds plus twice "
+        "the longest measured time of its phase. For a stopped process, half of this value is used.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=25.0,
         title="Grace period",
-        description="Seconds that workers have to save a checkpoint when the run is asked to stop; more if saves were measured to"
-        " take longer.",
+        description="Seconds that workers have to save a checkpoint after a stop signal. Extended if saves were "
+        "measured to take longer.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     orchestrator_grace: Annotated[float, Field(gt=5, le=86400)] | None = Field(
         default=None,
         title="Orchestrator grace period",
-        description="Seconds between the orchestrator's SIGTERM and its SIGKILL (terminationGracePeriodSeconds in Kubernetes). A "
-        "run that needs longer is refused. null: no limit.",
+        description="Seconds between SIGTERM and SIGKILL by the orchestrator (terminationGracePeriodSeconds in "
+        "Kubernetes). A run that needs longer is refused. null: no limit.",
         json_schema_extra=on_resume(Resume.FREE),
     )

@@ -15,8 +15,8 @@ class StorageConfig(Section):
     mirror: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         title="Mirror",
-        description="A folder or bucket, for example /mnt/backup or s3://bucket/project. Committed datasets and checkpoints are "
-        "copied there in the background, and an empty home folder is restored from it. Credentials come from the "
-        "environment. null: none.",
+        description="A folder or bucket to copy committed datasets and checkpoints to, in the background, for "
+        "example /mnt/backup or s3://bucket/project. An empty home folder is restored from it. "
+        "Credentials come from the environment. null: none.",
         json_schema_extra=on_resume(Resume.FREE),
     )

@@ -21,22 +21,23 @@ class TokenizerConfig(Section):
     path: str | None = Field(
         default=None,
         title="Path",
-        description="A tokenizer to use unchanged: a tokenizer.json (for example that of an earlier dataset), a Hugging Face "
-        "folder, or a .tiktoken rank file. Kind, size and frequency are then those of the file.",
+        description="A tokenizer to use unchanged: a tokenizer.json (for example of an earlier dataset), a Hugging "
+        "Face folder, or a .tiktoken rank file. kind, vocab_size and min_frequency are then ignored.",
         min_length=1,
         json_schema_extra=on_resume(Resume.FIXED),
     )
     encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = Field(
         default=None,
         title="Encoding",
-        description="A tiktoken encoding by name. Its rank file is data.tokenizer.path, or in tiktoken's cache "
-        "(TIKTOKEN_CACHE_DIR), or is downloaded; its sha256 must be the published one.",
+        description="Name of a tiktoken encoding. Its rank file is data.tokenizer.path if set, otherwise it is taken "
+        "from tiktoken's cache (TIKTOKEN_CACHE_DIR) or downloaded. Its sha256 is checked.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     eos: str | None = Field(
         default=None,
         title="End of text",
-        description="End-of-text token of a given tokenizer. Default: what its folder or the usual names define.",
+        description="End-of-text token of the tokenizer in data.tokenizer.path. Default: the one defined in its "
+        "folder, or one of the usual names.",
         min_length=1,
         json_schema_extra=on_resume(Resume.FIXED),
     )
@@ -44,15 +45,15 @@ class TokenizerConfig(Section):
         default=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+",
         title="Pattern",
-        description="Regular expression by which a .tiktoken rank file splits text. Default: that of cl100k_base.",
+        description="Regular expression that splits text for a .tiktoken rank file. Default: that of cl100k_base.",
         min_length=1,
         json_schema_extra=on_resume(Resume.FIXED),
     )
     special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         title="Special tokens",
-        description="Further special tokens of a trained tokenizer. Text never produces them; their IDs follow the end-of-text "
-        "token's.",
+        description="Further special tokens of a trained tokenizer. Text is never encoded as one of them. Their IDs "
+        "follow that of the end-of-text token.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = Field(
@@ -64,7 +65,7 @@ class TokenizerConfig(Section):
     min_frequency: Annotated[int, Field(ge=1)] = Field(
         default=2,
         title="Minimum frequency",
-        description="Minimum frequency of a token pair to be merged.",
+        description="Minimum frequency of a token pair for a merge.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
 
@@ -77,7 +78,8 @@ class TokenizerConfig(Section):
         ]
         if self.encoding and own:
             raise ValueError(
-                f"{own[0]}={getattr(self, own[0])!r} stands beside encoding={self.encoding}, which has its own; leave one of them out"
+                f"{own[0]}={getattr(self, own[0])!r} is set together with encoding={self.encoding}, which defines "
+                "it; remove one of them"
             )
         return self
 
@@ -86,11 +88,12 @@ class TokenizerConfig(Section):
         special = self.special_tokens
         if len(set(special)) != len(special) or "<|endoftext|>" in special:
             raise ValueError(
-                "special_tokens names a token twice, or <|endoftext|>, which is always there; leave it out"
+                "special_tokens contains a duplicate, or <|endoftext|>, which is always included; remove it"
             )
         if self.vocab_size < 257 + len(special):
             raise ValueError(
-                f"vocab_size={self.vocab_size} has no room for 256 bytes, the end-of-text token and {len(special)} special_tokens; "
+                f"vocab_size={self.vocab_size} is too small for 256 bytes, the end-of-text token and {len(special)} "
+                "special_tokens; "
                 "raise it"
             )
         return self

@@ -14,8 +14,8 @@ Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
 
 
 class TrainingConfig(ReportingConfig):
-    """How the model is trained. Gradient accumulation is global_batch_size / (micro_batch_size × workers), which must be a
-    whole number.
+    """How the model is trained. The number of gradient accumulation steps is global_batch_size / (micro_batch_size × workers)
+    and must be an integer.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
@@ -27,8 +27,8 @@ class TrainingConfig(ReportingConfig):
     init_from: str | None = Field(
         default=None,
         title="Initial weights",
-        description="A Hugging Face folder of a Llama, or one that export wrote, whose weights (safetensors) the run starts from."
-        " `infini-llama import` writes a matching configuration. Default: random weights.",
+        description="Hugging Face folder of a Llama, or a folder written by export, with the initial weights "
+        "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
         json_schema_extra=on_resume(Resume.FIXED),
     )
@@ -60,7 +60,8 @@ class TrainingConfig(ReportingConfig):
     repeat_data: bool = Field(
         default=True,
         title="Repeat data",
-        description="Allow more than one epoch. false: a run that would need more is refused before its first step.",
+        description="Allow more than one epoch. false: a run that needs more than one is refused before its first "
+        "step.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     global_batch_size: Annotated[int, Field(ge=1)] = Field(
@@ -72,29 +73,30 @@ class TrainingConfig(ReportingConfig):
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=8,
         title="Micro-batch size",
-        description="Sequences per forward pass of one worker (per-device batch size). auto: as many as an estimate fits into "
-        "memory.",
+        description="Sequences per forward pass of one worker (per-device batch size). auto: as many as fit into "
+        "memory, by the estimate.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     document_isolation: bool = Field(
         default=False,
         title="Document isolation",
-        description="Packed documents do not attend to each other: attention stays inside each document, positions restart, and "
+        description="Isolate packed documents: attention stays inside each document, positions restart, and "
         "Infini-attention's memory is empty at its start.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     prefer_long_documents: Annotated[float, Field(ge=0, le=4)] = Field(
         default=0.0,
         title="Prefer long documents",
-        description="Use sequences of long documents more often: twice the length means 2 to this power times as often. 0: every "
-        "sequence once per epoch. Needs about 36 bytes of memory per sequence and 30 per document at start.",
+        description="Oversample long documents: a document of twice the length is used 2 to this power times as "
+        "often. 0: every sequence once per epoch. Needs about 36 bytes of memory per sequence and 30 per "
+        "document at the start.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,
         title="Data loader workers",
-        description="Threads per worker that prepare the batches of the next steps, pinned for a GPU. 0: none. The batches are "
-        "the same with any number.",
+        description="Threads per worker that prepare the next batches, in pinned memory for a GPU. 0: none. The "
+        "batches do not depend on it.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
@@ -106,7 +108,8 @@ class TrainingConfig(ReportingConfig):
     lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = Field(
         default="cosine",
         title="Schedule",
-        description="How the learning rate falls after the warm-up. wsd stays at the peak until the last part of the run.",
+        description="Learning-rate schedule after the warm-up. wsd (warmup-stable-decay) stays at the peak until the "
+        "last part of the run.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     lr_power: Annotated[float, Field(gt=0)] = Field(
@@ -118,7 +121,7 @@ class TrainingConfig(ReportingConfig):
     lr_decay_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.2,
         title="Decay ratio",
-        description="Fraction of all steps over which the wsd schedule falls.",
+        description="Fraction of all steps in which the wsd schedule decays.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -136,8 +139,8 @@ class TrainingConfig(ReportingConfig):
     optimizer: Literal["adamw", "adam", "sgd", "muon"] = Field(
         default="adamw",
         title="Optimizer",
-        description="muon applies to the matrices of the layers, with adamw for all other parameters. The weight decay of adam "
-        "and sgd is part of the gradient.",
+        description="Optimizer. muon is used for the matrices of the layers, with adamw for all other parameters. In "
+        "adam and sgd, weight decay is added to the gradient.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -155,7 +158,7 @@ class TrainingConfig(ReportingConfig):
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.1,
         title="Weight decay",
-        description="Weight decay of matrices. Norms and gates have none; embeddings as weight_decay_embeddings says.",
+        description="Weight decay of matrices. Norms and gates have none. For embeddings, see weight_decay_embeddings.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -179,8 +182,7 @@ class TrainingConfig(ReportingConfig):
     gate_learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=0.01,
         title="Gate learning rate",
-        description="Peak learning rate of Infini-attention's gates, an optimizer group without weight decay. The schedule is the"
-        " same.",
+        description="Peak learning rate of Infini-attention's gates, with the same schedule and without weight decay.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
@@ -192,8 +194,8 @@ class TrainingConfig(ReportingConfig):
     loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         title="Loss chunk",
-        description="Tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for small micro-batches, "
-        "otherwise 256 on a CPU and 4096 on a GPU.",
+        description="Number of tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for "
+        "small micro-batches, otherwise 256 on a CPU and 4096 on a GPU.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     z_loss: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -205,15 +207,15 @@ class TrainingConfig(ReportingConfig):
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         default="none",
         title="Activation checkpointing",
-        description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save memory. none: "
-        "nothing. selective: all but its matrix products. full: all.",
+        description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save "
+        "memory. none: nothing. selective: everything except matrix products. full: everything.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     eval_every: Interval = Field(
         default=100,
         title="Evaluate every",
-        description="Steps between validation losses, or a duration such as '10M tokens' or '15 minutes'. A new lowest loss is "
-        "saved at once.",
+        description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A checkpoint is "
+        "saved at every new lowest validation loss.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
@@ -231,14 +233,14 @@ class TrainingConfig(ReportingConfig):
     save_every: Interval = Field(
         default=200,
         title="Save every",
-        description="Steps between checkpoints, or a duration such as '10M tokens' or '15 minutes'. The best model is saved in "
-        "addition.",
+        description="Interval between checkpoints, in steps, or as '10M tokens' or '15 minutes'. The best model is "
+        "saved in addition.",
         json_schema_extra=on_resume(Resume.FREE),
     )
     save_total_limit: Annotated[int, Field(ge=2)] = Field(
         default=3,
         title="Checkpoints kept",
-        description="Newest checkpoints to keep, in addition to the best one. At least 2, so that there is another one if the "
+        description="Number of newest checkpoints to keep, in addition to the best one. At least 2, in case the "
         "newest is damaged.",
         json_schema_extra=on_resume(Resume.FREE),
     )
@@ -257,29 +259,31 @@ class TrainingConfig(ReportingConfig):
     parallel: Literal["ddp", "fsdp", "hsdp", "deepspeed"] = Field(
         default="ddp",
         title="Parallel strategy",
-        description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state are sharded "
-        "over all workers (FSDP2). hsdp: sharded over train.shard_size workers, replicated over these groups. "
-        "deepspeed: sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
+        description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state "
+        "are sharded over all workers (FSDP2). hsdp: sharded in groups of train.shard_size workers and "
+        "replicated between groups. deepspeed: sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     zero_stage: Literal[1, 2, 3] | None = Field(
         default=None,
         title="ZeRO stage",
-        description="What train.parallel=deepspeed shards: optimizer state (1), also gradients (2), also parameters (3). Default:"
-        " the stage in train.deepspeed_config, otherwise 2.",
+        description="ZeRO stage of train.parallel=deepspeed: shards optimizer state (1), also gradients (2), also "
+        "parameters (3). Default: the stage in train.deepspeed_config, otherwise 2.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = Field(
         default=None,
         title="DeepSpeed configuration",
-        description="A JSON file for DeepSpeed, or its contents. Its zero_optimization and communication settings are used. Batch"
-        ' sizes, optimizer, precision and clipping must agree with the run\'s keys, be "auto" or be left out.',
+        description="A DeepSpeed JSON file, or its contents. Its zero_optimization and communication settings are "
+        'used. Batch sizes, optimizer, precision and clipping must be left out, be "auto", or agree with '
+        "the keys of the run.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         title="Shard size",
-        description="Workers that shard one copy of the model with train.parallel=hsdp. auto: those of one machine.",
+        description="Number of workers that shard one copy of the model with train.parallel=hsdp. auto: the workers "
+        "of one machine.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     reshard_after_forward: bool = Field(
@@ -292,22 +296,23 @@ class TrainingConfig(ReportingConfig):
     context_parallel: Annotated[int, Field(ge=1)] = Field(
         default=1,
         title="Context parallel",
-        description="Workers that share each sequence, each with a part of its segments (context parallelism). For sequences "
-        "whose activations do not fit one worker; not with model.attention=softmax.",
+        description="Number of workers that split each sequence (context parallelism), for sequences whose "
+        "activations do not fit on one worker. Not with model.attention=softmax.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     compile: Literal["auto", "off", "block", "whole"] = Field(
         default="auto",
         title="Compile",
-        description="torch.compile of each layer (block), or of model and loss (whole, not with fsdp or hsdp). Used once it "
-        "agrees with eager execution on a first batch. auto: off, or with environment.tune=full if it pays.",
+        description="torch.compile of each layer (block), or of model and loss (whole; not with fsdp or hsdp). It is "
+        "used only if it agrees with eager execution on the first batch. auto: off; with "
+        "environment.tune=full, on if it saves time.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     max_skips: Annotated[int, Field(ge=0)] = Field(
         default=10,
         title="Maximum skips",
-        description="Non-finite updates that may be skipped within train.skip_window. One more rolls the run back to the last "
-        "good checkpoint.",
+        description="Maximum number of skipped (non-finite) updates within train.skip_window. One more rolls the run "
+        "back to the last good checkpoint.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     skip_window: Annotated[int, Field(ge=1)] = Field(
@@ -330,7 +335,7 @@ class TrainingConfig(ReportingConfig):
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) > 1:
             settings = " and ".join(f"{name}={value}" for name, value in given.items())
-            raise ValueError(f"{settings} both say how long the run is; set all but one to null")
+            raise ValueError(f"{settings} both set the length of the run; set all but one to null")
         if not given:
             self.max_steps = 1000
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
@@ -341,18 +346,20 @@ class TrainingConfig(ReportingConfig):
     def _exact_by_steps_alone(self) -> TrainingConfig:
         if self.early_stopping_patience is not None and duration(self.eval_every).unit == "seconds":
             raise ValueError(
-                f"early_stopping_patience={self.early_stopping_patience} does not go with eval_every={self.eval_every}: when a run "
+                f"early_stopping_patience={self.early_stopping_patience} cannot be combined with "
+                f"eval_every={self.eval_every}: when a run "
                 "ends would depend on the clock; give steps or tokens"
             )
         if self.optimizer == "muon" and self.parallel != "ddp":
             raise ValueError(
-                f"optimizer=muon needs whole matrices, which parallel={self.parallel} splits; use parallel=ddp"
+                f"optimizer=muon needs whole matrices, which parallel={self.parallel} shards; use parallel=ddp"
             )
         if self.parallel == "deepspeed" and self.optimizer == "sgd":
-            raise ValueError("optimizer=sgd does not go with parallel=deepspeed; use optimizer=adamw or adam")
+            raise ValueError("optimizer=sgd cannot be combined with parallel=deepspeed; use optimizer=adamw or adam")
         if self.parallel == "deepspeed" and self.context_parallel > 1:
             raise ValueError(
-                f"context_parallel={self.context_parallel} does not go with parallel=deepspeed; use parallel=fsdp"
+                f"context_parallel={self.context_parallel} cannot be combined with parallel=deepspeed; use "
+                "parallel=fsdp"
             )
         if self.parallel != "deepspeed" and self.deepspeed_config is not None:
             raise ValueError(f"deepspeed_config is given, but parallel={self.parallel}; use parallel=deepspeed")
@@ -366,10 +373,11 @@ class TrainingConfig(ReportingConfig):
     def _compile_fits_parallel(self) -> TrainingConfig:
         if self.compile in ("block", "whole") and self.parallel == "deepspeed":
             raise ValueError(
-                f"compile={self.compile} does not go with parallel=deepspeed; use compile=off, or parallel=fsdp"
+                f"compile={self.compile} cannot be combined with parallel=deepspeed; use compile=off, or parallel=fsdp"
             )
         if self.compile == "whole" and self.parallel != "ddp":
             raise ValueError(
-                f"compile=whole does not go with parallel={self.parallel}, which gathers parameters layer by layer; use compile=block"
+                f"compile=whole cannot be combined with parallel={self.parallel}, which gathers parameters layer by "
+                "layer; use compile=block"
             )
         return self

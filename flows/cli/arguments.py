@@ -111,5 +111,5 @@ def share_or_zero(text: str) -> float:
 
 def some_text(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("it must not be empty; an empty one would end every text at once")
+        raise argparse.ArgumentTypeError("the text must not be empty")
     return text

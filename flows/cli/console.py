@@ -31,7 +31,7 @@ class PlainHandler(logging.Handler):
 
 
 class BarHandler(logging.Handler):
-    """One progress bar per stage; other records are printed above the bars."""
+    """A progress bar for running work; other records, and the last line of finished work, are printed above it."""
 
     def __init__(self, level: int) -> None:
         from rich.console import Console
@@ -54,12 +54,14 @@ class BarHandler(logging.Handler):
         ]
         self.progress = Progress(*columns, console=console, expand=True)
         self.bars: dict[str, tuple] = {}
+        self.newest: dict[str, str] = {}  # the newest line of each bar
         self.losses: dict[int, tuple[float, int]] = {}  # per SPARKS-th of the run: sum and count
         self.saved = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             reported = getattr(record, "progress", None)
+            self._retire_finished("" if reported is None else stage_of(record))
             if (step := getattr(record, "checkpoint", None)) is not None:
                 self.saved = f"  saved at {step:,}"
             if reported is not None:
@@ -79,6 +81,7 @@ class BarHandler(logging.Handler):
     def _move(self, record: logging.LogRecord, reported: dict) -> None:
         stage, kind = stage_of(record), (reported["total"], reported["unit"])
         if self.bars.get(stage, (None, None))[1] != kind:  # new work of the same stage
+            self._retire(stage)
             self.progress.start()
             self.bars[stage] = (self.progress.add_task("", total=reported["total"], stage=stage), kind)
         bar, shown = self.bars[stage][0], words(record)
@@ -89,6 +92,19 @@ class BarHandler(logging.Handler):
                 self.losses[part] = (total + reported["loss"], count + 1)
             shown = f"{shown}  {sparkline([total / count for total, count in self.losses.values()])}{self.saved}"
         self.progress.update(bar, completed=reported["done"], description=shown)
+        self.newest[stage] = line(record)
+
+    def _retire_finished(self, current: str) -> None:
+        """Replace finished bars by their last lines, so that they do not stay below what follows."""
+        finished = {task.id for task in self.progress.tasks if task.finished}
+        for stage in [stage for stage, (bar, _) in self.bars.items() if stage != current and bar in finished]:
+            self._retire(stage)
+
+    def _retire(self, stage: str) -> None:
+        if stage in self.bars:
+            self.progress.remove_task(self.bars.pop(stage)[0])
+            self.progress.refresh()  # before the line is printed: rich draws the bars that it knew last below it
+            self.progress.console.print(self.newest.pop(stage), soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()
@@ -142,14 +158,16 @@ def detach(handler: logging.Handler) -> None:
 
 def summary_text(summary: dict) -> str:
     """Summary of a finished run, for the console."""
-    bits, entropy = summary["validation_bits_per_token"], summary["unigram_entropy_bits"]
+    from infini_llama.tasks.formatting import NATS_PER_BIT
+
+    loss, entropy = summary["validation_loss"], summary["unigram_entropy_bits"] * NATS_PER_BIT
     paths = summary["paths"]
-    if summary["validation_loss"] is None:
+    if loss is None:
         validation = "not finite or not measured"
     else:
         validation = (
-            f"{summary['validation_loss']:.4f} nats per token = {bits:.3f} bits per token; unigram entropy {entropy:.3f} bits "
-            f"({abs(entropy - bits):.2f} {'below' if bits < entropy else 'ABOVE'} it)"
+            f"{loss:.4f} nats per token, {abs(entropy - loss):.2f} {'below' if loss < entropy else 'ABOVE'} the unigram "
+            f"entropy of {entropy:.4f}"
         )
     state = "had already finished" if summary.get("already_finished") else "finished"
     rows = [

@@ -60,7 +60,7 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
         DataError: no text is there.
     """
     if output.exists():
-        raise ConfigError(f"{output} exists already; name another file, or remove it.")
+        raise ConfigError(f"{output} already exists; name another file, or remove it.")
     found = sources(TextConfig(files=files))[0]
     size = sum(source.size() for source in found)
     facts = probe(home)

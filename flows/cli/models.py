@@ -14,9 +14,7 @@ def generate(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")  # before the imports, which take seconds
     prompts = [*arguments.prompt, *(_text_of(file) for file in arguments.prompt_file)]
     if not prompts:
-        raise ConfigError(
-            "generate has nothing to continue; give --prompt TEXT or --prompt-file FILE, as often as needed."
-        )
+        raise ConfigError("generate needs a prompt; give --prompt TEXT or --prompt-file FILE (both can be repeated).")
     from infini_llama.model.sampling import Sampling
     from infini_llama.tasks.runs.generation import Writer
     from infini_llama.tasks.runs.load import end_of_text_of, load_run

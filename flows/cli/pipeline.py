@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> Answer:
                 summary = result.to_json()
             except TransportError as fault:  # training neither needs the server nor stops with it
                 raise PipelineError(
-                    f"Prefect's server does not answer any more ({fault}); the run's state is in "
+                    f"the Prefect server no longer responds ({fault}); the run's state is in "
                     f"{home / 'runs' / config.runtime.name}, and the same command reports the result or resumes."
                 ) from fault
     return summary, summary_text(summary)

@@ -10,13 +10,13 @@ log = logging.getLogger("infini_llama.report")
 
 
 def inspect(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import as_text, dataset_text, describe_run
+    from infini_llama.flows.cli.tables import dataset_text, describe_run, run_text
 
     path = find(arguments.path, "runs", "datasets")
     is_run = (path / "lineage.json").exists()
     if is_run:
         record = describe_run(path)
-        text = as_text(record)
+        text = run_text(record)
     else:
         from infini_llama.tasks.preprocess.summary import describe
 

@@ -43,13 +43,39 @@ def describe_run(path: Path) -> dict:
     }
 
 
+def run_text(record: dict) -> str:
+    """A run as text: of each attempt, what fits a terminal; --json has all."""
+    kept = ("attempt", "kind", "code", "from_step", "checkpoint_step", "seconds", "message")
+    attempts = [_spaced({name: attempt.get(name) for name in kept}) for attempt in record["attempts"]]
+    shown = {name: value for name, value in record.items() if name not in ("model", "summary")}
+    shown |= {"validation": [_spaced(one) for one in record["validation"]], "attempts": attempts}
+    shown |= {
+        "checkpoints": [_spaced(one) for one in record["checkpoints"]],
+        "summary": _spaced(record["summary"] or {}),
+    }
+    return as_text(_spaced({name: value for name, value in shown.items() if value} | {"model": record["model"]}))
+
+
+def _spaced(facts: dict) -> dict:
+    """Names of fields as words."""
+    return {name.replace("_", " "): value for name, value in facts.items()}
+
+
+DATASET_WORDS = {"unigram_entropy_bits": "entropy, bits", "p5": "5th percentile", "p95": "95th percentile"}
+
+
 def dataset_text(record: dict) -> str:
     """A dataset as text: one line per split, and one per row table of a split."""
     from infini_llama.tasks.formatting import packed
 
-    lengths = {split: facts["document_tokens"] for split, facts in record["splits"].items()}
+    lengths = {
+        split: {DATASET_WORDS.get(name, name): value for name, value in facts["document_tokens"].items()}
+        for split, facts in record["splits"].items()
+    }
     splits = {
-        split: {name: value for name, value in facts.items() if name != "document_tokens"}
+        split: _spaced(
+            {DATASET_WORDS.get(name, name): value for name, value in facts.items() if name != "document_tokens"}
+        )
         for split, facts in record["splits"].items()
     }
     tables = [
@@ -66,19 +92,32 @@ def dataset_text(record: dict) -> str:
     ]
     shown = {key: value for key, value in record.items() if key not in ("chunks", "left_out", "samples")}
     shown |= {"splits": splits, "tokens per document": lengths, "row tables": tables}
-    return as_text(shown | {"left out": record["left_out"], "samples": record["samples"]})
+    return as_text(_spaced(shown) | {"skipped": _spaced(record["left_out"]), "samples": record["samples"]})
+
+
+ESTIMATE_WORDS = {
+    "of_matrices": "in matrices",
+    "tokens_a_step": "tokens per step",
+    "flops": "FLOPs",
+    "batches": "data batches",
+    "checkpoint_copy": "copy for background saves",
+    "process": "interpreter and libraries",
+    "holes": "kept by the allocator",
+}
 
 
 def estimate_text(record: dict) -> str:
     """An estimate with units: FLOPs in powers of ten, bytes in MB or GB."""
     flops = {name: f"{value:.3g}" for name, value in record["flops_per_token"].items()}
-    layout, memory = record["layout"], {part: _bytes(size) for part, size in record["memory"].items()}
+    layout = record["layout"]
+    memory = {ESTIMATE_WORDS.get(part, part): _bytes(size) for part, size in record["memory"].items()}
+    run = record["run"] | {"flops": f"{record['run']['flops']:.3g}"}
     where = f"memory of one of {layout['workers']} worker(s) on {layout['device']}, {layout['precision']}"
     return as_text(
         {
-            "parameters": record["parameters"],
+            "parameters": {ESTIMATE_WORDS.get(name, name): count for name, count in record["parameters"].items()},
             "FLOPs per token, forward and backward": flops,
-            "run": record["run"] | {"flops": f"{record['run']['flops']:.3g}"},
+            "run": {ESTIMATE_WORDS.get(name, name): value for name, value in run.items()},
             where: memory,
             "on disk": {"checkpoint": _bytes(record["checkpoint"])},
         }
@@ -197,6 +236,8 @@ def _facts(record: dict) -> Any:
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for key, value in record.items():
         table.add_row(str(key), _cell(value))
     return table
@@ -207,7 +248,9 @@ def _table(records: list[dict]) -> Any:
     from rich.table import Table
 
     columns = list(dict.fromkeys(key for record in records for key in record))
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")  # long words continue on the next line; nothing is cut
     for record in records:
         table.add_row(*(_cell(record.get(column)) for column in columns))
     return table

@@ -89,7 +89,7 @@ def fault_of_reaching(host: str, port: int, greeting: str) -> str | None:
     except socket.gaierror as error:
         return f"the name {host} is not known there ({error.strerror})"
     except TimeoutError:
-        return f"no answer within {SECONDS:.0f} s, as where a firewall drops what comes"
+        return f"no answer within {SECONDS:.0f} s; a firewall may drop the packets"
     except OSError as error:
         return f"{error.strerror or error}"
     return None if answer.decode(errors="replace") == greeting else "something else answers there"

@@ -54,7 +54,7 @@ def supervise(attempt_dir: Path) -> int:
         return 76
     except Asked:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        log.warning("asked to stop; waiting up to %.0f s for a checkpoint", order["grace_period"])
+        log.warning("stop requested; waiting up to %.0f s for a checkpoint", order["grace_period"])
         torchrun.stop(order["grace_period"])
     finally:
         torchrun.end()

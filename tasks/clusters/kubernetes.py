@@ -49,7 +49,8 @@ def start(attempt_dir: Path, section: KubernetesConfig, plan: EnvironmentPlan, g
         found = _asked(place.get)
         if found["metadata"].get("annotations", {}).get(ATTEMPT) != str(attempt_dir):
             raise ConfigError(
-                f"{place} exists already and is not of {attempt_dir}; delete it, or use another environment.kubernetes.namespace."
+                f"{place} already exists and does not belong to {attempt_dir}; delete it, or use another "
+                "environment.kubernetes.namespace."
             ) from refused
     write_job(attempt_dir, uid=found["metadata"]["uid"])
     log.info("%s is created", place)
@@ -137,7 +138,7 @@ def connect(context: str | None, namespace: str | None, name: str) -> Place:
             namespace = namespace or chosen["context"].get("namespace") or "default"
     except ConfigException as error:
         raise ConfigError(
-            f"environment.launcher=kubernetes, but no cluster is known here ({error}); set KUBECONFIG or "
+            f"environment.launcher=kubernetes, but no cluster is configured here ({error}); set KUBECONFIG or "
             "environment.kubernetes.context, or run this in a pod of the cluster."
         ) from error
     return Place(client.CustomObjectsApi(client.ApiClient(settings)), str(namespace), name)
@@ -183,7 +184,7 @@ class KubernetesJob(Nodes):
             return
         self._delete()
         if not self.over.wait(ENDING_SECONDS):
-            raise TrainFailed(f"{self.place} does not go away; see its pods, and run the same command again.")
+            raise TrainFailed(f"{self.place} was not deleted in time; check its pods, and run the same command again.")
 
     def cancelled(self) -> str | None:
         return f"{self.place} was deleted" if self.deleted and not self.by_us else None
@@ -208,11 +209,13 @@ class KubernetesJob(Nodes):
                 if error.status == 404:
                     self._has_gone()
                 elif error.status != 410:  # Gone: what happened since that version is not known any more
-                    self.said = f"{_sentence(error, self.place)} The job may go on."
+                    self.said = f"{_sentence(error, self.place)} The job may still be running."
                     self.over.wait(AGAIN_SECONDS)
             except (HTTPError, OSError, ValueError) as error:
                 version = None
-                self.said = f"The Kubernetes API does not answer ({type(error).__name__}); {self.place} may go on."
+                self.said = (
+                    f"The Kubernetes API does not answer ({type(error).__name__}); {self.place} may still be running."
+                )
                 self.over.wait(AGAIN_SECONDS)
 
     def _look(self) -> str:
@@ -279,7 +282,7 @@ def _sentence(error: ApiException, place: Place) -> ConfigError | TrainFailed:
         reason = error.reason
     if error.status == 401:
         return ConfigError(
-            f"the Kubernetes API does not know who we are (401: {reason}); renew the login of the kubeconfig."
+            f"the Kubernetes API rejected the credentials (401: {reason}); renew the login of the kubeconfig."
         )
     if error.status == 403:
         return ConfigError(
@@ -292,5 +295,5 @@ def _sentence(error: ApiException, place: Place) -> ConfigError | TrainFailed:
             "install its controller, or change environment.kubernetes."
         )
     if error.status == 422:
-        return ConfigError(f"the Kubernetes API refuses {place} (422: {reason}); see environment.kubernetes.")
+        return ConfigError(f"the Kubernetes API rejected {place} (422: {reason}); see environment.kubernetes.")
     return TrainFailed(f"the Kubernetes API failed at {place} ({error.status}: {reason}).")

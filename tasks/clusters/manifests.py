@@ -124,11 +124,12 @@ def _refuse(attempt_dir: Path, section: KubernetesConfig, plan: EnvironmentPlan)
     if not attempt_dir.is_relative_to(section.mount_path):
         home = attempt_dir.parents[3]
         raise ConfigError(
-            f"runtime.home={home} does not lie in environment.kubernetes.mount_path={section.mount_path}, so the pods would not see the "
-            "run; mount the volume at the same path here and there, and put the home into it."
+            f"runtime.home={home} is not inside environment.kubernetes.mount_path={section.mount_path}, so the pods "
+            "cannot access the run; mount the volume at the same path here and in the pods, and use a home folder "
+            "inside it."
         )
     if secrets := [name for name, value in masked(plan.env).items() if value == MASK]:
         raise ConfigError(
-            f"environment.env.{secrets[0]} may be a secret, and the JobSet would show it; put it into a Secret and "
-            "name that in environment.kubernetes.env_from."
+            f"environment.env.{secrets[0]} may be a secret, and the JobSet would expose it; put it into a Secret and "
+            "list that in environment.kubernetes.env_from."
         )

@@ -77,7 +77,8 @@ class NodeSettings:
         """
         if self.nnodes not in (None, plan["nnodes"]):
             raise ConfigError(
-                f"NNODES={self.nnodes}, but the run is ordered with environment.nnodes={plan['nnodes']}; give both the same number."
+                f"NNODES={self.nnodes}, but the run has environment.nnodes={plan['nnodes']}; use the same number for "
+                "both."
             )
         return {
             "nnodes": plan["nnodes"],
@@ -168,7 +169,7 @@ def take_part(order_path: Path, requested: NodeSettings, leader: Leader | None) 
         if records.word(attempt_dir).get("state") == "over":
             raise Over
         if leader is not None and not leader.lives:
-            log.warning("the leader sends no heartbeat any more")
+            log.warning("the leader no longer sends heartbeats")
             raise Over
 
     try:
@@ -228,10 +229,10 @@ def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], 
         ranks.end()
         code = process.wait()
     except BaseException as asked:
-        log.warning("asked to stop; waiting up to %.0f s for a checkpoint", grace)
+        log.warning("stop requested; waiting up to %.0f s for a checkpoint", grace)
         ranks.stop(grace)
         raise Preempted(
-            f"node {place.node} was asked to stop and its workers have ended; the same command joins again."
+            f"node {place.node} received a stop signal and its workers have ended; run the same command to rejoin."
         ) from asked
     finally:
         ranks.end()
@@ -256,7 +257,7 @@ def environment(order: dict, place: meeting.Place) -> dict[str, str]:
     hidden = [name for name, value in order["plan"]["env"].items() if value == MASK]
     if missing := [name for name in hidden if name not in os.environ]:
         log.warning(
-            "the value of environment.env.%s is not written down, since it may be a secret; set it on this machine too",
+            "the value of environment.env.%s is not stored, because it may be a secret; set it on this machine too",
             ", ".join(missing),
         )
     variables = {name: value for name, value in order["plan"]["env"].items() if name not in hidden}
@@ -284,7 +285,7 @@ def _number(variable: str) -> int | None:
     if value is None:
         return None
     if not value.isdecimal():
-        raise ConfigError(f"{variable}={value} is not a whole number.")
+        raise ConfigError(f"{variable}={value} is not an integer.")
     return int(value)
 
 

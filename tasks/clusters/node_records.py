@@ -79,11 +79,13 @@ def claim(attempt_dir: Path, wished: int | None, nnodes: int) -> int:
         write_atomic(path, json.dumps(mine | {"node": node}, indent=1))
         return node
     if wished is None:
-        raise ConfigError(f"all {nnodes} nodes of {attempt_dir} are there already; environment.nnodes says how many.")
+        raise ConfigError(
+            f"all {nnodes} nodes of {attempt_dir} have already joined; environment.nnodes sets their number."
+        )
     owner = read(node_path(attempt_dir, wished))
     raise ConfigError(
-        f"node {wished} of {attempt_dir} is process {owner.get('pid')} on {owner.get('host')} already; give each machine a "
-        "number of its own (--node-rank, NODE_RANK or environment.node_rank), or leave it to be chosen."
+        f"node {wished} of {attempt_dir} is process {owner.get('pid')} on {owner.get('host')} already; give each "
+        "machine a unique rank (--node-rank, NODE_RANK or environment.node_rank), or leave it out to use a free one."
     )
 
 

@@ -70,8 +70,8 @@ def gather(attempt_dir: Path, order: dict, requested: dict, each_poll: Callable[
             address = own_address() if requested["master_addr"] == "auto" else requested["master_addr"]
             if address is None:
                 raise ConfigError(
-                    f"environment.master_addr=auto, but {socket.gethostname()} has no address but the loopback's; set it to the one by "
-                    "which the other nodes reach this one."
+                    f"environment.master_addr=auto, but {socket.gethostname()} has only a loopback address; set it "
+                    "to the address at which the other nodes reach this machine."
                 )
             place = Place(attempt_dir, 0, nnodes, order["plan"]["rendezvous"], address, listener.port)
             records.say(attempt_dir, "open", address=address, port=listener.port, notices=[])
@@ -91,8 +91,8 @@ def _listener(attempt_dir: Path, port: int | str) -> Listener:
         except OSError as fault:
             if time.monotonic() > until:
                 raise PipelineError(
-                    f"node 0 ({socket.gethostname()}) cannot listen at environment.port={port} ({fault.strerror}); end the program "
-                    "that does, choose another port or use auto."
+                    f"node 0 ({socket.gethostname()}) cannot listen at environment.port={port} ({fault.strerror}); "
+                    "end the program that listens there, choose another port or use auto."
                 ) from fault
             time.sleep(0.5)
 
@@ -108,7 +108,7 @@ def _await_all(place: Place, patience: float, each_poll: Callable[[], None]) -> 
             raise error("\n".join(record["sentence"] for record in faults))
         unlike = [line for record in there.values() if "facts" in record for line in differences(there[0], record)]
         if unlike:
-            raise ConfigError("the nodes are not the same:\n  " + "\n  ".join(unlike))
+            raise ConfigError("the nodes differ:\n  " + "\n  ".join(unlike))
         if all(record.get("state") == "ready" for record in there.values()):
             return
         lacking = _lacking(place, there)
@@ -130,7 +130,8 @@ def _lacking(place: Place, there: dict[int, dict]) -> list[str]:
     found = [record["sentence"] for record in there.values() if record.get("state") == "unreachable"]
     if absent:
         found.append(
-            f"Node {', '.join(absent)} of {place.nnodes} is not there; start `infini-llama join {run}` on each other machine."
+            f"Node {', '.join(absent)} of {place.nnodes} has not joined; start `infini-llama join {run}` on each "
+            "other machine."
         )
     return found
 
@@ -181,7 +182,7 @@ def _refusal(word: dict) -> PipelineError:
 def _unreachable(attempt_dir: Path, node: int, address: str, port: int, fault: str | None) -> str:
     first, here = records.read(records.node_path(attempt_dir, 0)).get("host"), socket.gethostname()
     return (
-        f"Node {node} ({here}) does not reach node 0 ({first}) at {address}:{port}: {fault}; let TCP through from {here} to port "
+        f"Node {node} ({here}) cannot reach node 0 ({first}) at {address}:{port}: {fault}; allow TCP from {here} to port "
         f"{port} of {first} (and between all ports above 1023 of both, for the workers), or set environment.master_addr."
     )
 
@@ -225,6 +226,6 @@ def end_nodes(attempt_dir: Path) -> None:
     while lingering := [path for path in there if not records.has_ended(path)]:
         if time.monotonic() > until:
             names = ", ".join(f"{path.stem} ({records.read(path).get('host')})" for path in lingering)
-            log.warning("%s has not said within %.0f s that its workers have ended", names, ENDING)
+            log.warning("%s did not report within %.0f s that its workers have ended", names, ENDING)
             return
         time.sleep(POLL_SECONDS)

@@ -71,7 +71,7 @@ def renew(attempt_dir: Path) -> None:
         order["init_from"] = None
     order["began"] |= {"wall": time.time(), "monotonic": time.monotonic(), "machine": this_machine()}
     write_atomic(attempt_dir / "order.json", json.dumps(order, indent=1))
-    log.info("the job starts again, from %s", chosen.name if chosen else "the beginning")
+    log.info("the job restarts, from %s", chosen.name if chosen else "the beginning")
 
 
 def main() -> int:

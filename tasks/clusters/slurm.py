@@ -84,7 +84,7 @@ def start(attempt_dir: Path, section: SlurmConfig, plan: EnvironmentPlan, grace_
     except Unanswered as silence:
         found = find(name_of(attempt_dir))  # it may have been accepted all the same
         if found is None:
-            raise TrainFailed(f"Slurm's controller did not take the job: {silence}.") from silence
+            raise TrainFailed(f"Slurm's controller did not accept the job: {silence}.") from silence
         number = found
     write_job(attempt_dir, job=number)
     log.info("Slurm job %d (%s) is submitted; its output is in %s", number, name_of(attempt_dir), attempt_dir)
@@ -130,7 +130,9 @@ def attach(attempt_dir: Path) -> "SlurmJob | None":
     try:
         number = known["job"] or find(known["name"])
     except Unanswered as silence:
-        raise TrainFailed(f"whether {attempt_dir} still runs as a Slurm job is not known: {silence}.") from silence
+        raise TrainFailed(
+            f"cannot determine whether {attempt_dir} is still running as a Slurm job: {silence}."
+        ) from silence
     if number is None:
         return None
     write_job(attempt_dir, job=number)
@@ -185,7 +187,8 @@ class SlurmJob(Nodes):
             self._ask()
             if time.monotonic() - began > ENDING_SECONDS:
                 raise TrainFailed(
-                    f"Slurm job {self.number} does not end (state {self.state}); see its nodes, and run the same command again."
+                    f"Slurm job {self.number} did not end (state {self.state}); check its nodes, and run the same "
+                    "command again."
                 )
             if self.state not in OVER:
                 time.sleep(1)
@@ -202,7 +205,9 @@ class SlurmJob(Nodes):
         except Unanswered as silence:
             if self.silent_since is None:
                 self.silent_since = self.asked
-                log.warning("Slurm's controller does not answer (%s); job %d may go on", silence, self.number)
+                log.warning(
+                    "Slurm's controller does not answer (%s); job %d may still be running", silence, self.number
+                )
 
     def _command(self, command: list[str]) -> None:
         try:

@@ -28,7 +28,7 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
     for kind in config.after_training:
         request = _request(run_dir, config)
         if (before := _measured_before(run_dir, KINDS[kind], request)) is not None:
-            log.info("%s of %s was measured before", kind, request.checkpoint)
+            log.info("%s of %s was already measured", kind, request.checkpoint)
             found[kind] = before
             continue
         log.info("measuring %s of %s", kind, request.checkpoint)

@@ -69,7 +69,8 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
     least = len(head) + len(hidden) + len(question)
     if length < least:
         raise ConfigError(
-            f"--lengths or evaluate.passkey_lengths, {length}: the number and the question alone take {least} tokens; give at least that."
+            f"--lengths or evaluate.passkey_lengths, {length}: the number and the question alone take {least} "
+            "tokens; give at least that many."
         )
     count = (length - least) // len(filler)
     before = round(depth * count)

@@ -41,7 +41,7 @@ class Measured:
             DataError: nothing was measured.
         """
         if not self.targets:
-            raise DataError("the text has no token to predict; give more of it.")
+            raise DataError("the text has no tokens to predict; use a longer text.")
         loss = self.nats / self.targets
         by_part = None
         if part:
@@ -110,7 +110,8 @@ def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
     """
     if model.config.attention == "softmax":
         raise ConfigError(
-            "--stream reads a text of any length in constant state, which model.attention=softmax does not have; leave --stream out."
+            "--stream reads a text of any length in constant state, which model.attention=softmax does not support; "
+            "remove --stream."
         )
     device, states, found = (
         model.lm_head.weight.device,
@@ -135,7 +136,7 @@ def texts_of(files: list[str], text_column: str = "text") -> Iterator[str]:
     for source in sources(TextConfig(files=files, text_column=text_column))[0]:
         for record in source.records():
             if isinstance(record, Fault):
-                raise DataError(f"{source.path} {record.reason}; repair it, or leave it out.")
+                raise DataError(f"{source.path} {record.reason}; repair it or remove it.")
             if record:
                 yield record
 

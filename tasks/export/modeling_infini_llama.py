@@ -200,7 +200,7 @@ def _refuse_unsupported(
         raise ValueError("output_attentions=True: attention weights are never computed as such")
     packed = sorted(name for name in PACKED if kwargs.get(name) is not None)
     if packed and position_ids is None:
-        raise ValueError(f"{packed[0]} without position_ids: give position_ids that start anew in each document")
+        raise ValueError(f"{packed[0]} without position_ids: give position_ids that restart in each document")
 
 
 def _documents(position_ids: torch.Tensor, lengths: list[int] | None = None) -> torch.Tensor | None:

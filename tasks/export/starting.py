@@ -34,12 +34,12 @@ def write_configuration(
         DataError: a file is missing or damaged.
     """
     if output.exists():
-        raise ConfigError(f"--output {output} exists already; name another file.")
+        raise ConfigError(f"--output {output} already exists; name another file.")
     folder = open_folder(path)
     try:
         hf.check_shapes(folder.shapes(), folder.config)
     except ValueError as error:
-        raise ConfigError(f"{folder.path}: its tensors are not those of its config.json: {error}.") from None
+        raise ConfigError(f"{folder.path}: its tensors do not match its config.json: {error}.") from None
     mapping = configuration_of(folder, attention, segment_length)
     parse_config(mapping)
     digest = folder.digest()

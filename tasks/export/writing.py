@@ -44,7 +44,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     """
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
-        raise ConfigError(f"--output {output} exists already; name a new folder, or remove it.")
+        raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
     weights = {
@@ -111,7 +111,7 @@ def write_weights(weights: dict[str, torch.Tensor], folder: Path, max_shard_size
     try:
         split = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_size)
     except ValueError:
-        raise ConfigError(f"--max-shard-size {max_shard_size} is no size; give for example 5GB or 200MB.") from None
+        raise ConfigError(f"--max-shard-size {max_shard_size} is not a size; use for example 5GB or 200MB.") from None
     about = {"format": "pt"} | facts.metadata()
     for file, names_in_file in split.filename_to_tensors.items():
         save_file({name: weights[name] for name in names_in_file}, folder / file, metadata=about)

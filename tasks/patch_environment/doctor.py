@@ -99,9 +99,7 @@ def doctor(
 def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Comparison:
     record = read_record(run / "environment.json")
     if record is None:
-        raise ConfigError(
-            f"{run} has no environment.json of a run to compare with; name the folder of one that was started."
-        )
+        raise ConfigError(f"{run} has no environment.json to compare with; give the folder of a run that was started.")
     found = differences(record.pinned, record.facts, plan, facts)
     worst = next((kind for kind in ORDER if any(one.exactness == kind for one in found)), "kept")
     return Comparison(run=run.name, resume=RESUME[worst], differences=tuple(found))

@@ -81,7 +81,7 @@ def _imports(config: PipelineConfig) -> list[str]:
         )
         faults = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("whether the workers can import %s could not be tried (%s)", ", ".join(words), error)
+        log.warning("could not check whether the workers can import %s (%s)", ", ".join(words), error)
         return []
     return [f"{key}={named[key]} {fault}" for key, fault in faults.items()]
 

@@ -146,7 +146,8 @@ def read_record(path: Path) -> EnvironmentRecord | None:
         return EnvironmentRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         log.warning(
-            "%s cannot be used (%s: %s) and is written anew: nothing proves that this attempt runs like the earlier ones.",
+            "%s cannot be used (%s: %s) and is written again: this attempt may run with other settings than the "
+            "earlier ones.",
             path,
             type(error).__name__,
             " ".join(str(error).split()),

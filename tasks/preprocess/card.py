@@ -1,6 +1,6 @@
 """What a dataset holds and whether it is whole, as Markdown for Prefect's page of the run."""
 
-from infini_llama.tasks.formatting import cell, in_bytes, table, text_block
+from infini_llama.tasks.formatting import NATS_PER_BIT, cell, in_bytes, table, text_block
 from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, DocumentLengths, SplitSummary, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, LeftOut
 
@@ -19,26 +19,29 @@ def card(dataset: DatasetSummary, reference: DatasetRef, report: VerifyReport) -
             "this run",
             f"built {' and '.join(reference.built)}" if reference.built else "complete already, nothing built",
         ),
-        ("rows", f"{rows.sequence_length:,} tokens each, cut by '{rows.strategy}'"),
+        ("rows", f"{rows.sequence_length:,} tokens each, strategy '{rows.strategy}'"),
         ("checked", f"{'whole' if report.ok else 'DAMAGED'}: {checked}"),
     ]
     lines += table(("what", "value"), facts)
     lines += [f"- folder: `{dataset.path}`", f"- digest: `{dataset.digest}`", "", "### Text", ""]
-    heads = ("split", "documents", "tokens", "bytes per token", "shards", "rows", "entropy (bits)")
+    heads = ("split", "documents", "tokens", "bytes per token", "shards", "rows", "unigram entropy")
     lines += table(heads, (_split(name, dataset.splits[name], rows.rows[name]) for name in SPLITS))
-    lines += ["The entropy is that of single tokens: what a model has to beat, in bits per token.", ""]
-    lines += ["### Tokens of a document", ""]
+    lines += [
+        "The unigram entropy, in nats per token, is the loss of a model that only knows how often each token occurs.",
+        "",
+    ]
+    lines += ["### Tokens per document", ""]
     lengths = (_lengths(name, dataset.splits[name].document_tokens) for name in SPLITS)
-    lines += table(("split", "shortest", "5 % below", "median", "95 % below", "longest"), lengths)
+    lines += table(("split", "shortest", "5th percentile", "median", "95th percentile", "longest"), lengths)
     lines += _left_out(dataset.left_out)
-    lines += ["### Rows as the model sees them", ""]
+    lines += ["### Decoded sequences", ""]
     for sample in dataset.samples:
         lines += text_block(sample, 600)
     return "\n".join(lines)
 
 
 def _split(name: str, one: SplitSummary, rows: int) -> tuple[str, ...]:
-    per_token, entropy = f"{one.bytes_per_token:.2f}", f"{one.unigram_entropy_bits:.3f}"
+    per_token, entropy = f"{one.bytes_per_token:.2f}", f"{one.unigram_entropy_bits * NATS_PER_BIT:.3f}"
     return name, f"{one.documents:,}", f"{one.tokens:,}", per_token, str(one.shards), f"{rows:,}", entropy
 
 
@@ -60,5 +63,5 @@ def _left_out(report: LeftOut) -> list[str]:
     rows = [(reason, f"{count:,}") for reason, count in reasons if count]
     if not rows:
         return []
-    lines = ["### Left out", "", f"Of {report.records:,} records read:", "", *table(("why", "how many"), rows)]
+    lines = ["### Skipped", "", f"Of {report.records:,} records read:", "", *table(("why", "how many"), rows)]
     return [*lines, *(f"- {cell(reason)}" for reason in report.bad), ""]

@@ -56,7 +56,8 @@ def _plan(data: DataConfig, corpus: Corpus) -> tuple[DatasetPlan, Plan]:
     if not members:
         log_left_out(corpus.report)
         raise DataError(
-            "every file that data.files matches is empty, or everything in them is left out; there is no text to train on."
+            "every file that data.files matches is empty, or all of their documents are skipped; there is no text to "
+            "train on."
         )
     units = plan_units(corpus, data.shard_size)
     tokens = tokens_key(data, corpus.identity, max(unit.number for unit in units.units) + 1)
@@ -161,7 +162,7 @@ def _clear(folder: Path) -> None:
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(left)
     if folder.exists():
-        log.warning("%s is not complete; it was moved to %s and is built anew", folder, move_aside(folder))
+        log.warning("%s is incomplete; it was moved to %s and is rebuilt", folder, move_aside(folder))
 
 
 def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, key: str, journal: Journal) -> None:
@@ -169,7 +170,8 @@ def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, ke
         if not members:
             found = sum(unit.documents for unit in plan.units)
             raise DataError(
-                f"{found} document(s) leave none for {'training' if split == 'train' else split} at data.validation_fraction="
+                f"{found} document(s) are too few to leave one for {'training' if split == 'train' else split} at "
+                "data.validation_fraction="
                 f"{data.validation_fraction}; add files, split them into smaller ones, or change the fraction."
             )
     tokenizer = _tokenizer(data, plan, journal)
@@ -182,7 +184,7 @@ def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, ke
     try:
         _encode(data, plan, tokenizer, eos, engine, folder.parent, journal)
     except EngineDiffers as fault:
-        log.warning("%s; all of the text is encoded again by %s", fault, REFERENCE)
+        log.warning("%s; all of the text is encoded again with %s", fault, REFERENCE)
         journal.discard(unit.file for unit in plan.units)  # first: what carries on after a kill sees the refusal alone
         refuse(engine.name, tokenizer, checks, str(fault))
         refused = engine.refused | {engine.name: str(fault)}
@@ -243,7 +245,7 @@ def _encode(
     missing = [unit for unit in plan.units if unit.file not in done or done[unit.file].key != unit.key]
     journal.discard(unit.file for unit in missing)  # written by another engine or version than today's
     if len(missing) < len(plan.units):
-        log.info("carrying on: %d of %d shards are done", len(plan.units) - len(missing), len(plan.units))
+        log.info("resuming: %d of %d shards are finished", len(plan.units) - len(missing), len(plan.units))
     do_units(plan, reuse(missing, datasets, journal), journal, Encoding(tokenizer, eos, engine.name), data)
 
 
@@ -267,7 +269,7 @@ def _read(plan: Plan) -> Iterator[str]:
         done += size
         progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
         log.info("reading text for the tokenizer", extra={"progress": progress})
-    log.info("learning the tokenizer's merges")
+    log.info("training the tokenizer")
 
 
 def _reference(home: Path, folder: Path, planned: DatasetPlan, built: list[str]) -> DatasetRef:

@@ -27,7 +27,7 @@ def _may_pass(task: Any, run: Any, state: Any) -> bool:
     """A fault of disk or network may pass; bad text or settings stay bad, and a fault of the program too."""
     passing = isinstance(state.data, OSError) or (isinstance(state.data, PipelineError) and state.data.exit_code == 70)
     if passing:
-        log.warning("preprocess failed: %r; what is complete is kept", state.data)
+        log.warning("preprocess failed: %r; finished work is kept", state.data)
     return passing
 
 

@@ -4,7 +4,7 @@ import base64
 import io
 from pathlib import Path
 
-from infini_llama.tasks.formatting import cell, in_bytes, in_time, shown, table, text_block
+from infini_llama.tasks.formatting import NATS_PER_BIT, cell, in_bytes, in_time, shown, table, text_block
 from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.run import headline, loss_chart
 from infini_llama.tasks.runs.record import RunRecord
@@ -58,7 +58,7 @@ def _metrics(run: RunRecord) -> list[tuple[str, str]]:
         rows.append(("best validation loss, nats per token", f"{min(losses):.4f}"))
     if run.dataset:
         entropy = run.dataset["tokens"]["content"]["validation"]["unigram_entropy_bits"]
-        rows.append(("unigram entropy, bits per token", f"{entropy:.3f}"))
+        rows.append(("unigram entropy, nats per token", f"{entropy * NATS_PER_BIT:.3f}"))
     if weights := run.result.get("weights_sha256"):
         rows.append(("weights (sha256)", f"`{weights}`"))
     return rows

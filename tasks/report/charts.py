@@ -14,6 +14,7 @@ from infini_llama.tasks.report.page import LIGHT, text
 
 INCHES = (4.6, 2.5)
 DIGIT = 0.08  # inches, of a number beside an axis
+MOST_VALUES = 60  # of one chart that show their values under the pointer
 MOST_POINTS = 400  # of one curve; more of them would not be seen, and a page of a long run would be large
 # matplotlib writes colours as #rrggbb; these stand for the page's variables.
 INK, LINE = "#010101", "#020202"
@@ -68,17 +69,44 @@ def svg(chart: Chart) -> str:
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "infini-llama", "font.family": "sans-serif"}):
-        target = io.StringIO()
-        _draw(chart, SERIES, INK, LINE).savefig(
-            target, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-        )
+        target, figure = io.StringIO(), _draw(chart, SERIES, INK, LINE)
+        figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        values = _values_under_the_pointer(chart, figure)
     drawn = target.getvalue()
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in every chart of a page
     drawn = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", drawn)
     drawn = re.sub(r"#0[123]01[0-9a-f]{2}", lambda found: VARIABLES[found[0]], drawn.replace(LINE, VARIABLES[LINE]))
-    return drawn.replace("<svg ", f'<svg role="img" aria-label="{text(chart.title)}" ', 1)
+    drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{text(chart.title)}" ', 1)
+    end = drawn.rindex("</svg>")
+    return drawn[:end] + values + drawn[end:]
+
+
+def _values_under_the_pointer(chart: Chart, drawn: Any) -> str:
+    """Transparent strips over the axes whose <title> a browser shows: x, and the value of each curve near it."""
+    curves = [(curve.label, *_finite(curve)) for curve in chart.curves if curve.kind in ("line", "points")]
+    curves = [(label, x, y) for label, x, y in curves if x.size]
+    if not curves:
+        return ""
+    every = np.unique(np.concatenate([x for _, x, _ in curves]))
+    chosen = every[np.unique(np.linspace(0, len(every) - 1, min(MOST_VALUES, len(every))).astype(np.int64))]
+    apart = np.diff(chosen).max(initial=0)  # a value farther away is not shown
+    (axes,), scale = drawn.axes, 72 / drawn.dpi  # an SVG has 72 units per inch
+    box, height = axes.get_window_extent(), drawn.get_size_inches()[1] * 72
+    places = axes.transData.transform([(x, axes.get_ylim()[0]) for x in chosen])[:, 0]
+    edges = [box.x0, *((places[1:] + places[:-1]) / 2), box.x1]
+    strips = []
+    for x, left, right in zip(chosen, edges[:-1], edges[1:], strict=True):
+        lines = [f"{chart.x_label} {x:,.10g}"]
+        for label, xs, ys in curves:
+            nearest = np.abs(xs - x).argmin()
+            lines += [f"{label} {ys[nearest]:,.5g}".strip()] if abs(xs[nearest] - x) <= apart else []
+        strips.append(
+            f'<rect x="{left * scale:.1f}" y="{height - box.y1 * scale:.1f}" width="{(right - left) * scale:.1f}" '
+            f'height="{box.height * scale:.1f}" fill="none" pointer-events="all"><title>{text(chr(10).join(lines))}</title></rect>'
+        )
+    return "".join(strips)
 
 
 def save_picture(chart: Chart, target: Path | BinaryIO) -> None:
@@ -122,7 +150,7 @@ def _draw(
     beside: float = 0.0,
 ) -> Any:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     drawn = Figure(figsize=inches)
     axes = drawn.add_subplot()
@@ -148,6 +176,8 @@ def _draw(
     axes.set_yscale("log" if chart.log else "linear")
     axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_xlabel(chart.x_label, color=ink, fontsize=9)
+    if chart.x_label == "step" and not chart.log_x:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if not chart.log:
         low, high = axes.get_ylim()

@@ -104,10 +104,10 @@ def rows_of_keys(differences: dict[str, dict[str, Any]]) -> list[dict[str, Any]]
 
 def _records(paths: list[Path]) -> dict[str, RunRecord]:
     if not 2 <= len(paths) <= MOST:
-        raise ConfigError(f"compare was given {len(paths)} run(s); name between 2 and {MOST}.")
+        raise ConfigError(f"compare was given {len(paths)} run(s); give 2 to {MOST}.")
     runs = {path.name: RunRecord(path) for path in paths}
     if len(runs) < len(paths):
-        raise ConfigError("compare was given two runs of one name; name each once, by folders of different names.")
+        raise ConfigError("compare was given two runs with the same name; give runs with different names.")
     return runs
 
 

@@ -66,7 +66,7 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
             "Sources", page.table([{"source": name} | facts for name, facts in record.get("sources", {}).items()])
         ),
         page.section("Rows", *(_rows(name, table) for name, table in chunks.items())),
-        page.section("Left-out documents and duplicates", page.facts(_worded(record["left_out"]))),
+        page.section("Skipped documents and duplicates", page.facts(_worded(record["left_out"]))),
         page.section("Tokens", *_tokens(path, counts)),
         page.section("Sequences as text", *(page.preformatted(text) for text in record["samples"])),
         page.section("Source", page.facts(_source(record))),

@@ -59,12 +59,13 @@ def style() -> str:
     return STYLE.replace("LIGHT", colours(LIGHT)).replace("DARK", colours(DARK))
 
 
-def page(title: str, *parts: str) -> str:
-    """The whole document; `parts` are HTML, `title` is text."""
+def page(title: str, *parts: str, reload_every: int = 0) -> str:
+    """The whole document; `parts` are HTML, `title` is text; with `reload_every`, the browser reads it again so many seconds later."""
+    reload = f'<meta http-equiv="refresh" content="{reload_every}">\n' if reload_every else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{style()}</style></head><body>\n"
+        f"{reload}<title>{text(title)}</title>\n<style>{style()}</style></head><body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )

@@ -7,14 +7,14 @@ from typing import Any
 
 import yaml
 
-from infini_llama.tasks.formatting import in_bytes, in_time, packed, shown
+from infini_llama.tasks.formatting import NATS_PER_BIT, in_bytes, in_time, packed, shown
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import Chart, Curve, figures, save_picture
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.storage.artifacts import write_atomic
 
-BITS = 1.4426950408889634  # in a nat
 MOST_VALIDATIONS = 40
+RELOAD_EVERY = 30  # seconds, of the page of a running run
 
 
 def write_report(path: Path) -> dict[str, str]:
@@ -49,6 +49,7 @@ def run_page(run: RunRecord) -> str:
         page.section("Checkpoints", page.table(_checkpoints(run))),
         page.section("Attempts", page.table(_attempts(run))),
         page.section("Configuration", page.details("config.yaml", page.preformatted(_yaml(run.config)))),
+        reload_every=RELOAD_EVERY if run.state == "running" else 0,
     )
 
 
@@ -77,14 +78,14 @@ def headline(run: RunRecord) -> dict[str, str]:
 
 
 def loss_chart(run: RunRecord) -> Chart:
-    """Training and validation loss in bits per token, with the unigram entropy as a baseline."""
+    """Training and validation loss in nats per token, with the unigram entropy as a baseline."""
     curves = [
-        _curve("training", run.trained, "loss", BITS),
-        _curve("validation", run.validated, "loss", BITS, points=True),
+        _curve("training", run.trained, "loss"),
+        _curve("validation", run.validated, "loss", points=True),
     ]
     if entropy := _entropy(run):
         curves.append(Curve("unigram entropy", [0, 1], [entropy, entropy], "level"))
-    return Chart("Loss, bits per token", curves, marks=_starts(run))
+    return Chart("Loss, nats per token", curves, marks=_starts(run))
 
 
 def curves(run: RunRecord) -> list[Chart]:
@@ -136,8 +137,10 @@ def _starts(run: RunRecord) -> list[int]:
 
 
 def _entropy(run: RunRecord) -> float | None:
+    """The unigram entropy of the validation text, in nats per token."""
     content = run.dataset["tokens"]["content"] if run.dataset else {}
-    return content.get("validation", {}).get("unigram_entropy_bits")
+    bits = content.get("validation", {}).get("unigram_entropy_bits")
+    return None if bits is None else bits * NATS_PER_BIT
 
 
 def _validations(run: RunRecord) -> list[dict[str, Any]]:
@@ -202,7 +205,7 @@ def data_card(run: RunRecord) -> dict[str, Any]:
         there = content[split]
         return (
             f"{there['documents']:,} documents, {in_bytes(there['bytes'])} of text, {there['tokens']:,} tokens, "
-            f"{rows['content']['rows'][split]:,} rows"
+            f"{rows['content']['rows'][split]:,} sequences"
         )
 
     return {
@@ -212,8 +215,8 @@ def data_card(run: RunRecord) -> dict[str, Any]:
         "training": counts("train"),
         "validation": counts("validation"),
         "vocabulary": f"{content['vocab_size']:,} tokens, {content['train']['bytes'] / content['train']['tokens']:.2f} bytes each",
-        "unigram entropy": f"{content['validation']['unigram_entropy_bits']:.3f} bits per token (validation)",
-        "rows": f"{rows['content']['sequence_length']:,} tokens, {rows['content'].get('strategy', '')}",
+        "unigram entropy": f"{content['validation']['unigram_entropy_bits'] * NATS_PER_BIT:.3f} nats per token (validation)",
+        "sequences": f"{rows['content']['sequence_length']:,} tokens, {rows['content'].get('strategy', '')}",
         "built": tokens["created"],
         "digest": tokens["digest"],
     }
@@ -228,7 +231,7 @@ def _rows_and_filters(run: RunRecord) -> list[str]:
     left_out = run.dataset["tokens"]["meta"].get("left_out", {})
     return [
         page.table([{"": name} | {split: facts[name] for split, facts in splits.items()} for name in names]),
-        page.details("Records read and left out", page.facts(_worded(left_out))),
+        page.details("Records read and skipped", page.facts(_worded(left_out))),
     ]
 
 

@@ -111,7 +111,7 @@ def _is_good(path: Path) -> bool:
         except FileNotFoundError:  # by the training beside which it is read
             return False
         log.warning(
-            "checkpoint %s is damaged and not used: %s It was moved to %s; the next one serves.",
+            "checkpoint %s is damaged and not used: %s It was moved to %s; the next one is used.",
             path.name,
             fault,
             aside,
@@ -197,7 +197,8 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
     if resume == "never":
         if committed(folder):
             raise ConfigError(
-                f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or runtime.resume=auto to carry on."
+                f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or "
+                "runtime.resume=auto to resume."
             )
         return None
     if resume not in ("auto", "must", "best"):
@@ -210,7 +211,7 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
     chosen = newest_good(folder)
     if chosen is None and resume == "must":
         raise ConfigError(
-            f"runtime.resume=must, but {folder} has no good checkpoint; use runtime.resume=auto to start anew."
+            f"runtime.resume=must, but {folder} has no valid checkpoint; use runtime.resume=auto to start from step 0."
         )
     return chosen
 
@@ -218,13 +219,16 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
 def _explicit(folder: Path, path: Path) -> Path:
     path = path.resolve()
     if not path.is_dir():
-        raise ConfigError(f"runtime.resume={path} is no folder; give auto, must, never, best or a checkpoint's path.")
+        raise ConfigError(
+            f"runtime.resume={path} is not a folder; give auto, must, never, best or a checkpoint's path."
+        )
     step = verify(path, checksums=True)
     if path.parent == folder.resolve():
         abandon_newer(folder, step)
     elif committed(folder):
         raise ConfigError(
-            f"runtime.resume={path} is of another run, but {folder} has checkpoints of its own; choose another runtime.name."
+            f"runtime.resume={path} belongs to another run, but {folder} has checkpoints of its own; choose another "
+            "runtime.name."
         )
     return path
 
@@ -238,6 +242,6 @@ def abandon_newer(folder: Path, step: int) -> None:
         before = sum(1 for _ in abandoned.glob(f"{path.name}*"))
         target = abandoned / (f"{path.name}-{before + 1}" if before else path.name)
         path.rename(target)
-        log.warning("checkpoint %s was moved to %s: the run goes back to step %d.", path.name, target, step)
+        log.warning("checkpoint %s was moved to %s: the run returns to step %d.", path.name, target, step)
     if newer:
         point(folder)

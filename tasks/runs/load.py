@@ -69,7 +69,7 @@ def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
         chosen = checkpoints.best(folder) if checkpoint == "best" else folder / checkpoint
     if chosen is None or not chosen.is_dir() or chosen.parent != folder:
         raise ConfigError(
-            f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or name one of {folder}."
+            f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or use one of those in {folder}."
         )
     return chosen
 

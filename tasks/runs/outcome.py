@@ -66,7 +66,8 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
         return Outcome(
             "failed",
             ExitCode.UNEXPECTED,
-            f"rank {ranks} ended without a word (killed from outside, or out of memory); logs are in {log_folder}.",
+            f"rank {ranks} ended without an error report (killed from outside, or out of memory); logs are in "
+            f"{log_folder}.",
         )
     if failed:
         return _failed(failed[0], log_folder)

@@ -43,7 +43,8 @@ class RunRecord:
     def __post_init__(self) -> None:
         if not self.folder.lineage.exists():
             raise ConfigError(
-                f"{self.path} is no run folder (it has no lineage.json); give runs/<name> of your home folder."
+                f"{self.path} is not a run folder (it has no lineage.json); give the path of runs/<name> in your "
+                "home folder."
             )
 
     @property

@@ -132,7 +132,8 @@ class RunFolder:
         """
         if (lineage := self.read_lineage()) is None:
             raise ConfigError(
-                f"{self.path} is no run folder (it has no lineage.json); give runs/<name> of your home folder."
+                f"{self.path} is not a run folder (it has no lineage.json); give the path of runs/<name> in your "
+                "home folder."
             )
         return lineage
 

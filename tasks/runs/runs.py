@@ -18,7 +18,7 @@ def list_runs(home: Path) -> list[dict[str, Any]]:
         try:
             found.append(_facts(RunRecord(path.parent)))
         except Damaged as fault:
-            log.warning("run %s is left out: %s", path.parent.name, fault)
+            log.warning("run %s is skipped: %s", path.parent.name, fault)
     return sorted(found, key=lambda run: run["age"])
 
 

@@ -53,7 +53,7 @@ def open_folder(path: Path) -> Folder:
     path = path.expanduser().absolute()
     if not (path / "config.json").is_file():
         raise ConfigError(
-            f"{path} is no Hugging Face folder (it has no config.json); name one that save_pretrained wrote."
+            f"{path} is not a Hugging Face folder (it has no config.json); give a folder written by save_pretrained."
         )
     try:
         config = hf.config_from_hf(_json(path / "config.json"))
@@ -61,7 +61,7 @@ def open_folder(path: Path) -> Folder:
         raise ConfigError(f"{path / 'config.json'}: {error}.") from None
     found = {name: file for file in weight_files(path) for name in names_in(file)}
     if (path / INDEX).is_file() and (missing := sorted(_weight_map(path).keys() - found.keys())):
-        raise DataError(f"{path / INDEX} names {missing[0]} and no file has it; fetch the folder again.")
+        raise DataError(f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder again.")
     return Folder(path, config, found)
 
 
@@ -75,26 +75,28 @@ def weight_files(path: Path) -> list[Path]:
         names = sorted(set(_weight_map(path).values()))
         for name in names:
             if Path(name).name != name:
-                raise DataError(f"{path / INDEX} names '{name}', which lies outside its folder.")
+                raise DataError(f"{path / INDEX} names '{name}', which is outside its folder.")
             if not (path / name).is_file():
-                raise DataError(f"{path / name} is missing, and {INDEX} names it; fetch the folder again.")
+                raise DataError(f"{path / name} is missing, but {INDEX} lists it; download the folder again.")
         return [path / name for name in names]
     if (path / ONE).is_file():
         return [path / ONE]
     pickles = [file.name for pattern in PICKLES for file in sorted(path.glob(pattern))]
     if pickles:
         raise ConfigError(
-            f"{path} holds its weights as pickle ({pickles[0]}), which can run any code when it is opened and is never read here; "
-            "write it as safetensors where you trust it: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)."
+            f"{path} stores its weights as pickle ({pickles[0]}), which can run any code when it is opened and is "
+            "never read here; "
+            "convert it to safetensors in an environment that you trust: "
+            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)."
         )
-    raise ConfigError(f"{path} has neither {ONE} nor {INDEX}; name a folder with safetensors.")
+    raise ConfigError(f"{path} has neither {ONE} nor {INDEX}; give a folder with safetensors.")
 
 
 def _weight_map(path: Path) -> dict[str, str]:
     """The file of each tensor, as the folder's index says."""
     stated = _json(path / INDEX).get("weight_map")
     if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated.values()):
-        raise DataError(f"{path / INDEX}: weight_map must name one file for each tensor; fetch the folder again.")
+        raise DataError(f"{path / INDEX}: weight_map must name one file for each tensor; download the folder again.")
     return stated
 
 
@@ -114,7 +116,7 @@ def opened(file: Path, framework: str) -> Iterator[Any]:
         with safe_open(file, framework=framework) as source:
             yield source
     except SafetensorError as error:
-        raise DataError(f"{file} is damaged ({error}); fetch it again.") from None
+        raise DataError(f"{file} is damaged ({error}); download it again.") from None
 
 
 def _json(file: Path) -> dict[str, Any]:

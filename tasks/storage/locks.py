@@ -55,7 +55,8 @@ class Lock:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise Busy(
-                        f"{self.path} is held by {_who(self.fd)}; wait until it ends, or stop it, and run the same command again."
+                        f"{self.path} is locked by {_who(self.fd)}; wait until it ends, or stop it, and run the same "
+                        "command again."
                     ) from None
                 time.sleep(0.1)
 

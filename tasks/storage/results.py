@@ -34,6 +34,8 @@ def trusted(path: Path) -> bool:
         if metadata.get("serializer") == PLAIN and isinstance(record.get("result"), str):
             return True
     log.warning(
-        "the stored result %s is not the plain JSON that is written here; it is not opened and made again", path
+        "the stored result %s is not plain JSON written by infini-llama; it is not opened, and the result is "
+        "computed again",
+        path,
     )
     return False

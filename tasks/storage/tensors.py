@@ -193,12 +193,12 @@ class TensorReader(StorageReader):
         for part in entry["parts"]:
             offsets, sizes = torch.Size(part["offsets"]), torch.Size(part["sizes"])
             if not re.fullmatch(r"rank-\d{5,}\.bin", part["file"]):
-                raise ValueError(f"'{name}' lies in '{part['file']}', which is no file of a checkpoint")
+                raise ValueError(f"'{name}' is in '{part['file']}', which is not a file of a checkpoint")
             if min([part["start"], *offsets, *sizes]) < 0 or part["start"] % ALIGNMENT:
-                raise ValueError(f"'{name}' has a part at {part}, where none can be")
+                raise ValueError(f"'{name}' has an invalid part at {part}")
             end = part["start"] + math.prod(sizes) * dtype.itemsize
             if end > (self.folder / part["file"]).stat().st_size:
-                raise ValueError(f"'{name}' reaches beyond the end of {part['file']}")
+                raise ValueError(f"'{name}' extends beyond the end of {part['file']}")
             self.places[MetadataIndex(name, offsets)] = (part["file"], part["start"], sizes, dtype)
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
         return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(entry["shape"]), chunks)

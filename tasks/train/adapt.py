@@ -25,12 +25,12 @@ def halve_micro_batch(context: RunContext) -> bool:
     share = context.config.train.global_batch_size // groups_of(context.train, context.plan.world_size)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
     if smaller is None:
-        log.warning("the micro-batch is one sequence already; a smaller model, shorter rows or more memory are needed")
+        log.warning("the micro-batch is already one sequence; use a smaller model, shorter sequences or more memory")
         return False
     context.run.write_lineage(lineage.model_copy(update={"micro_batch_size": smaller}))
     log.warning(
-        "trying again with micro-batches of %d instead of %d: the same global batches in the same order, but sums are rounded "
-        "differently, so the run is no longer bitwise that of the larger micro-batch.",
+        "retrying with micro-batches of %d instead of %d: the global batches and their order stay the same, but sums "
+        "are rounded differently, so the run is no longer bitwise identical to one with the larger micro-batch.",
         smaller,
         now,
     )
@@ -51,7 +51,9 @@ def roll_back(run: RunFolder, error: RankError, limit: int) -> bool:
     lineage = run.require_lineage()
     if len(lineage.skipped_samples) >= limit:
         log.warning(
-            "the run has gone back %d time(s) already (runtime.max_rollbacks=%d)", len(lineage.skipped_samples), limit
+            "the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)",
+            len(lineage.skipped_samples),
+            limit,
         )
         return False
     checkpoints.abandon_newer(run.checkpoints, error.first_skip - 1)
@@ -59,7 +61,7 @@ def roll_back(run: RunFolder, error: RankError, limit: int) -> bool:
     skipped = SampleRange(first=checkpoints.read_state(good).samples if good else 0, end=error.samples)
     run.write_lineage(lineage.model_copy(update={"skipped_samples": (*lineage.skipped_samples, skipped)}))
     log.warning(
-        "going back to %s; samples %d to %d are skipped",
+        "rolling back to %s; samples %d to %d are skipped",
         good.name if good else "the start",
         skipped.first,
         skipped.end - 1,

@@ -90,10 +90,10 @@ def attempt(context: RunContext) -> Outcome:
         raise fault
     if interrupted is not None and outcome.kind != "done":
         raise Preempted(
-            f"run {run.path.name} was stopped; the newest checkpoint is at step {step}. Run the same command to carry on."
+            f"run {run.path.name} was stopped; the newest checkpoint is at step {step}. Run the same command to resume."
         ) from interrupted
     if (why := launched.cancelled()) and outcome.kind != "done":
-        raise Preempted(f"{why}; the newest checkpoint is at step {step}. Run the same command to carry on.")
+        raise Preempted(f"{why}; the newest checkpoint is at step {step}. Run the same command to resume.")
     if outcome.kind == "done" and order["config"]["train"]["max_steps"] != context.max_steps:
         return Outcome(
             "preempted", ExitCode.PREEMPTED, "finished with the settings of the command before this one", outcome.step
@@ -149,7 +149,8 @@ def prepare(context: RunContext, grace: float) -> Path:
     cut_metrics(run, first_step)
     if lacking := lacking_steps(run, first_step):
         log.warning(
-            "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): curves and sums of the run lack them.",
+            "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): they are missing "
+            "from curves and totals.",
             run.metrics,
             len(lacking),
             first_step,
@@ -189,7 +190,7 @@ def supervise(
         raise
     except BaseException as raised:
         if isinstance(raised, Exception):
-            log.error("watching the workers failed (%r); they save and end", raised)
+            log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
         stop(context, launched)
         interrupted = raised
     finally:
@@ -243,7 +244,7 @@ def stop(context: RunContext, launched: Launched) -> None:
             raise
         except BaseException:
             if time.monotonic() - requested > ONE_REQUEST_SECONDS:
-                log.warning("asked again; ending at once, with the newest checkpoint that is whole")
+                log.warning("second signal received: exiting now; the newest valid checkpoint remains")
                 return
 
 
@@ -257,7 +258,7 @@ def request_stop(context: RunContext, launched: Launched) -> None:
         grace = runtime.orchestrator_grace or runtime.grace_period
     except (OSError, ValueError):  # metrics.jsonl cannot be read just now
         grace = runtime.grace_period
-    log.warning("asked to stop; waiting up to %.0f s for a checkpoint (asked again: not waiting)", grace)
+    log.warning("stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace)
     request_time_to_stop(grace)
     launched.stop(grace)
 
@@ -316,11 +317,12 @@ def refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan) 
     there = state.model
     if differing := [key for key in there if key in here and there[key] != here[key]]:
         lines = [f"model.{key}: {there[key]} there, {here[key]} here" for key in differing]
-        raise ConfigError(f"checkpoint {chosen} is of another architecture:\n  " + "\n  ".join(lines))
+        raise ConfigError(f"checkpoint {chosen} has another architecture:\n  " + "\n  ".join(lines))
     if state.world_size != plan.world_size:
         log.warning(
-            "the checkpoint was written by %d worker(s) and %d carry on: the same samples in the same order, but sums are rounded "
-            "differently, so the run is no longer bitwise the uninterrupted one.",
+            "the checkpoint was written by %d worker(s) and is resumed by %d: the samples and their order stay the "
+            "same, but sums are rounded differently, so the run is no longer bitwise identical to an "
+            "uninterrupted one.",
             state.world_size,
             plan.world_size,
         )
@@ -339,7 +341,7 @@ def record_killed_attempts(run: RunFolder) -> int:
     recorded = {record.attempt for record in attempts(run)}
     message = "the command was killed"
     if fault := unreadable(run.attempts, AttemptRecord):
-        log.warning("%s; what stands there is left out.", fault)
+        log.warning("%s; its contents are skipped.", fault)
         message = "the command was killed, or the line of its end cannot be read"
     for missing in sorted(begun - recorded):
         killed = AttemptRecord(

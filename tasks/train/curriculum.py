@@ -26,14 +26,15 @@ def refuse_stages(config: PipelineConfig) -> None:
     stages, model = config.data.curriculum, config.model
     if stages and not config.train.repeat_data:
         raise ConfigError(
-            "data.curriculum reads the text anew in rows of each length, while train.repeat_data is off; switch it on, or train on "
-            "one length."
+            "data.curriculum reads the text again for each sequence length, but train.repeat_data is false; set it "
+            "to true, or use one length."
         )
     shortest = min((stage.sequence_length for stage in stages), default=None)
     if shortest and model.attention == "infini" and shortest <= model.segment_length:
         raise ConfigError(
-            f"data.curriculum has rows of {shortest} tokens, one segment of model.segment_length={model.segment_length}, in which the "
-            "memory is never read and its gates learn nothing; give each stage more than one segment."
+            f"data.curriculum has sequences of {shortest} tokens, one segment of "
+            f"model.segment_length={model.segment_length}, in which the memory is never read and its gates are not "
+            "trained; use more than one segment in each stage."
         )
 
 
@@ -48,10 +49,11 @@ def in_samples(
     found: list[CurriculumStage] = []
     for stage, table, steps in zip(config.data.curriculum, dataset.curriculum, ends, strict=True):
         found.append(CurriculumStage(chunks=table.chunks, until=steps * config.train.global_batch_size))
-        log.info("rows of %d tokens until step %d", stage.sequence_length, steps)
+        log.info("sequences of %d tokens until step %d", stage.sequence_length, steps)
         if steps >= max_steps:
             log.warning(
-                "data.curriculum: the stage of sequence_length=%d ends at step %d, but train.max_steps=%d; the run ends before longer rows",
+                "data.curriculum: the stage of sequence_length=%d ends at step %d, but train.max_steps=%d; the run "
+                "ends before the longer sequences",
                 stage.sequence_length,
                 steps,
                 max_steps,

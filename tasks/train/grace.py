@@ -40,8 +40,9 @@ def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
         return wanted
     if measured + MARGIN > allowed:
         raise ConfigError(
-            f"runtime.orchestrator_grace={allowed:g}: by what this run has measured, stopping with a checkpoint takes up to "
-            f"{measured:.0f} s, and {MARGIN:.0f} s more to end; give it at least {measured + MARGIN:.0f} s there (Kubernetes: "
+            f"runtime.orchestrator_grace={allowed:g}: stopping with a checkpoint was measured to take up to "
+            f"{measured:.0f} s, plus {MARGIN:.0f} s to exit; allow at least {measured + MARGIN:.0f} s there "
+            "(Kubernetes: "
             "terminationGracePeriodSeconds, Slurm: --signal, systemd: TimeoutStopSec) and here."
         )
     return max(1.0, allowed - MARGIN)  # what was asked for does not fit, what is needed does

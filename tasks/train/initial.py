@@ -40,7 +40,7 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
         return None
     before = lineage.init_from if lineage else None
     if before and not Path(init_from).expanduser().exists():
-        log.warning("train.init_from=%s is gone; the run continues from its checkpoints.", init_from)
+        log.warning("train.init_from=%s no longer exists; the run continues from its checkpoints.", init_from)
         return before
     folder = open_folder(Path(init_from))
     return InitialWeights(path=str(folder.path), digest=folder.digest(), vocab_size=folder.config.vocab_size)
@@ -58,8 +58,8 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
     lines = [f"model.{name}: {ours[name]} here, {theirs[name]} there" for name in differing if name not in ANNOUNCED]
     if lines:
         raise ConfigError(
-            f"train.init_from={folder.path} is of another architecture; 'infini-llama import' writes a configuration of it:\n  "
-            + "\n  ".join(lines)
+            f"train.init_from={folder.path} has another architecture; 'infini-llama import' writes a matching "
+            "configuration:\n  " + "\n  ".join(lines)
         )
     for name in differing:
         log.warning("model.%s is %s here and was %s when the weights were trained.", name, ours[name], theirs[name])
@@ -70,17 +70,20 @@ def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
     """That both have the same tokenizer; a folder without one is believed."""
     theirs = folder.path / "tokenizer.json"
     if not theirs.is_file():
-        log.warning("%s has no tokenizer.json: nothing proves that its tokens are the dataset's.", folder.path)
+        log.warning(
+            "%s has no tokenizer.json, so whether its tokens are those of the dataset cannot be checked.", folder.path
+        )
         return
     try:
         known = Tokenizer.from_file(str(theirs)).get_vocab()
     except Exception as error:  # `tokenizers` raises nothing narrower
-        raise DataError(f"{theirs} is no tokenizer ({error}).") from None
+        raise DataError(f"{theirs} is not a tokenizer ({error}).") from None
     if Tokenizer.from_file(str(dataset / "tokenizer.json")).get_vocab() != known:
         raise ConfigError(
-            f"train.init_from={folder.path} knows other tokens than the dataset has; set data.tokenizer.path={folder.path}."
+            f"train.init_from={folder.path} has other tokens than the dataset; set data.tokenizer.path={folder.path}."
         )
     if len(known) > folder.config.vocab_size:
         raise ConfigError(
-            f"{theirs} has {len(known)} tokens and the model's table {folder.config.vocab_size}; the folder is not of one piece."
+            f"{theirs} has {len(known)} tokens and the model's embedding {folder.config.vocab_size}; they do not "
+            "belong to the same model."
         )

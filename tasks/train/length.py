@@ -31,7 +31,7 @@ def resolve_max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) ->
             targets = reader.count_targets(np.arange(rows))
             steps = math.ceil(count(train.max_tokens) * rows / (batch * targets))
             setting = f"train.max_tokens={train.max_tokens}"
-        log.info("%s is %d steps of %d sequences, of which the dataset has %d", setting, steps, batch, rows)
+        log.info("%s: %d steps of %d sequences; the dataset has %d sequences", setting, steps, batch, rows)
         if train.warmup_steps >= steps:
             raise ConfigError(
                 f"train.warmup_steps={train.warmup_steps} must be fewer than the {steps} steps of {setting}; lower it, or train longer."
@@ -49,11 +49,12 @@ def refuse_repeats(train: TrainingConfig, steps: int, rows: int) -> None:
     batch = train.global_batch_size
     if not train.repeat_data and train.prefer_long_documents:
         raise ConfigError(
-            f"train.prefer_long_documents={train.prefer_long_documents:g} sees rows of long documents again before others have been "
-            "seen, while train.repeat_data is off; switch it on, or set prefer_long_documents=0."
+            f"train.prefer_long_documents={train.prefer_long_documents:g} repeats sequences of long documents before "
+            "others are used, but train.repeat_data is false; set it to true, or set prefer_long_documents=0."
         )
     if not train.repeat_data and steps * batch > rows:
         raise ConfigError(
-            f"train.max_steps={steps} of train.global_batch_size={batch} sequences are {steps * batch:,} rows, and the dataset has "
-            f"{rows:,} while train.repeat_data is off; train at most {rows // batch} steps, or switch it on."
+            f"train.max_steps={steps} of train.global_batch_size={batch} sequences need {steps * batch:,} sequences, "
+            f"but the dataset has {rows:,} and train.repeat_data is false; train at most {rows // batch} steps, or "
+            "set it to true."
         )

@@ -102,12 +102,12 @@ def _refuse_another(
     refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
     if refused:
         raise ConfigError(
-            f"run folder {run.path} belongs to another run; choose another runtime.name. What differs:\n  "
+            f"run folder {run.path} belongs to another run; choose another runtime.name. Differences:\n  "
             + "\n  ".join(refused)
         )
     for name, line in changed.items():
         if POLICIES.get(name) is not Resume.FREE:
-            log.warning("%s: from here on the run is no longer the one that began.", line)
+            log.warning("%s: from here on, the run is no longer bitwise identical to an uninterrupted one.", line)
 
 
 def source_weights(data: DataConfig) -> dict[str, float] | None:

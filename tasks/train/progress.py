@@ -23,7 +23,7 @@ class Progress:
     def poll(self) -> None:
         for record in self._new_records():
             if record["kind"] == "train":
-                loss = "not finite, update left out" if record["loss"] is None else f"{record['loss']:.4f}"
+                loss = "not finite, update skipped" if record["loss"] is None else f"{record['loss']:.4f}"
                 speed = f"{record['tokens_per_second']:,.0f} tokens/s"
                 if (mfu := record.get("mfu")) is not None:
                     speed += f"  MFU {mfu:.1%}"
@@ -49,7 +49,7 @@ class Progress:
         self.steps_seen += 1
         left = (self.max_steps - record["step"]) * record["step_time"]
         if self.steps_seen == 2 and left >= SHORT:
-            log.info("%s to go at the speed of step %d", in_time(left), record["step"])
+            log.info("%s remaining at the speed of step %d", in_time(left), record["step"])
 
     def _new_records(self) -> list[dict]:
         if not self.run.metrics.exists():

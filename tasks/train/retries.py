@@ -33,8 +33,8 @@ class Retries:
         self.failed_at = step
         if self.failures > self.limit:
             log.error(
-                "training ended %d time(s) at step %d without a new checkpoint (runtime.retries=%d), so it is not tried again; what it "
-                "met each time stands in attempts.jsonl of the run.",
+                "training failed %d time(s) at step %d without a new checkpoint (runtime.retries=%d) and is not "
+                "retried; the errors are in attempts.jsonl of the run.",
                 self.failures,
                 step,
                 self.limit,
@@ -42,7 +42,7 @@ class Retries:
             return None
         delay = min(self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay))
         log.warning(
-            "training failed: %s; trying again in %g s from step %d (retry %d of %d)",
+            "training failed: %s; retrying in %g s from step %d (retry %d of %d)",
             str(error).rstrip(".") if isinstance(error, PipelineError) else repr(error),
             delay,
             step,

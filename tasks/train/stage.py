@@ -134,7 +134,7 @@ def should_retry(context: RunContext, outcome: Outcome) -> bool:
     """Whether this stage itself makes another attempt, having prepared it."""
     runtime = context.config.runtime
     if outcome.code == ExitCode.PREEMPTED:
-        log.warning("the workers were asked to stop and %s; carrying on at once", outcome.message)
+        log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
         return True
     if outcome.code == ExitCode.HUNG:
         log.warning("%s; the workers were ended", outcome.message)

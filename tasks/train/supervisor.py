@@ -121,7 +121,8 @@ class Watch:
         where = self._where(behind)
         silent_for = now - self.since[behind]
         return (
-            f"rank {behind}{where}{stopped} has not moved for {silent_for:.0f} s in phase '{phase}' after step {step}"
+            f"rank {behind}{where}{stopped} has sent no heartbeat for {silent_for:.0f} s in phase '{phase}' after "
+            f"step {step}"
         )
 
     def _behind(self, beats: dict[int, HeartbeatRecord]) -> int:

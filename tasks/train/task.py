@@ -124,7 +124,8 @@ def _gpu_slots(plan: EnvironmentPlan) -> Iterator[None]:
         return
     if wanted > limit:
         raise ConfigError(
-            f"the run wants {wanted} GPUs, but the server's limit {GPU_LIMIT} is {limit}; raise it by 'infini-llama deploy --gpus "
+            f"the run needs {wanted} GPUs, but the server's limit {GPU_LIMIT} is {limit}; raise it by 'infini-llama "
+            "deploy --gpus "
             f"{wanted}', or set environment.nproc_per_node."
         )
     # A lease that cannot be renewed is no reason to end healthy training.

@@ -59,9 +59,9 @@ class Progress:
             words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
             fault = raised if isinstance(raised, DataError) else f"{words}."
             raise DataError(
-                f"{fault} Training does not start on it: move {suspect} aside (mv {suspect} {suspect}.damaged) "
-                "and run the same command again, which builds it anew; or run "
-                "'infini-llama preprocess CONFIG --repair', which builds only the damaged files again."
+                f"{fault} Training does not start. Move {suspect} aside (mv {suspect} {suspect}.damaged) "
+                "and run the same command again to rebuild it, or run 'infini-llama preprocess CONFIG --repair' to "
+                "rebuild only the damaged files."
             ) from None
 
     def finish(self) -> None:

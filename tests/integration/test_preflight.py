@@ -42,7 +42,7 @@ def test_ranks_that_are_all_there_add_up(tmp_path):
 def test_a_rank_that_does_not_come_is_named_by_the_others(tmp_path):
     said = words(tmp_path, "1")
     for rank in (0, 2):
-        assert f"{rank}: PipelineError: rank 1 has not come within 5 s (environment.preflight_timeout)" in said
+        assert f"{rank}: PipelineError: rank 1 has not responded within 5 s (environment.preflight_timeout)" in said
 
 
 def test_a_rank_that_comes_and_does_not_answer_is_named_by_the_first(tmp_path):

@@ -70,12 +70,12 @@ def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, unint
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
     lab.wait_for_step("twice-stopped", 14, started)
     started.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "asked to stop" in started.log.read_text())
+    wait_until(lambda: "stop requested" in started.log.read_text())
     time.sleep(1.5)  # what comes within a second is the same request
     started.process.send_signal(signal.SIGINT)
     assert started.wait(30) == 75, started.log.read_text()
     text = started.log.read_text()
-    assert "asked again" in text and "the newest checkpoint is at step 10" in text
+    assert "second signal received" in text and "the newest checkpoint is at step 10" in text
     assert not started.processes()
     summary = lab.finish("twice-stopped", *SOFTMAX_2)
     assert summary["weights_sha256"] == expected["weights_sha256"]

@@ -71,7 +71,7 @@ def make_run(
         add_checkpoint(run, step, loss)
     point_and_prune(run.checkpoints, keep=3)
     run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
-    ends = [("failed", 70, "rank 1 ended without a word")]
+    ends = [("failed", 70, "rank 1 ended without an error report")]
     ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
     for number, (kind, code, message) in enumerate(ends, 1):
         attempt = {"attempt": number, "invocation": "vm-1-1", "from_step": 20 * (number - 1), "checkpoint_step": 20}

@@ -42,12 +42,12 @@ def apply(names: Iterable[str]) -> None:
     names = set(names)
     if unknown := names - {patch.name for patch in PATCHES}:
         raise ValueError(
-            f"no patch is called {', '.join(sorted(unknown))}; the plan is of another version of infini-llama."
+            f"there is no patch {', '.join(sorted(unknown))}; the plan was written by another version of infini-llama."
         )
     for patch in PATCHES:
         if patch.name in names:
             patch.apply()
-            log.info("patched for this process: %s (%s)", patch.fault.rstrip("."), patch.reference)
+            log.info("applied patch %s to this process (%s)", patch.fault.rstrip("."), patch.reference)
 
 
 def _has_fault(patch: Patch, versions: Mapping[str, str]) -> bool:

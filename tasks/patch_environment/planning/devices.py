@@ -60,7 +60,8 @@ def choose_devices(config: PipelineConfig, facts: MachineFacts, micro: int, note
             )
     if count % together:
         notes.problems.append(
-            f"train.context_parallel={together}, but {count} worker(s) are no whole groups of {together}; change one of them."
+            f"train.context_parallel={together}, but {count} worker(s) cannot be divided into groups of {together}; "
+            "change one of them."
         )
     elif sequences % (micro * count * nodes // together):
         shared = "" if together == 1 else f" / {together} that share each sequence"
@@ -78,8 +79,8 @@ def _device(settings: EnvironmentConfig, facts: MachineFacts, notes: Notes) -> D
         return "cuda" if facts.gpus else "cpu"
     if settings.device == "cuda" and not facts.gpus:
         fault = facts.gpu_fault
-        why = f"torch cannot use the GPU here ({fault})" if fault else "no GPU answers on this machine"
-        notes.problems.append(f"environment.device=cuda, but {why}; use auto or cpu, or mend the driver.")
+        why = f"torch cannot use the GPU here ({fault})" if fault else "no GPU is available on this machine"
+        notes.problems.append(f"environment.device=cuda, but {why}; use auto or cpu, or repair the driver.")
     return settings.device
 
 
@@ -92,7 +93,7 @@ def _usable(settings: EnvironmentConfig, device: Device, facts: MachineFacts, no
     there = len(facts.gpus)
     if settings.gpus != "auto":
         for number in [number for number in settings.gpus if number >= there]:
-            have = f"there are {there}, 0 to {there - 1}" if there else "no GPU answers on this machine"
+            have = f"there are {there}, 0 to {there - 1}" if there else "no GPU is available on this machine"
             notes.problems.append(f"environment.gpus names GPU {number}, but {have}; use auto, or numbers of those.")
         if device == "cpu":
             notes.problems.append(
@@ -104,7 +105,7 @@ def _usable(settings: EnvironmentConfig, device: Device, facts: MachineFacts, no
     free = [number for number, gpu in enumerate(facts.gpus) if not is_busy(gpu)]
     if free and len(free) < there:
         busy = ", ".join(str(number) for number in range(there) if number not in free)
-        notes.reasons["gpus"] = f"GPU {busy} is in use by others"
+        notes.reasons["gpus"] = f"GPU {busy} is in use by other processes"
     return free or list(range(there))
 
 
@@ -114,15 +115,16 @@ def _on_cpu(config: PipelineConfig, facts: MachineFacts, micro: int) -> tuple[in
     if (together := config.train.context_parallel) > 1:
         return together, "as many workers as share each sequence"
     if settings.tune == "off" or facts.load < cores or settings.threads != "auto":
-        return 1, "one worker with all the threads"
+        return 1, "one worker with all threads"
     by_memory = max(1, int(facts.memory.available // (2 * 1024**3)))
     counts = range(min(cores, by_memory), 0, -1)
     count = next((n for n in counts if sequences % (micro * n * settings.nnodes) == 0), 1)
     if count == 1:
-        return 1, "one worker: the global batch or the memory cannot be shared"
+        return 1, "one worker: the global batch or the memory cannot be divided"
     return (
         count,
-        f"others want the {cores} cores too (load {facts.load:.1f}): workers wait for each other less than threads",
+        f"other programs use the {cores} cores too (load {facts.load:.1f}), and workers wait for each other less "
+        "than threads",
     )
 
 

@@ -45,8 +45,9 @@ def _cores(facts: MachineFacts) -> Finding:
         "cores",
         value,
         "note",
-        "Other programs use these cores too: threads of one worker then wait for each other. More workers of one thread each "
-        "lose less time (environment.nproc_per_node, environment.threads); environment.tune=quick chooses them.",
+        "Other programs use these cores too, so threads of one worker wait for each other. More workers with one "
+        "thread each are faster (environment.nproc_per_node, environment.threads); environment.tune=quick selects "
+        "this.",
     )
 
 
@@ -68,7 +69,7 @@ def _disk(disk: Disk) -> Finding:
     value = f"{free / GIB:.1f} GiB free at {disk.path}" if free is not None else disk.path
     if free is not None and free < 2 * GIB:
         return finding(
-            "disk", value, "warning", "Checkpoints may not fit; free space or set runtime.home to a larger disk."
+            "disk", value, "warning", "Checkpoints may not fit; free disk space, or set runtime.home to a larger disk."
         )
     return finding("disk", value)
 
@@ -77,24 +78,29 @@ def _file_system(disk: Disk) -> Finding:
     if not disk.network:
         return finding("file system", disk.kind or "unknown")
     fix = (
-        "Locks may not reach other machines there: start each run from one machine only, or set runtime.home to a local disk, "
-        "where checkpoints are also written faster."
+        "File locks may not work across machines there: start each run from one machine only, or set runtime.home to "
+        "a local disk, which is also faster for checkpoints."
     )
     return finding("file system", disk.kind, "warning", fix)
 
 
 def _clock(skew: float) -> Finding:
+    value = (
+        f"{abs(skew):.1f} s {'behind' if skew > 0 else 'ahead of'} the disk's clock"
+        if abs(skew) >= 0.05
+        else "in sync with the disk"
+    )
     if abs(skew) <= MOST_SKEW:
-        return finding("clock", f"{skew:+.1f} s from the disk's")
-    fix = "Times in logs and leases will not agree; set the clock of this machine or of the file server (NTP)."
-    return finding("clock", f"{skew:+.1f} s from the disk's", "warning", fix)
+        return finding("clock", value)
+    fix = "Times in logs and leases will differ; synchronize the clock of this machine or of the file server (NTP)."
+    return finding("clock", value, "warning", fix)
 
 
 def _shared_memory(facts: MachineFacts) -> Finding:
     shared = facts.shared_memory
     value = "not there" if shared is None else f"{shared / GIB:.2f} GiB free"
     if (shared or 0) < 512 * MIB and len(facts.gpus) > 1:
-        fix = "NCCL between several GPUs may fail without it; in a container start with --shm-size=8g."
+        fix = "NCCL between several GPUs may fail without it; start a container with --shm-size=8g."
         return finding("/dev/shm", value, "warning", fix)
     return finding("/dev/shm", value)
 
@@ -102,13 +108,13 @@ def _shared_memory(facts: MachineFacts) -> Finding:
 def _limits(limits: Limits) -> list[Finding]:
     found = []
     if (files := limits.files) is not None and files < FEW_FILES:
-        fix = f"Datasets of many shards and several workers open more; raise it with `ulimit -n {FEW_FILES * 16}`."
+        fix = f"Datasets with many shards and several workers open more files; raise it with `ulimit -n {FEW_FILES * 16}`."
         found.append(finding("open files", files, "warning", fix))
     if (size := limits.file_size) is not None:
-        fix = "A checkpoint's files may be larger, and saving then fails; raise it with `ulimit -f unlimited`."
+        fix = "Saving fails if a checkpoint file is larger; raise it with `ulimit -f unlimited`."
         found.append(finding("largest file", f"{size / GIB:.1f} GiB", "warning" if size < 8 * GIB else "note", fix))
     if (processes := limits.processes) is not None and processes < 512:
-        fix = "Every thread of every worker counts; raise it with `ulimit -u 4096` or the container's pids limit."
+        fix = "Every thread of every worker counts towards it; raise it with `ulimit -u 4096` or the container's pids limit."
         found.append(finding("processes and threads", processes, "warning", fix))
     return found
 
@@ -148,9 +154,7 @@ def _other_runs(facts: MachineFacts) -> Finding:
     if not facts.others:
         return finding("other runs", "none")
     runs = sorted({other.run for other in facts.others})
-    sentence = (
-        "They share this machine's cores or GPUs with a run that starts now; wait for them, or give each its own GPUs."
-    )
+    sentence = "They would share cores or GPUs with a new run; wait for them, or give each run its own GPUs."
     return finding("other runs", f"{', '.join(runs)} ({len(facts.others)} worker(s))", "note", sentence)
 
 
@@ -158,9 +162,9 @@ def _hub(reachable: bool | None) -> list[Finding]:
     if reachable is None:
         return []
     if reachable:
-        return [finding("Hugging Face hub", "answers")]
+        return [finding("Hugging Face Hub", "reachable")]
     fix = (
-        "Datasets and models cannot be fetched by name (files and folders of this machine can); set HF_HUB_OFFLINE=1 to spare "
-        "waiting for it, or HTTPS_PROXY where one is needed."
+        "Datasets and models cannot be downloaded by name; local files and folders work. Set HF_HUB_OFFLINE=1 to "
+        "avoid waiting for it, or HTTPS_PROXY if you need a proxy."
     )
-    return [finding("Hugging Face hub", "no answer", "note", fix)]
+    return [finding("Hugging Face Hub", "not reachable", "note", fix)]

@@ -89,6 +89,6 @@ def follow(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings) 
                 break
     plan = resolve(with_settings(config, kept), facts)
     for refusal in refusals:
-        log.warning("this machine cannot follow the plan that the run began with: %s", refusal)
+        log.warning("this machine cannot use the run's original plan: %s", refusal)
     reasons = plan.reasons | dict.fromkeys(kept, "pinned by an earlier attempt of this run")
     return plan.model_copy(update={"reasons": reasons})

@@ -43,7 +43,7 @@ def tune(config: PipelineConfig, facts: MachineFacts, home: Path) -> TuneResult:
             cached = TuneResult.from_json(json.loads(path.read_text(encoding="utf-8")))
             return cached.model_copy(update={"cached": True})
         except ValueError:
-            log.warning("%s cannot be read; its trials are measured again", path)
+            log.warning("%s cannot be read; its trials are repeated", path)
     began = time.monotonic()
     budget = SHARE * _seconds_of(config, plan, facts)
     search = _Search(config, facts, began + budget)
@@ -188,7 +188,7 @@ class _Search:
         if seconds <= self.left():
             return True
         self.cut_short = True
-        self.trials.append(Trial(tried=what, error="left out: it would take more than 5 % of the run's time"))
+        self.trials.append(Trial(tried=what, error="skipped: it would take more than 5 % of the run's time"))
         return False
 
 

@@ -39,7 +39,7 @@ def resolve_device(wanted: str) -> str:
     has_gpu = (DEVICES / "nvidiactl").exists() and visible != "" and not visible.startswith(("-1", ","))
     if wanted.startswith("cuda") and not has_gpu:
         raise ConfigError(
-            f"data.device={wanted}, but no NVIDIA driver answers on this machine; use data.device=auto or cpu."
+            f"data.device={wanted}, but this machine has no working NVIDIA driver; use data.device=auto or cpu."
         )
     if wanted == "auto":
         return "cuda:0" if has_gpu else "cpu"
@@ -70,7 +70,9 @@ def compute_starts(count: int, step: int, device: str, required: bool) -> tuple[
             raise ConfigError(
                 f"data.device: {device} does not work ({reason}); use data.device=auto or cpu."
             ) from error
-        log.warning("chunking on %s failed (%s); the CPU does it, with the same bytes", device, reason)
+        log.warning(
+            "computing row tables on %s failed (%s); the CPU is used instead, with the same result", device, reason
+        )
         return row_starts(count, step), "cpu"
 
 

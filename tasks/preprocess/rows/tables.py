@@ -209,13 +209,14 @@ def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent
         tokens = int(own.sum()) if by_source else content.tokens
         if tokens <= (1 if strategy in PACKED else length):
             raise DataError(
-                f"the {split} text{f' of data.sources.{name}' if by_source else ''} has {tokens} tokens, fewer than one row of "
-                f"data.sequence_length={length} and its last label; shorten the rows, add text, or change data.validation_fraction."
+                f"the {split} text{f' of data.sources.{name}' if by_source else ''} has {tokens} tokens, fewer than "
+                f"one sequence of data.sequence_length={length} and its last label; lower it, add text, or change "
+                "data.validation_fraction."
             )
     table = build_table(lengths, strategy, length, data.stride, starts_of)
     if not table.rows:
         raise DataError(
-            f"no source has {split} text for one row of data.sequence_length={length} and its last label; shorten the rows, add "
-            "text, or change data.validation_fraction."
+            f"no source has {split} text for one sequence of data.sequence_length={length} and its last label; lower "
+            "it, add text, or change data.validation_fraction."
         )
     return table

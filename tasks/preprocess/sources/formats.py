@@ -128,7 +128,7 @@ def _damaged(error: Exception) -> Unreadable:
 
 def _unpacked(file: IO[bytes], compression: str) -> IO[bytes]:
     if compression and not file.peek(1):  # type: ignore[attr-defined]
-        raise EOFError("it has no bytes, and even nothing takes some when it is compressed")
+        raise EOFError("it has no bytes, but a compressed file has a header even if it is empty")
     match compression:
         case "gz":
             return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
@@ -160,7 +160,7 @@ class _Streams(io.RawIOBase):
                     return 0
                 self._stream = self._opened()
             elif self._stream.needs_input and not (compressed := self._file.read(COMPRESSED_READ)):
-                raise EOFError("the last stream has no end")
+                raise EOFError("the last stream is incomplete")
             data = self._stream.decompress(compressed, len(buffer))
         buffer[: len(data)] = data
         return len(data)

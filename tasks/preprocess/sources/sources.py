@@ -256,7 +256,7 @@ def _folders(folder: Path, key: str, seen: set[Path]) -> Iterator[Path]:
             inner = sorted(Path(entry) for entry in shown if (Path(entry) if entry.is_symlink() else entry).is_dir())
     except OSError as error:
         fault = f"{portable(str(folder))} cannot be read ({error.strerror})"
-        raise DataError(f"{fault}; mend it, or leave it out of {key}.") from None
+        raise DataError(f"{fault}; repair it, or remove it from {key}.") from None
     yield folder
     for path in inner:
         yield from _folders(path, key, seen)

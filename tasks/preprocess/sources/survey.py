@@ -234,8 +234,8 @@ def _scan(source: Source, data: DataConfig, tally: Tally) -> Found | None:
     except (Unreadable, OSError) as error:
         reason = f"{source} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
         if not skip:
-            verb = "mend" if isinstance(error, OSError) else "convert" if "UTF-8" in reason else "mend"
-            raise DataError(f"{reason}; {verb} it, or leave it out of {source.key}.") from None
+            verb = "convert" if "UTF-8" in reason and not isinstance(error, OSError) else "repair"
+            raise DataError(f"{reason}; {verb} it, or remove it from {source.key}.") from None
         tally.bad_files += 1
         tally.bad += [reason] * (len(tally.bad) < NAMED)
         return None
@@ -271,10 +271,10 @@ def log_left_out(report: LeftOut) -> None:
     if found := ", ".join(f"{count} {name}" for name, count in left_out.items() if count):
         level = logging.WARNING if report.bad_records or report.bad_files else logging.INFO
         named = f"; {'; '.join(report.bad)}" if report.bad else ""
-        log.log(level, "of %d records left out: %s%s", report.records, found, named)
+        log.log(level, "%d records read; skipped: %s%s", report.records, found, named)
     if report.duplicates and not report.duplicates_dropped:
         log.info(
-            "%d of %d records are exact copies of others and are kept; data.deduplicate=true leaves them out",
+            "%d of %d records are exact duplicates and are kept; data.deduplicate=true skips them",
             report.duplicates,
             report.records,
         )

@@ -45,13 +45,13 @@ def within_limits(work: Callable[[], T], size: int, what: str = "the tokenizer")
         while not wait([result], timeout=POLL).done:
             if time.process_time() - begun > seconds:
                 raise DataError(
-                    f"{what} takes more than {seconds:.0f} s of processor time for {size:,} bytes of text; use another one, whose "
-                    "patterns do not try the same text again and again."
+                    f"{what} takes more than {seconds:.0f} s of processor time for {size:,} bytes of text; use "
+                    "another tokenizer, whose patterns backtrack less."
                 )
             if _most_resident() - resident > memory:
                 raise DataError(
-                    f"{what} takes more than {memory / 2**30:.1f} GiB of memory for {size:,} bytes of text; use another one, whose "
-                    "normalizer does not let text grow."
+                    f"{what} takes more than {memory / 2**30:.1f} GiB of memory for {size:,} bytes of text; use "
+                    "another tokenizer, whose normalizer does not expand text as much."
                 )
     except DataError:
         raise
@@ -63,7 +63,7 @@ def within_limits(work: Callable[[], T], size: int, what: str = "the tokenizer")
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of the library, which is no Exception
             raise
-        raise DataError(f"{what} breaks off ({' '.join(str(error).split())[:200]}); use another one.") from None
+        raise DataError(f"{what} fails ({' '.join(str(error).split())[:200]}); use another tokenizer.") from None
 
 
 def bytes_of(texts: Iterable[str]) -> int:

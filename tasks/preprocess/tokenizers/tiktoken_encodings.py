@@ -86,7 +86,7 @@ def rank_file(name: str, path: str | None) -> Path:
         if found != encoding.sha256:
             raise ConfigError(
                 f"data.tokenizer.path={path} is not the rank file of data.tokenizer.encoding={name} (its sha256 is {found}, the "
-                f"published one {encoding.sha256}); fetch {encoding.url}."
+                f"published one {encoding.sha256}); download {encoding.url}."
             )
         return file
     file = cache() / hashlib.sha1(encoding.url.encode()).hexdigest()
@@ -110,15 +110,17 @@ def _fetch(name: str, encoding: Encoding, file: Path) -> None:
             content = answer.read(LARGEST + 1)
         if hashlib.sha256(content).hexdigest() != encoding.sha256:
             raise PipelineError(
-                f"data.tokenizer.encoding={name}: what {encoding.url} gives does not have the published sha256; it is not used."
+                f"data.tokenizer.encoding={name}: the file at {encoding.url} does not have the published sha256 and "
+                "is not used."
             )
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
         part.replace(file)
     except OSError as error:  # a URLError is one
         raise PipelineError(
-            f"data.tokenizer.encoding={name}: {encoding.url} cannot be fetched into {file.parent} ({getattr(error, 'reason', error)}); run "
-            "the same command again, or fetch it elsewhere and name it in data.tokenizer.path."
+            f"data.tokenizer.encoding={name}: {encoding.url} cannot be downloaded to {file.parent} "
+            f"({getattr(error, 'reason', error)}); run "
+            "the same command again, or download it elsewhere and set data.tokenizer.path to it."
         ) from None
     finally:
         part.unlink(missing_ok=True)

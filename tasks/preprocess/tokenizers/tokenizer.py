@@ -134,11 +134,11 @@ def load(settings: TokenizerConfig) -> Tokenizer:
             f"{setting}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
         ) from None
     except Exception as error:  # `tokenizers` raises nothing narrower
-        raise ConfigError(f"{setting}: {file} is no tokenizer ({error}).") from None
+        raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if max(tokenizer.get_vocab().values(), default=-1) + 1 != tokenizer.get_vocab_size():
-        raise ConfigError(f"{setting}: the ids of {file} have gaps; use one without.")
+        raise ConfigError(f"{setting}: the IDs of {file} have gaps; use a tokenizer without gaps.")
     end_of_text(tokenizer, settings)
     return tokenizer
 
@@ -165,8 +165,8 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
             return number
     known = ", ".join(token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]) or "none"
     raise ConfigError(
-        f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; name the one that ends a document "
-        f"(its added tokens: {known})."
+        f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; set the one "
+        f"that ends a document (its added tokens: {known})."
     )
 
 
@@ -192,7 +192,7 @@ def _stated_end(file: Path) -> list[str]:
                 return []
             case _:
                 fault = "it is not a JSON object"
-    raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); mend it, or set data.tokenizer.eos.")
+    raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); repair it, or set data.tokenizer.eos.")
 
 
 def identity(settings: TokenizerConfig) -> Mapping[str, object]:

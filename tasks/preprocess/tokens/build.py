@@ -75,8 +75,9 @@ def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding
                     future.result()
                 except BrokenProcessPool:
                     raise PipelineError(
-                        "a worker process of preprocess was killed, perhaps for memory; what is done is kept: run the same command "
-                        "again, with a smaller data.num_workers or data.shard_size if it happens again."
+                        "a worker process of preprocess was killed, perhaps for lack of memory. Finished shards are "
+                        "kept: run the same command again, with a smaller data.num_workers or data.shard_size if "
+                        "this recurs."
                     ) from None
 
 

@@ -64,7 +64,8 @@ def do_share(do: Work, plan: Plan, share: Share) -> Answer:
         raise PipelineError(f"the worker on {here} has {', '.join(differing)}; install the same there as here.")
     if not (share.work / "tokenizer.json").is_file():
         raise PipelineError(
-            f"the worker on {here} does not see {share.work}; runtime.home must be on a filesystem that all machines share."
+            f"the worker on {here} cannot access {share.work}; runtime.home must be on a filesystem that all "
+            "machines share."
         )
     own = parts_of(share.work) / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     entries: list[JournalEntry] = []
@@ -128,8 +129,8 @@ def _refuse_silent(data: DataConfig) -> None:
 def _lost(share: Share, engine: str) -> PipelineError:
     names = f"{share.units[0].file} to {share.units[-1].file}"
     return PipelineError(
-        f"{LOSSES} or more {engine} workers died of the shards {names}, perhaps for memory; what is done is kept: run the same command "
-        "again, with more memory a worker or a smaller data.shard_size."
+        f"{LOSSES} or more {engine} workers died of the shards {names}, perhaps for lack of memory. Finished shards "
+        "are kept: run the same command again, with more memory per worker or a smaller data.shard_size."
     )
 
 

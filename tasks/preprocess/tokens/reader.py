@@ -17,7 +17,7 @@ def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:
-        raise DataError(f"{shard} is no readable token shard ({error}).") from None
+        raise DataError(f"{shard} is not a readable token shard ({error}).") from None
     column = batch.column("input_ids")
     # Not by to_numpy, which imports pandas: half a second in every process.
     _, offsets, _, values = column.buffers()
@@ -141,7 +141,7 @@ class TokenReader:
         try:
             return np.load(folder / name, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise DataError(f"{folder / name} is no readable row table ({error}).") from None
+            raise DataError(f"{folder / name} is not a readable row table ({error}).") from None
 
     def _windows(self, starts: list[int]) -> np.ndarray:
         """Tokens int64 [len(starts), sequence_length + 1] from each start on, copied as they are stored and then widened."""

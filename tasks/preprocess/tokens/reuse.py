@@ -79,7 +79,8 @@ def reuse(units: list[Unit], datasets: Path, journal: Journal) -> list[Unit]:
         )
     if len(left) < len(units):
         log.info(
-            "%d of %d shards are taken from earlier datasets with the same text, tokenizer and engine; %d are tokenized",
+            "%d of %d shards are reused from earlier datasets with the same text, tokenizer and engine; %d are "
+            "tokenized",
             len(units) - len(left),
             len(units),
             len(left),

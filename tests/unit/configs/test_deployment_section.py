@@ -25,7 +25,7 @@ def test_schedules_have_parameters_of_their_own():
 @pytest.mark.parametrize(
     ("schedules", "words"),
     [
-        ([NIGHTLY | {"cron": "daily"}], ["deployment.schedules.0.cron", "'daily'", "five fields"]),
+        ([NIGHTLY | {"cron": "daily"}], ["deployment.schedules.0.cron", "'daily'", "a cron expression"]),
         ([NIGHTLY | {"timezone": "Berlin"}], ["deployment.schedules.0.timezone", "Berlin", "Europe/Berlin"]),
         ([{"name": "nightly"}], ["deployment.schedules.0.cron", "has no value"]),
         ([NIGHTLY | {"corn": "0 2 * * *"}], ["deployment.schedules.0.corn", "unknown key"]),

@@ -23,7 +23,7 @@ def load_hook(name: str | None) -> Hook | None:
         found: Any = getattr(importlib.import_module(module), function)
     except Exception as error:  # the module's own, too
         raise ConfigError(
-            f"train.metrics_hook={name} cannot be imported ({error}); install its module, or name its folder in "
+            f"train.metrics_hook={name} cannot be imported ({error}); install its module, or add its folder to "
             "environment.env.PYTHONPATH."
         ) from error
     if not callable(found):

@@ -65,7 +65,8 @@ class WeightsAndBiases:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError(
-                "train.report_to has wandb, but it is not installed; run pip install 'infini-llama[wandb]', or take it out."
+                "train.report_to has wandb, but it is not installed; run pip install 'infini-llama[wandb]', or "
+                "remove it."
             ) from error
         self.file = run_dir / "wandb.json"
         recorded = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
@@ -84,7 +85,7 @@ class WeightsAndBiases:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"train.report_to has wandb, but it cannot begin ({error}); log in with `wandb login`, or set "
+                f"train.report_to has wandb, but it cannot start ({error}); log in with `wandb login`, or set "
                 "environment.env.WANDB_MODE=offline."
             ) from error
         self.waiting: dict[str, Any] = {}

@@ -89,7 +89,7 @@ def compile_if_it_agrees(
     path = run_dir / "compile.json"
     before = RunFolder(run_dir).read_or_rebuild(path)
     if before.get("compile") == what and before.get("believed") is False:
-        log.warning("train.compile=%s stays off, as this run began: %s", what, before.get("reason"))
+        log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.get("reason"))
         return None
     began = time.perf_counter()
     compiled = Compiled(module, model, what)
@@ -106,7 +106,7 @@ def compile_if_it_agrees(
         write_atomic(path, json.dumps(record, indent=1))
     if reason:
         compiled.switch_off()
-        log.warning("train.compile=%s is left off and the run goes on without: %s", what, reason)
+        log.warning("train.compile=%s is turned off, and the run continues in eager mode: %s", what, reason)
         if before.get("believed"):
             log.warning(
                 "it was on at an earlier attempt: the result is no longer bitwise that of an uninterrupted run."

@@ -42,7 +42,7 @@ def load_deepspeed(device: torch.device) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"train.parallel=deepspeed needs the package deepspeed ({error}): pip install 'infini-llama[deepspeed]', "
-            "or choose train.parallel=fsdp, which splits the same state."
+            "or choose train.parallel=fsdp, which shards the same state."
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # An all-reduce for inference, which would be compiled by a C++ compiler at the first start; training does not call it.

@@ -175,7 +175,8 @@ def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
     size = ranks.local_world_size if train.shard_size == "auto" else train.shard_size
     if ranks.world_size % size:
         raise ConfigError(
-            f"train.shard_size={train.shard_size}, but {ranks.world_size} worker(s) are no whole groups of {size}; "
+            f"train.shard_size={train.shard_size}, but {ranks.world_size} worker(s) cannot be divided into groups of "
+            f"{size}; "
             "choose a divisor, or train.parallel=fsdp."
         )
     return ranks.world_size // size, size

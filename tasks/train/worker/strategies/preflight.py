@@ -40,7 +40,7 @@ def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> 
     timeout = timedelta(seconds=seconds)
     store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
     store.set(f"there-{rank}", socket.gethostname())
-    _await(store, "there", world_size, until, f"has not come within {seconds:g} s (environment.preflight_timeout)")
+    _await(store, "there", world_size, until, f"has not responded within {seconds:g} s (environment.preflight_timeout)")
     try:
         dist.init_process_group(
             "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=timeout
@@ -53,7 +53,7 @@ def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> 
         _await(store, "passed", world_size, until + seconds, "has not passed the first all-reduce")
     except RuntimeError as fault:
         raise PipelineError(
-            f"rank {rank} on {socket.gethostname()} does not reach all others within {seconds:g} s "
+            f"rank {rank} on {socket.gethostname()} cannot reach all other ranks within {seconds:g} s "
             f"(environment.preflight_timeout): {fault}"
         ) from fault
     finally:
@@ -70,5 +70,5 @@ def _await(store: Store, what: str, world_size: int, until: float, complaint: st
         if time.monotonic() > until:
             hosts = {rank: store.get(f"there-{rank}").decode() for rank in missing if store.check([f"there-{rank}"])}
             names = ", ".join(f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in missing)
-            raise PipelineError(f"rank {names} {complaint}; look at the logs of its machine.")
+            raise PipelineError(f"rank {names} {complaint}; see the logs on its machine.")
         time.sleep(POLL_SECONDS)

@@ -48,7 +48,8 @@ class Ranks:
         self.context = None
         if self.world_size % size:
             raise ConfigError(
-                f"train.context_parallel={size}, but {self.world_size} worker(s) are no whole groups of {size}; choose a divisor."
+                f"train.context_parallel={size}, but {self.world_size} worker(s) cannot be divided into groups of "
+                f"{size}; choose a divisor."
             )
         if size > 1:
             group = cast(dist.ProcessGroup, dist.new_subgroups(size, timeout=self.timeout)[0])

@@ -68,8 +68,8 @@ def test_summary():
     for words in (
         "1,228,800 tokens",
         "12,346 tokens/s",
-        "4.328 bits",
-        "9.200 bits (4.87 below it)",
+        "3.0000 nats per token",
+        "3.38 below the unigram entropy of 6.3770",
         "1.200 bits per byte",
         "/c",
         "/r",
@@ -77,7 +77,7 @@ def test_summary():
     ):
         assert words in text
     assert text.endswith("sample\ndef f():\n    [pass]")
-    assert "4.33 ABOVE it" in console.summary_text(summary | {"unigram_entropy_bits": 0.0})
+    assert "3.00 ABOVE the unigram entropy" in console.summary_text(summary | {"unigram_entropy_bits": 0.0})
     unmeasured = {"validation_loss": None, "validation_bits_per_token": None, "bits_per_byte": None}
     assert "not finite" in console.summary_text(summary | unmeasured)
 
@@ -100,6 +100,20 @@ def test_a_bar_shows_the_loss_of_the_whole_run_and_the_newest_checkpoint():
         handler.emit(record("step", progress={"done": 1000, "total": 1000, "unit": "", "loss": None}))
     finally:
         handler.close()
+
+
+def test_a_finished_bar_becomes_a_line_when_other_records_follow(capsys):
+    handler = console.BarHandler(logging.INFO)
+    try:
+        for done in (1, 2):
+            handler.emit(record("checking", progress={"done": done, "total": 2, "unit": "files"}))
+        assert len(handler.progress.tasks) == 1
+        handler.emit(record("checkpoint committed at step 600", checkpoint=600))
+        assert not handler.progress.tasks and not handler.bars
+    finally:
+        handler.close()
+    finished, later = capsys.readouterr().err.split("checkpoint committed")
+    assert "checking  2/2 files" in finished.splitlines()[-2] and "2/2" not in later
 
 
 @pytest.mark.parametrize("columns", [80, 140])

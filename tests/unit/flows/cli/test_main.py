@@ -122,7 +122,7 @@ def test_init_writes_what_run_can_read(command, texts):
     built = command("preprocess", "my.yaml", *small)
     assert built.returncode == 0, built.stderr
     again = command("init", "my.yaml", "--files", "*.txt")
-    assert again.returncode == 64 and "my.yaml exists already" in said(again)
+    assert again.returncode == 64 and "my.yaml already exists" in said(again)
     silent = command("init", "other.yaml")
     assert silent.returncode == 64 and "name it with --files PATH" in said(silent)
     assert command("init", "other.yaml", "--files", "nothing").returncode == 65
@@ -175,7 +175,7 @@ def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
     assert main(["help"]) == 0
     text = capsys.readouterr().out
     named = set(re.findall(r"^  (\w+) ", text, re.MULTILINE))
-    assert set(COMMANDS) <= named and text.count("for example: infini-llama ") == 4
+    assert set(COMMANDS) <= named and text.count("Example: infini-llama ") == 4
     assert all(Path(ROOT, page).is_file() for page in re.findall(r"\((docs/.*\.md)\)", text))
     assert main(["help", "generate"]) == 0
     text = capsys.readouterr().out

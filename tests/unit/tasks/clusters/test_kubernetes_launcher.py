@@ -111,7 +111,7 @@ def test_a_job_of_that_name_that_is_somebody_elses_is_refused(cluster, attempt_d
     start(attempt_dir)
     found = cluster.objects["jobsets", "team", name_of(attempt_dir)]
     found["metadata"]["annotations"] = {"infini-llama/attempt": "/elsewhere"}
-    with pytest.raises(ConfigError, match="exists already and is not of"):
+    with pytest.raises(ConfigError, match="already exists and does not belong to"):
         start(attempt_dir)
 
 
@@ -160,7 +160,7 @@ def test_asked_to_stop_it_deletes_in_the_foreground_and_waits_until_the_job_is_g
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"token": "another"}, "does not know who we are (401"),
+        ({"token": "another"}, "rejected the credentials (401"),
         (
             {"forbidden": "POST"},
             "the account needs create, get, list, watch and delete on jobsets.jobset.x-k8s.io in namespace team",
@@ -181,7 +181,7 @@ def test_a_server_that_is_away_for_a_while_does_not_end_the_job(cluster, attempt
     cluster.forget()
     wait_for(lambda: job.said)
     assert job.poll() is None
-    assert "401" in caplog.text and "may go on" in caplog.text
+    assert "401" in caplog.text and "may still be running" in caplog.text
     cluster.token, cluster.forgotten = "secret-token", 0
     cluster.set_condition("jobsets", "team", name_of(attempt_dir), "Completed")
     wait_for(lambda: job.poll() == 0)
@@ -197,7 +197,7 @@ def test_no_answer_at_all_is_worth_another_try(attempt_dir, cluster):
 def test_without_a_cluster_there_is_a_sentence(attempt_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "absent"))
-    with pytest.raises(ConfigError, match="no cluster is known here"):
+    with pytest.raises(ConfigError, match="no cluster is configured here"):
         start(attempt_dir)
 
 

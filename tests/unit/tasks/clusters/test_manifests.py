@@ -75,7 +75,7 @@ def test_names_are_short_and_of_one_place_only():
 @pytest.mark.parametrize(
     ("plan", "changed", "words"),
     [
-        (PLAN, {"mount_path": "/data"}, "does not lie in environment.kubernetes.mount_path=/data"),
+        (PLAN, {"mount_path": "/data"}, "is not inside environment.kubernetes.mount_path=/data"),
         (
             PLAN.model_copy(update={"env": {"WANDB_API_KEY": "abc", "NCCL_DEBUG": "INFO"}}),
             {},

@@ -227,10 +227,10 @@ def test_command_line_then_variables_then_the_order_say_where_a_node_is(monkeypa
     assert where == tmp_path and requested == node.NodeSettings(2, 1, "b", 7)
     assert requested.over(plan) == {"nnodes": 2, "master_addr": "b", "port": 7}
     assert node.NodeSettings().over(plan) == plan
-    with pytest.raises(ConfigError, match=r"NNODES=2, but the run is ordered with environment.nnodes=4"):
+    with pytest.raises(ConfigError, match=r"NNODES=2, but the run has environment.nnodes=4"):
         requested.over(plan | {"nnodes": 4})
     monkeypatch.setenv("NODE_RANK", "first")
-    with pytest.raises(ConfigError, match="NODE_RANK=first is not a whole number"):
+    with pytest.raises(ConfigError, match="NODE_RANK=first is not an integer"):
         node.parse([str(tmp_path)])
 
 

@@ -17,7 +17,7 @@ def place_of_another(folder, node: int, **words) -> None:
 def test_those_that_join_get_the_free_places_behind_the_first(tmp_path):
     assert records.claim(tmp_path, None, 3) == 1
     place_of_another(tmp_path, 2)
-    with pytest.raises(ConfigError, match=r"all 3 nodes of .* are there already"):
+    with pytest.raises(ConfigError, match=r"all 3 nodes of .* have already joined"):
         records.claim(tmp_path, None, 3)
 
 

@@ -103,13 +103,13 @@ def test_a_node_that_cannot_reach_the_first_is_named_with_what_to_open(attempt_d
     first, other = both(attempt_dir, order, order, REQUESTED | {"port": 9})
     assert type(first) is type(other) is PipelineError, "it may work the next time"
     assert "after 3 s (environment.join_timeout): Node 1 (" in str(first)
-    assert "at 127.0.0.1:9: Connection refused; let TCP through" in str(first)
+    assert "at 127.0.0.1:9: Connection refused; allow TCP" in str(first)
 
 
 def test_a_node_that_does_not_come_is_named_with_the_command_to_start(attempt_dir, built):
     records.node_path(attempt_dir, 1).unlink()
     with pytest.raises(
-        PipelineError, match=r"Node 1 of 2 is not there; start `infini-llama join .*/mine` on each other"
+        PipelineError, match=r"Node 1 of 2 has not joined; start `infini-llama join .*/mine` on each other"
     ):
         meeting.gather(attempt_dir, order_for(*built, join_timeout=0.5), REQUESTED, lambda: None)
     assert refusal(attempt_dir).exit_code == PipelineError.exit_code

@@ -43,7 +43,7 @@ def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the
     prepare(attempt_dir, "17")
     (attempt_dir / "status-0.json").write_text("{}")
     (attempt_dir / "heartbeat-0").write_text("old")
-    (attempt_dir / HUNG).write_text("rank 0 has not moved")  # else its end would be taken for a hang's too
+    (attempt_dir / HUNG).write_text("rank 0 has sent no heartbeat")  # else its end would be taken for a hang's too
     (attempt_dir / ENDED).write_text("76\n")
     monkeypatch.setattr(restart.checkpoints, "newest_good", lambda folder: folder / "step-00000005")
     monkeypatch.setattr(restart.checkpoints, "read_state", lambda path: restart.checkpoints.TrainState(step=5))

@@ -185,7 +185,7 @@ def test_json_nested_beyond_what_python_parses_is_damaged(theirs):
         ("other model", ConfigError, "model_type='gpt2'"),
         ("outside", DataError, "outside its folder"),
         ("shard gone", DataError, "model-00002-of-00002.safetensors is missing"),
-        ("no config", ConfigError, "no Hugging Face folder"),
+        ("no config", ConfigError, "not a Hugging Face folder"),
     ],
 )
 def test_what_cannot_be_imported_is_said(theirs, tmp_path, how, kind, words):

@@ -44,4 +44,4 @@ def test_a_run_of_an_older_version_goes_on_as_it_was(tmp_path, caplog):
     caplog.clear()
     plan = begun(settings({"tune": "quick"}), tmp_path, "run", machine=machine)
     assert (plan.precision, plan.allocator, plan.compile) == ("fp32", "system", "off")
-    assert "bitwise" not in caplog.text and "written anew" not in caplog.text
+    assert "bitwise" not in caplog.text and "written again" not in caplog.text

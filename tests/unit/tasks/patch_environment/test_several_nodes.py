@@ -65,7 +65,7 @@ def test_the_same_ranks_on_other_machines_lose_nothing(facts):
         ),
         (
             {"master_addr": "a b", "nnodes": 2},
-            ["environment.master_addr: 'a b' is not a name or an IPv4 address of a machine, or auto"],
+            ["environment.master_addr: 'a b' is not a host name, an IPv4 address or auto"],
         ),
         (
             {"nnodes": 3, "nproc_per_node": 2},

@@ -28,7 +28,7 @@ def test_it_tells_source_counts_lengths_checks_and_text(text, parts):
         "| licence | not stated |",
         f"| train | {reference.train.documents:,} | {reference.train.tokens:,} |",
         "| whole: ",
-        "### Tokens of a document",
+        "### Tokens per document",
         f"`{dataset.path}`",
         dataset.samples[0].strip()[:40],
     ):

@@ -152,7 +152,7 @@ def test_a_damaged_level_is_moved_aside_with_a_line_and_built_anew(data, tmp_pat
     assert lookup(data(), str(tmp_path)) is None
     with caplog.at_level(logging.WARNING):
         assert preprocess(data(), str(tmp_path)) == reference | {"built": ["chunks"]}
-    assert f"{reference['chunks']} is not complete; it was moved to" in caplog.text
+    assert f"{reference['chunks']} is incomplete; it was moved to" in caplog.text
     os.truncate(next((folder / "train").glob("*.arrow")), 100)
     assert preprocess(data(), str(tmp_path)) == reference | {"built": ["tokens"]}
     assert digests(folder) == before

@@ -15,7 +15,7 @@ def test_a_dataset_as_a_page(built, read_page):
     for words in (
         f"{documents:,} documents",
         "Tokens per document",
-        "Left-out documents and duplicates",
+        "Skipped documents and duplicates",
         "not stated",
         "Of ",
     ):

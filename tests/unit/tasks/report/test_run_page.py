@@ -14,7 +14,9 @@ from infini_llama.tasks.storage.locks import Lock
 def test_a_finished_run(make_run, read_page):
     folder = make_run(gates=[0.25, 0.5])
     paths = write_report(folder)
-    page = read_page((folder / "report.html").read_text())
+    written = (folder / "report.html").read_text()
+    assert 'http-equiv="refresh"' not in written and "<title>step 60\ntraining " in written, "values under the pointer"
+    page = read_page(written)
     for words in (
         "finished; step 60 of 60",
         "5.4000 training loss, nats",
@@ -23,7 +25,7 @@ def test_a_finished_run(make_run, read_page):
         "Mean gate: fraction of memory in Infini-attention's output",
         "def f(): </pre><script>",
         "a second text",
-        "rank 1 ended without a word",
+        "rank 1 ended without an error report",
         "step-00000060",
         "latest best",
         "ab12",
@@ -40,6 +42,7 @@ def test_a_run_that_goes_on(make_run, read_page):
         write_report(folder)
     page = read_page((folder / "report.html").read_text())
     assert "running; step 33 of 60" in page.text
+    assert 'http-equiv="refresh"' in (folder / "report.html").read_text()
     assert page.elements.count("svg") == 6
     assert RunRecord(folder).state == "stopped"
 

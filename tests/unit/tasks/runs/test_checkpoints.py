@@ -161,7 +161,7 @@ def test_rules(folder, tmp_path):
         choose(folder, "never", None)
     with pytest.raises(ConfigError, match="checkpoint"):
         choose(empty, "must", None)
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="not a folder"):
         choose(folder, str(tmp_path / "nowhere"), None)
 
 

@@ -31,7 +31,7 @@ def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():
         1, [word(0, "failed", 70, message="Connection closed by peer [127.0.0.1]:1"), word(1, "running", 70)], "logs"
     )
     assert outcome.kind == "failed" and outcome.code == 70
-    assert "rank 1 ended without a word" in outcome.message
+    assert "rank 1 ended without an error report" in outcome.message
 
 
 def test_a_killed_torchrun_is_named_by_its_signal():

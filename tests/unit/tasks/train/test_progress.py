@@ -34,7 +34,7 @@ def test_the_second_step_says_how_long_it_will_take_and_no_other(told):
     for step in (2, 3):
         write(step, seconds=10)
         progress.poll()
-    assert said() == ["1 h 59 min to go at the speed of step 2"]
+    assert said() == ["1 h 59 min remaining at the speed of step 2"]
 
 
 def test_a_resumed_run_says_what_is_left_of_it(told):
@@ -43,7 +43,7 @@ def test_a_resumed_run_says_what_is_left_of_it(told):
     progress = Progress(run, max_steps=100, log_every=100)
     write(51, 52, seconds=10)
     progress.poll()
-    assert said() == ["8 min to go at the speed of step 52"]
+    assert said() == ["8 min remaining at the speed of step 52"]
 
 
 def test_a_short_run_needs_no_announcement(told):

@@ -97,10 +97,10 @@ def test_nothing_in_a_checkpoint_is_a_pickle(saved):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda part: part.update(file="../rank-00000.bin"), "no file of a checkpoint"),
-        (lambda part: part.update(file="/etc/passwd"), "no file of a checkpoint"),
-        (lambda part: part.update(start=part["start"] + 3), "where none can be"),
-        (lambda part: part.update(start=-64), "where none can be"),
+        (lambda part: part.update(file="../rank-00000.bin"), "not a file of a checkpoint"),
+        (lambda part: part.update(file="/etc/passwd"), "not a file of a checkpoint"),
+        (lambda part: part.update(start=part["start"] + 3), "invalid part"),
+        (lambda part: part.update(start=-64), "invalid part"),
         (lambda part: part.update(start=1 << 40), "beyond the end"),
         (lambda part: part.update(sizes="all"), "cannot be loaded"),
         (lambda part: part.pop("offsets"), "cannot be loaded"),

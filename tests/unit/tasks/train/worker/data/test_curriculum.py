@@ -98,8 +98,8 @@ def test_steps_and_shares_become_samples(caplog):
     [
         ([{"sequence_length": 12, "until_step": 3}], "does not divide"),
         ([{"sequence_length": 64, "until_step": 3}], "does not divide"),
-        ([{"sequence_length": 8}], "a stage has one of them"),
-        ([{"sequence_length": 8, "until_step": 3, "until_fraction": 0.1}], "a stage has one of them"),
+        ([{"sequence_length": 8}], "set exactly one of them"),
+        ([{"sequence_length": 8, "until_step": 3, "until_fraction": 0.1}], "set exactly one of them"),
         ([{"sequence_length": 8, "until_step": 3}, {"sequence_length": 16, "until_fraction": 0.5}], "all of them the same"),
         ([{"sequence_length": 8, "until_step": 3}, {"sequence_length": 16, "until_step": 3}], "end later"),
     ],
