@@ -100,7 +100,7 @@ def definition(name: str, config: PipelineConfig) -> RunnerDeployment:
         work_pool_name=offered.work_pool,
         tags=[*tags_of(config), f"deployment:{name}"],
         version=version_of(config),
-        description=f"{pretrain.name} with the configuration {name}. Runs of one name carry on the same training.",
+        description=f"{pretrain.name} with the configuration {name}. Runs with the same name resume the same training.",
         job_variables={
             "working_dir": str(Path.cwd()),
             "env": run_variables(offered),
