@@ -48,4 +48,4 @@ def test_what_was_left_out_is_counted_with_its_reason(parts):
     shown = card(dataset.model_copy(update={"left_out": left_out}), reference, report)
     assert "Of 1,234 records read" in shown and "| empty | 3 |" in shown and "- a.json: no text" in shown
     assert "exact duplicates (kept" in shown and "too short" not in shown
-    assert "Left out" not in card(dataset.model_copy(update={"left_out": LeftOut(records=5)}), reference, report)
+    assert "Skipped" not in card(dataset.model_copy(update={"left_out": LeftOut(records=5)}), reference, report)
