@@ -56,8 +56,7 @@ def _plan(data: DataConfig, corpus: Corpus) -> tuple[DatasetPlan, Plan]:
     if not members:
         log_left_out(corpus.report)
         raise DataError(
-            "every file that data.files matches is empty, or all documents are skipped; there is no text to "
-            "train on."
+            "every file that data.files matches is empty, or all documents are skipped; there is no text to train on."
         )
     units = plan_units(corpus, data.shard_size)
     tokens = tokens_key(data, corpus.identity, max(unit.number for unit in units.units) + 1)
