@@ -132,7 +132,7 @@ def test_a_key_of_any_kind_is_unknown(key):
 
 
 def test_what_is_no_mapping_is_refused():
-    with pytest.raises(ConfigError, match="dict"):
+    with pytest.raises(ConfigError, match="mapping"):
         parse_config([1])  # pyright: ignore[reportArgumentType]
 
 

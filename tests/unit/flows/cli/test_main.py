@@ -179,7 +179,7 @@ def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
     assert all(Path(ROOT, page).is_file() for page in re.findall(r"\((docs/.*\.md)\)", text))
     assert main(["help", "generate"]) == 0
     text = capsys.readouterr().out
-    assert "usage: infini-llama generate" in text and "(default: 128)" in text and "docs/evaluation.md" in text
+    assert "usage: infini-llama generate" in text and "(default: 128)" in text and "docs/model.md" in text
 
 
 @pytest.mark.parametrize("words", [["trian", "run.yaml"], ["help", "trian"]])

@@ -113,7 +113,7 @@ def test_after_a_meeting_that_failed_a_node_takes_part_in_the_next_attempt(run, 
         begin(3, nnodes=3)
         with pytest.raises(ConfigError, match="NNODES=2"):
             following.result(20)
-    assert caplog.text.count("Node 1 of 2 is not there") == 2
+    assert caplog.text.count("Node 1 of 2 has not joined") == 2
 
 
 def test_the_workers_get_the_grace_period_that_was_measured(tmp_path, monkeypatch):

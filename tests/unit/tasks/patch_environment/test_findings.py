@@ -28,7 +28,7 @@ def laptop(tmp_path_factory):
             "error",
             "(Read-only file system); choose another runtime.home",
         ),
-        ({"disk": DISK | {"free": 10**9}}, "disk", "warning", "free space"),
+        ({"disk": DISK | {"free": 10**9}}, "disk", "warning", "free disk space"),
         (
             {"memory": {"total": 10**9, "available": 10**9, "limit": "machine"}},
             "memory available",

@@ -44,7 +44,7 @@ def test_the_page(two, read_page):
 
 
 def test_what_cannot_be_compared(two, tmp_path):
-    with pytest.raises(ConfigError, match=r"1 run.* 2 and 8"):
+    with pytest.raises(ConfigError, match=r"1 run.* 2 to 8"):
         compare(two[:1])
     with pytest.raises(ConfigError, match="name"):
         compare([two[0], two[0]])
