@@ -190,8 +190,8 @@ def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path |
     for pattern in patterns:
         folder, files = (_remote if is_remote(pattern) else _local)(pattern, key, form)
         if not files:
-            looked = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
-            where = f" (the folder holds no txt, md, {', '.join(RECORDS)} file)" if folder else looked
+            searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
+            where = f" (the folder holds no txt, md, {', '.join(RECORDS)} file)" if folder else searched
             raise DataError(f"{key}: no file matches '{pattern}'{where}.")
         for path, name in files:
             if (real := _real(path)) not in seen:
