@@ -46,8 +46,9 @@ class EnvironmentConfig(Section):
     attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = Field(
         default="auto",
         title="Attention backend",
-        description="Implementation of softmax attention. auto: sdpa; with environment.tune, the fastest one with "
-        "correct results.",
+        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn (flash2, flash4, or with "
+        "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa; with "
+        "environment.tune the fastest one that gives correct results.",
         json_schema_extra=on_resume(Resume.EXACT),
     )
     allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = Field(

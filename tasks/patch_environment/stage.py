@@ -93,6 +93,8 @@ def patch_environment(
         plan.allocator,
         plan.distributed_backend,
     )
+    if plan.device == "cuda" and (reason := plan.reasons.get("attention_backend")):
+        log.info("attention by %s: %s", plan.attention_backend, reason)
     return PatchedEnvironment(plan=plan, record=record)
 
 

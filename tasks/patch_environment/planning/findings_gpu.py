@@ -23,7 +23,7 @@ def gpu_findings(facts: MachineFacts) -> list[Finding]:
         )
         return [*found, finding("GPUs", "unusable", "warning", fix)]
     if not facts.gpus:
-        return [finding("GPUs", "none", "note", "Training runs on the CPU.")]
+        return [finding("GPUs", "none", "note", "Training runs on the CPU."), *_attention(facts.attention, tried=False)]
     for number, gpu in enumerate(facts.gpus):
         found.append(_gpu(number, gpu))
     if len(facts.gpus) > 1 and facts.driver:
@@ -33,7 +33,7 @@ def gpu_findings(facts: MachineFacts) -> list[Finding]:
     if not facts.nccl:
         sentence = "This torch is built without NCCL, so several GPUs communicate through gloo, which is slow; install a CUDA build."
         found.append(finding("nccl", "missing", "warning", sentence))
-    return [*found, *_attention(facts.attention)]
+    return [*found, *_attention(facts.attention, tried=facts.gpus[0].bf16)]
 
 
 def _gpu(number: int, gpu: Gpu) -> Finding:
@@ -73,7 +73,7 @@ def _driver(facts: MachineFacts) -> list[Finding]:
     return [finding("driver", value)]
 
 
-def _attention(errors: dict[str, str]) -> list[Finding]:
+def _attention(errors: dict[str, str], tried: bool) -> list[Finding]:
     packages = {"flash2": "flash-attn", "flash4": "flash-attn-4", "varlen": "torch's attention for packed rows"}
     found = []
     for backend, error in errors.items():
@@ -81,6 +81,6 @@ def _attention(errors: dict[str, str]) -> list[Finding]:
         why = f"{packages[backend]} is not installed" if missing else error
         sentence = f"Not usable ({why}); attention_backend={backend} is refused and torch's own attention is used."
         severity: Severity = "ok" if not error else "note" if missing else "warning"
-        value = "no" if error else "can be imported"
+        value = "no" if error else "agrees with torch's own" if tried else "can be imported"
         found.append(finding(f"attention by {backend}", value, severity, sentence if error else ""))
     return found

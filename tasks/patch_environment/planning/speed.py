@@ -6,6 +6,10 @@ from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import Device, Precision
 
 HALF_ONLY = ("varlen", "flash2", "flash4")
+# In the order in which `auto` takes them. torch's own attention includes a flash kernel, but not for several documents in a sequence.
+FLASH = ("flash2", "flash4")
+FLASH_OF_DOCUMENTS = ("flash2", "flash4", "varlen")
+TRIED_HEAD_SIZES = (64, 128)  # by the probe (tuning/attention_trial.py)
 # Bytes of fp32 logits of one micro-batch from which they are computed in parts, and the tokens of one; measured in benchmarks/loss.py.
 LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
 CHUNK = {"cpu": 256, "cuda": 4096}
@@ -53,7 +57,7 @@ def allocator(config: PipelineConfig, device: Device, facts: MachineFacts, notes
 
 
 def attention(config: PipelineConfig, devices: Devices, number: Precision, facts: MachineFacts, notes: Notes) -> str:
-    """The configuration's attention backend, checked; sdpa where it leaves that open.
+    """The configuration's attention backend, checked; where it leaves that open, flash attention if it works here, else sdpa.
 
     Args:
         number: the precision.
@@ -72,8 +76,33 @@ def attention(config: PipelineConfig, devices: Devices, number: Precision, facts
         notes.problems.append(f"{key}, but it cannot drop weights; set model.attention_dropout=0 or use sdpa.")
     if requested != "auto":
         return requested
-    notes.reasons["attention_backend"] = "torch's scaled_dot_product_attention chooses the kernel"
-    return "sdpa"
+    if fault := _without_flash(config, devices, number):
+        notes.reasons["attention_backend"] = f"torch's scaled_dot_product_attention chooses the kernel; {fault}"
+        return "sdpa"
+    candidates = FLASH_OF_DOCUMENTS if config.train.document_isolation else FLASH
+    candidates = ("flash2",) if config.model.attention_dropout else candidates
+    chosen = next((name for name in candidates if facts.attention.get(name) == ""), None)
+    if chosen is None:
+        faults = (
+            f"{name} was not tried" if (fault := facts.attention.get(name)) is None else f"{name}: {fault}"
+            for name in candidates
+        )
+        notes.reasons["attention_backend"] = (
+            f"torch's scaled_dot_product_attention chooses the kernel; {'; '.join(faults)}"
+        )
+        return "sdpa"
+    notes.reasons["attention_backend"] = "it can be imported, and agrees with torch's own attention in a trial"
+    return chosen
+
+
+def _without_flash(config: PipelineConfig, devices: Devices, number: Precision) -> str:
+    """Why `auto` does not look for flash attention; "" where it does."""
+    if devices.device == "cpu":
+        return "flash attention needs a GPU"
+    if number != "bf16":
+        return f"flash attention is tried in bf16 only, and this run's precision is {number}"
+    size = config.model.hidden_size // config.model.num_attention_heads
+    return "" if size in TRIED_HEAD_SIZES else f"flash attention is not tried at a head size of {size}"
 
 
 def compile_fault(device: Device, facts: MachineFacts) -> str:

@@ -6,7 +6,7 @@ import subprocess
 from typing import NamedTuple
 
 from infini_llama.tasks.patch_environment.patches.flash_faults import explain
-from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.machine import ANSWER, ATTENTION, Machine
 from infini_llama.tasks.records.machine import Driver, Gpu, GpuFacts, GpuProcess
 
 # Driver nodes of NVIDIA on Linux and under WSL.
@@ -18,10 +18,10 @@ APPS = "gpu_uuid,pid,used_memory"
 
 
 def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
-    """The GPUs as torch and the driver report them; nothing is asked where there is no driver."""
+    """The GPUs as torch and the driver report them. Without a driver only an installed flash-attn is asked whether it can be imported."""
     hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # the user's way to keep GPUs out of it
     if hidden or not any(machine.path(node).exists() for node in DRIVER_NODES):
-        return GpuFacts(gpus=())
+        return GpuFacts(gpus=(), attention=_imports(machine, seconds))
     installed = driver(machine)
     try:
         child = machine.ask_python(machine.questions, seconds)
@@ -35,12 +35,28 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
     return answer.model_copy(
         update={
             "driver": installed,
-            "attention": {backend: error and explain(error) for backend, error in answer.attention.items()},
+            "attention": explained(answer.attention),
             "gpus": tuple(
                 _merged(gpu, _report_of(gpu, index, len(answer.gpus), reports)) for index, gpu in enumerate(answer.gpus)
             ),
         }
     )
+
+
+def explained(faults: dict[str, str]) -> dict[str, str]:
+    """What attention functions failed with, as a cause and its fix."""
+    return {backend: fault and explain(fault) for backend, fault in faults.items()}
+
+
+def _imports(machine: Machine, seconds: float) -> dict[str, str]:
+    """Why each attention function cannot be imported, on a machine that cannot try it; {} if no package of them is installed."""
+    if not machine.has_package("flash_attn"):
+        return {}
+    try:
+        child = machine.ask_python(ATTENTION + ANSWER, seconds)
+    except subprocess.TimeoutExpired:
+        return {}
+    return {} if child.returncode else explained(json.loads(child.stdout.splitlines()[-1])["attention"])
 
 
 def driver(machine: Machine) -> Driver | None:

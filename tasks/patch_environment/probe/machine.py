@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 # A child process asks torch about GPUs; its last line is JSON.
-# Whether the functions can be imported; tuning/attention_trial.py checks what they compute.
+# Whether the attention functions can be imported, and on a GPU whether they agree with torch's own.
 ATTENTION = """
 import json, torch
 from infini_llama.model.flash import PLACES, function_of
@@ -35,7 +36,13 @@ for index in range(torch.cuda.device_count()):
 ANSWER = """
 print("\\n" + json.dumps(report))
 """
-QUESTIONS = ATTENTION + DEVICES + ANSWER
+TRIAL = """
+from infini_llama.tasks.patch_environment.tuning.attention_trial import disagreement
+if report["gpus"] and report["gpus"][0]["bf16"]:
+    for backend, error in report["attention"].items():
+        report["attention"][backend] = error or disagreement(backend, "cuda", "bf16")
+"""
+QUESTIONS = ATTENTION + DEVICES + TRIAL + ANSWER
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,11 @@ class Machine:
     def find(self, command: str) -> str | None:
         """The command's path; None if it is not installed."""
         return shutil.which(command, path=self.environ.get("PATH", os.defpath))
+
+    def has_package(self, name: str) -> bool:
+        """Whether `ask_python`'s interpreter finds the package; it is not imported."""
+        first = self.environ.get("PYTHONPATH", "").split(os.pathsep)
+        return PathFinder.find_spec(name, [*filter(None, first), *sys.path]) is not None
 
     def run(self, *command: str, seconds: float = 10.0) -> str | None:
         """What the command prints; None if it is missing, fails or takes too long."""

@@ -86,7 +86,8 @@ def node_facts(facts: MachineFacts, node: NodeConfig) -> MachineFacts:
     }
     if node.gpus is not None:
         gpus_of_node = (_node_gpu(node),) * node.gpus
-        changed |= {"gpus": gpus_of_node, "nccl": node.gpus > 0, "driver": None, "gpu_fault": ""}
+        untried = {backend: fault for backend, fault in facts.attention.items() if fault}
+        changed |= {"gpus": gpus_of_node, "nccl": node.gpus > 0, "driver": None, "gpu_fault": "", "attention": untried}
     if node.cores is not None:
         changed["cores"] = node.cores
     if node.memory is not None:

@@ -1,10 +1,12 @@
-"""Run in a child process: which functions compute softmax attention correctly here, and how fast, at a run's own shapes."""
+"""Run in a child process: which functions compute softmax attention correctly here, and how fast."""
 
 import json
 import statistics
 import time
 from dataclasses import dataclass
 from typing import TypedDict
+
+from infini_llama.tasks.patch_environment.planning.speed import TRIED_HEAD_SIZES
 
 ROUNDS = 5
 # Of the reference's largest entry: what rounding explains (bf16 has 8 bits, and a gradient sums over a row).
@@ -34,8 +36,8 @@ class AttentionResult(TypedDict, total=False):
     error: str
 
 
-def try_attention(case: AttentionCase) -> dict[str, AttentionResult]:
-    """Run forward and backward by each candidate, compare with exact attention in fp32, then time it.
+def try_attention(case: AttentionCase, rounds: int = ROUNDS) -> dict[str, AttentionResult]:
+    """Run forward and backward by each candidate, compare with exact attention in fp32, then time it in `rounds`.
 
     Returns:
         the result of each candidate.
@@ -78,14 +80,26 @@ def try_attention(case: AttentionCase) -> dict[str, AttentionResult]:
                 results[backend] = {"error": f"it differs from plain mathematics by {difference:.2g}"}
                 continue
             times = []
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 began = time.perf_counter()
                 once(backend, dtype)
                 times.append(time.perf_counter() - began)
-            results[backend] = {"seconds": statistics.median(times), "difference": difference}
+            results[backend] = {"difference": difference}
+            if times:
+                results[backend]["seconds"] = statistics.median(times)
         except Exception as error:
             results[backend] = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
     return results
+
+
+def disagreement(backend: str, device: str, precision: str) -> str:
+    """Why a backend cannot be used on this device, "" if it agrees with exact attention at TRIED_HEAD_SIZES, with and without documents."""
+    for head_dim in TRIED_HEAD_SIZES:
+        for documents in (False, True):
+            case = AttentionCase([backend], device, precision, 2, 4, 2, 200, head_dim, documents)
+            if error := try_attention(case, rounds=0)[backend].get("error"):
+                return error
+    return ""
 
 
 def main(case: str) -> None:

@@ -227,3 +227,31 @@ def test_a_driver_that_torch_cannot_use_is_named(laptop):
 def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
     plan = resolve(config(), changed(laptop, {"gpus": [GPU] * 2, "nccl": False}))
     assert plan.distributed_backend == "gloo" and "distributed_backend" in findings(plan)
+
+
+@pytest.mark.parametrize(
+    ("attention", "settings", "expected"),
+    [
+        ({"flash2": "", "flash4": "", "varlen": ""}, {}, "flash2"),
+        ({"flash2": "undefined symbol", "flash4": "", "varlen": ""}, {}, "flash4"),
+        ({"flash2": "it differs from plain mathematics by 2", "flash4": "No module", "varlen": ""}, {}, "sdpa"),
+        (
+            {"flash2": "No module", "flash4": "No module", "varlen": ""},
+            {"train": {"document_isolation": True}},
+            "varlen",
+        ),
+        ({"flash2": "", "varlen": ""}, {"environment": {"precision": "fp32"}}, "sdpa"),
+        ({"flash2": "", "varlen": ""}, {"environment": {"device": "cpu"}}, "sdpa"),
+        ({"flash2": "", "varlen": ""}, {"environment": {"attention_backend": "sdpa"}}, "sdpa"),
+        ({"flash2": "", "varlen": ""}, {"model": {"hidden_size": 256, "num_attention_heads": 8}}, "sdpa"),
+        ({"flash4": ""}, {"model": {"attention_dropout": 0.1}}, "sdpa"),
+        ({}, {}, "sdpa"),
+    ],
+)
+def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, attention, settings, expected):
+    facts = changed(laptop, {"gpus": [GPU], "nccl": True, "attention": attention})
+    found = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}} | settings)
+    plan = resolve(found, facts)
+    assert plan.attention_backend == expected
+    if fault := attention.get("flash2"):
+        assert expected == "flash4" or expected == "varlen" or fault in plan.reasons["attention_backend"]

@@ -79,7 +79,7 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, package, backend,
     facts = probe(tmp_path, settings(), machine)  # once: it imports torch in a process of its own
     monkeypatch.setattr("infini_llama.tasks.patch_environment.doctor.probe", lambda *_, **__: facts)
     found = report(machine, tmp_path)
-    assert found.plan.attention_backend == "sdpa"
+    assert found.plan.attention_backend == ("sdpa" if package else "flash4")
     finding = findings(found)[f"attention by {backend}"]
     assert finding.severity == severity and words in finding.sentence
     if package is None:

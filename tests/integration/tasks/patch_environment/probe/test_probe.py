@@ -1,10 +1,12 @@
 """Limits are read from real folders shaped like those of containers; the rest is asked of this machine itself."""
 
 import json
+import os
 
 import pytest
 
 from infini_llama.tasks.patch_environment.probe.gpus import gpus
+from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 from support.machines import changed, with_driver
 
@@ -30,3 +32,12 @@ def test_the_real_questions_run(tmp_path):
     """On a machine with a GPU they describe it; on one without, torch says so in a sentence."""
     answer = gpus(with_driver(tmp_path))
     assert answer.gpus or any(word in answer.gpu_fault for word in ("CUDA", "NVIDIA"))
+
+
+def test_an_installed_flash_attn_is_imported_without_a_gpu(tmp_path):
+    package = tmp_path / "site" / "flash_attn"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('libcudart.so.11.0: cannot open shared object file')")
+    paths = os.pathsep.join((str(package.parent), os.environ.get("PYTHONPATH", "")))
+    found = gpus(Machine(root=tmp_path, environ=dict(os.environ) | {"PYTHONPATH": paths}))
+    assert not found.gpus and "CUDA 11.0" in found.attention["flash2"] and found.attention["varlen"] == ""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from infini_llama.tasks.patch_environment.tuning import trials
+from infini_llama.model import backends, flash
+from infini_llama.tasks.patch_environment.tuning import attention_trial, trials
 from infini_llama.tasks.patch_environment.tuning.trials import StepTiming, TrialFailed
 from infini_llama.tasks.patch_environment.tuning.tune import tune
 from infini_llama.tasks.records.environment import Trial
@@ -91,3 +92,16 @@ def test_the_tuned_plan_is_pinned_at_the_first_attempt(case, tmp_path, monkeypat
     )
     later = begun(config, tmp_path, "run", machine=machine)
     assert (later.nproc_per_node, later.threads) == (8, 1) and len(tried) == count
+
+
+def test_a_function_is_usable_if_it_agrees_with_exact_attention(monkeypatch):
+    assert attention_trial.disagreement("blocked", "cpu", "fp32") == ""
+    monkeypatch.setitem(flash.PLACES, "flash2", ("no_such_package", "function"))
+    flash.function_of.cache_clear()
+    assert "no_such_package" in attention_trial.disagreement("flash2", "cpu", "bf16")
+    exact = backends.causal_attention
+    monkeypatch.setattr(
+        backends, "causal_attention", lambda q, k, v, *others: exact(q, k, v, *others) * (1 + (others[1] == "blocked"))
+    )
+    assert "differs" in attention_trial.disagreement("blocked", "cpu", "fp32")
+    flash.function_of.cache_clear()
