@@ -284,8 +284,17 @@ class DataConfig(TextConfig):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto",
         title="Row table device",
-        description="Device that computes the row table: auto (a GPU if available and the table is large), cpu, cuda "
-        "or cuda:K. The dataset does not depend on it.",
+        description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU, which is faster at every size. The dataset "
+        "does not depend on it.",
+        json_schema_extra=on_resume(Resume.FREE),
+    )
+
+    residency: Literal["auto", "device", "host"] = Field(
+        default="auto",
+        title="Residency",
+        description="Where training tokens are kept. device: in the memory of each worker's device, where batches are built. host: in "
+        "mapped files; train.dataloader_num_workers prepares batches ahead. auto: on GPUs, device if the tokens take at most "
+        "a tenth of the memory; otherwise host. The batches are the same with each.",
         json_schema_extra=on_resume(Resume.FREE),
     )
 

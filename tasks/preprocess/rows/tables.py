@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -166,13 +167,9 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     Raises:
         DataError: a split, or a source's training text, is shorter than one row.
     """
-    device, used = resolve_device(data.device), set()
-
-    def starts_of(count: int, step: int) -> np.ndarray:
-        starts, by = compute_starts(count, step, device, required=data.device != "auto")
-        used.add(by)
-        return starts
-
+    # Packing is sequential, so only numpy does it, whatever device is requested.
+    device = "cpu" if data.strategy in PACKED else resolve_device(data.device)
+    starts_of = partial(compute_starts, device=device)
     content = read_dataset(dataset).content
     built = {split: _table_of(data, dataset, split, content[split], starts_of) for split in SPLITS}
     train, validation = (built[split] for split in SPLITS)
@@ -185,7 +182,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     )
     meta = RowTableMeta(
         key=key,
-        device=", ".join(sorted(used)) or "cpu",
+        device=device,
         packing=BySplit(train=train.costs, validation=validation.costs),
         infini_llama=version("infini-llama"),
     )

@@ -1,7 +1,7 @@
 """Reading a dataset: rows of tokens gathered from the memory-mapped stream. numpy and pyarrow only."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +125,23 @@ class TokenReader:
         """
         shards = zip((self._shard(number)[0] for number in range(len(self.paths))), [0, *self.ends], strict=False)
         return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
+
+    def shards(self) -> Iterator[np.ndarray]:
+        """The tokens of each shard, in order, as views of the files.
+
+        Raises:
+            DataError: a shard does not have the bytes its manifest says.
+        """
+        return (self._shard(number)[1] for number in range(len(self.paths)))
+
+    def most_documents(self) -> int:
+        """The most documents that the inputs of any row are of, as `documents` counts them."""
+        if self.pieces is not None:
+            return int(np.diff(self.starts).max(initial=1))
+        begins = np.unique(self.document_offsets()[:-1])
+        starts = np.asarray(self.starts)
+        counts = np.searchsorted(begins, starts + self.sequence_length) - np.searchsorted(begins, starts, side="right")
+        return int(counts.max(initial=0)) + 1  # and the one that the row begins in
 
     def count_targets(self, rows: np.ndarray) -> int:
         """How many labels of the given rows count."""

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.worker.data.mixture import Part, mixed_rows, parts_of
 from infini_llama.tasks.train.worker.data.order import sample_rows
 from infini_llama.tasks.train.worker.data.preference import preferring
+from infini_llama.tasks.train.worker.data.resident import ResidentRows, ResidentTokens
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
@@ -47,6 +48,7 @@ class Stage:
     rows_a_sample: int
     parts: tuple[Part, ...]  # of several sources with weights, or of rows by the length of their documents
     order: np.ndarray | None = None  # int64 [rows]: the row at each place of the parts, where that is not its number
+    resident: ResidentRows | None = None  # the reader's rows in the memory of the device that trains
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
         """Row numbers [count * rows_a_sample] of the samples numbered sample … sample+count-1 of the whole run."""
@@ -95,6 +97,16 @@ class TrainBatches:
                 order, parts = preferring(table, prefer_long, weights)
             self.stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts, order))
 
+    def keep_on(self, device: torch.device) -> None:
+        """Copy the tokens and row tables into the memory of `device`, where batches are built from now on."""
+        documents = self.isolate and any(stage.reader.pieces is None for stage in self.stages)
+        tokens = ResidentTokens(self.stages[-1].reader, device, documents)
+        self.stages = [replace(stage, resident=ResidentRows(stage.reader, tokens)) for stage in self.stages]
+
+    def most_documents(self) -> int:
+        """The most documents that any row has."""
+        return max(stage.reader.most_documents() for stage in self.stages)
+
     def stage(self, samples_consumed: int) -> Stage:
         """That of the step that follows `samples_consumed` samples."""
         return self.stages[bisect_right(self.stages, samples_consumed, key=lambda stage: stage.first) - 1]
@@ -112,6 +124,9 @@ class TrainBatches:
         ]
         for start in range(0, len(mine), self.micro_batch * several):
             rows = mine[start : start + self.micro_batch * several]
+            if stage.resident is not None:
+                yield stage.resident.batch(moved(rows, stage.resident.device), self.isolate)
+                continue
             documents = reader.documents(rows) if self.isolate else None
             yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
 

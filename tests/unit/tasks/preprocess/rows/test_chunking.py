@@ -40,42 +40,37 @@ def test_offsets_beyond_32_bits_are_exact():
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch):
-    """Makes data.device=auto use a GPU whose work is torch's on the CPU, without a process of its own."""
-    monkeypatch.setattr(chunking, "GPU_ROWS", 0)
+def gpu(monkeypatch, tmp_path):
+    """A driver, and a GPU whose work is torch's on the CPU, without a process of its own."""
+    monkeypatch.setattr(chunking, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(chunking, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     by_torch = chunking.row_starts_by_torch
     monkeypatch.setattr(chunking, "row_starts_by_torch", lambda count, step, _: by_torch(count, step, "cpu"))
-    monkeypatch.setattr("infini_llama.tasks.preprocess.rows.tables.resolve_device", lambda wanted: "cuda:0")
 
 
 @pytest.mark.parametrize("changed", [{}, {"strategy": "window", "stride": 5}, {"strategy": "best_fit"}])
-def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked(
-    data, tmp_path, digests, monkeypatch, on_a_gpu, changed
-):
-    found = preprocess(data(**changed, device="auto"), str(tmp_path / "gpu"))
-    manifest = read_manifest(tmp_path / "gpu" / found["path"] / "chunks" / found["chunks"], "chunks")
-    assert manifest["meta"]["device"] == ("cpu" if "best_fit" in changed.values() else "cuda:0")
-    monkeypatch.setattr(chunking, "GPU_ROWS", 1 << 26)
-    assert preprocess(data(**changed, device="auto"), str(tmp_path / "cpu")) == found
-    manifest = read_manifest(tmp_path / "cpu" / found["path"] / "chunks" / found["chunks"], "chunks")
-    assert manifest["meta"]["device"] == "cpu"
+def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked(data, tmp_path, digests, gpu, changed):
+    devices = []
+    for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
+        found = preprocess(data(**changed, device=requested), str(tmp_path / name))
+        manifest = read_manifest(tmp_path / name / found["path"] / "chunks" / found["chunks"], "chunks")
+        devices.append(manifest["meta"]["device"])
+    assert devices == ["cpu" if "best_fit" in changed.values() else "cuda:0", "cpu"]
     assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
 
 
-def test_which_device_is_meant(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunking, "DEVICES", tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert resolve_device("auto") == resolve_device("cpu") == "cpu"
-    (tmp_path / "nvidiactl").touch()
-    assert resolve_device("cuda:1") == "cuda:1" and resolve_device("cuda") == "cuda" and resolve_device("cpu") == "cpu"
-    assert resolve_device("auto") == "cuda:0"
+def test_which_device_is_meant(tmp_path, monkeypatch, gpu):
+    assert resolve_device("cuda:1") == "cuda:1" and resolve_device("cuda") == "cuda"
+    assert resolve_device("cpu") == resolve_device("auto") == "cpu"
     for visible in ("2,0", "1,-1,2", "GPU-8932f937"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert resolve_device("auto") == "cuda:0"
+        assert resolve_device("cuda") == "cuda"
     for none in ("", "-1", " -1", "-1,0", ",0"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
-        assert resolve_device("auto") == "cpu"
+        with pytest.raises(ConfigError):
+            resolve_device("cuda")
 
 
 @pytest.mark.skipif(HAS_GPU, reason="here the GPU works")
@@ -87,5 +82,5 @@ def test_a_named_gpu_that_is_not_there_is_refused():
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_bytes_of_numpy():
-    starts, device = compute_starts(10_000_001, 4096, resolve_device("auto"), required=True)
-    assert device == "cuda:0" and starts.tobytes() == row_starts(10_000_001, 4096).tobytes()
+    starts = compute_starts(10_000_001, 4096, resolve_device("cuda:0"))
+    assert starts.tobytes() == row_starts(10_000_001, 4096).tobytes()
