@@ -55,12 +55,17 @@ def rows(
     documents: torch.Tensor | None,
     like: torch.Tensor,
     by_boundaries: bool = False,
+    most_documents: int | None = None,
 ) -> Rows:
-    """For rows of `shape` [B, T]; positions start anew in each document."""
+    """For rows of `shape` [B, T]; positions start anew in each document.
+
+    most_documents: upper bound of those of a row, padding not counted; None: it is read from the device.
+    """
     tables = rotary(torch.arange(shape[1], device=like.device), config, like.dtype)
     if documents is None:
         return Rows(tables)
-    return Rows(tables.at(positions(documents)), documents, boundaries(documents) if by_boundaries else None)
+    most = None if most_documents is None else most_documents + 1  # padding is a stretch, too
+    return Rows(tables.at(positions(documents)), documents, boundaries(documents, most) if by_boundaries else None)
 
 
 def positions(documents: torch.Tensor) -> torch.Tensor:
@@ -69,12 +74,23 @@ def positions(documents: torch.Tensor) -> torch.Tensor:
     return places - torch.where(_starts(documents), places, 0).cummax(dim=1).values
 
 
-def boundaries(documents: torch.Tensor) -> torch.Tensor:
-    """Where documents begin in the flattened tokens [B T], and the number of tokens: int32, one more than documents.
+def boundaries(documents: torch.Tensor, most: int | None = None) -> torch.Tensor:
+    """Where stretches of equal numbers begin in the flattened tokens [B T], and the number of tokens: int32.
 
-    How many there are is known to the device alone, so a GPU is waited for: once a forward pass.
+    Args:
+        documents: [B, T].
+        most: upper bound of the stretches of a row, for `most` B + 1 entries, of which those that are left over repeat the
+            number of tokens. None: one more entry than stretches; the device alone knows how many, so it is waited for.
     """
-    return F.pad(_starts(documents).flatten().nonzero()[:, 0], (0, 1), value=documents.numel()).int()
+    starts = _starts(documents).flatten()
+    if most is None:
+        return F.pad(starts.nonzero()[:, 0], (0, 1), value=documents.numel()).int()
+    size = most * documents.shape[0]
+    places = torch.arange(documents.numel(), dtype=torch.int32, device=documents.device)
+    ends = torch.full((size + 1,), documents.numel(), dtype=torch.int32, device=documents.device)
+    # Tokens that begin nothing all write the last entry, which is the number of tokens whoever writes it.
+    target = torch.where(starts, starts.cumsum(0) - 1, size).clamp(max=size)
+    return ends.scatter_(0, target, torch.where(starts, places, documents.numel()))
 
 
 def _starts(documents: torch.Tensor) -> torch.Tensor:
@@ -89,6 +105,7 @@ def segments(
     like: torch.Tensor,
     by_boundaries: bool = False,
     context: Context | None = None,
+    most_documents: int | None = None,
 ) -> Segments:
     """For rows of `shape` [B, T], cut every segment_length tokens from the row's beginning, whatever the documents.
 
@@ -112,10 +129,12 @@ def segments(
         share = context.segments(length, whole)
         ends, before, cut = (x[:, context.place * share : (context.place + 1) * share] for x in (ends, before, cut))
         cut = cut[..., :size]
+    # Of one segment; a row's documents may all begin in the same one, which no bound of the row can exclude.
+    most = None if most_documents is None else min(most_documents + 1, size)
     return Segments(
         tables,
         cut.flatten(0, 1),
-        boundaries(cut.flatten(0, 1)) if by_boundaries else None,
+        boundaries(cut.flatten(0, 1), most) if by_boundaries else None,
         writes=(cut == ends[:, :, None]) & (cut != PADDING),
         keeps=(ends == before) & (before != PADDING),
         reads=(cut == before[:, :, None]) & (cut != PADDING),

@@ -83,12 +83,14 @@ class Llama(nn.Module):
     by `to_empty(device=…)` and call `init_weights()`, and it is the same model. There are no buffers.
 
     `attention_backend` is one of `model.backends.BACKENDS`: what computes softmax attention, no part of the architecture.
+    `most_documents` is an upper bound of a training row's documents, if it is known; a GPU is otherwise asked in every pass.
     """
 
     def __init__(self, config: LlamaConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
         self.config = config
         self.attention_backend, self.loss_chunk, self.z_loss = attention_backend, 0, 0.0
+        self.most_documents: int | None = None
         scaled_frequencies(config, torch.device("cpu"), torch.float32)  # a wrong rope_scaling is refused here
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
@@ -157,10 +159,11 @@ class Llama(nn.Module):
     ) -> torch.Tensor:
         """As `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
         by_boundaries = self.attention_backend in BY_BOUNDARIES
+        most = self.most_documents if self.training else None
         if self.config.attention != "softmax":
-            layout = segments(self.config, x.shape[:2], documents, x, by_boundaries, context)
+            layout = segments(self.config, x.shape[:2], documents, x, by_boundaries, context, most)
         elif context is None:
-            layout = rows(self.config, x.shape[:2], documents, x, by_boundaries)
+            layout = rows(self.config, x.shape[:2], documents, x, by_boundaries, most)
         else:
             raise ValueError("softmax attention does not support context parallelism; use infini or local attention")
         for layer in self._layers():

@@ -18,8 +18,8 @@ class OneRank(Ranks):
         self.rank, self.world_size, self.local_rank, self.local_world_size = 0, 1, 0, 1
         self.device, self.context = torch.device("cpu"), None
 
-    def sum(self, *values: float) -> list[float]:
-        return list(values)
+    def sum(self, *values: float | torch.Tensor) -> list[float]:
+        return [float(value) for value in values]
 
     def all(self, condition: bool) -> bool:
         return condition

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.train_state import TrainState
@@ -27,6 +28,7 @@ from infini_llama.tasks.train.worker.checkpointer import Checkpointer
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch, Prefetch
+from infini_llama.tasks.train.worker.data.resident import is_resident
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.result import write_result
@@ -86,7 +88,13 @@ class Trainer:
             [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum],
             train.prefer_long_documents,
         )
-        self.data = Prefetch(self.batches, ranks.device, self._following, train.dataloader_num_workers)
+        threads = train.dataloader_num_workers
+        if is_resident(job.config.data.residency, [stage.reader for stage in self.batches.stages], ranks.device):
+            self.batches.keep_on(ranks.device)
+            threads = 0  # nothing is left for them to prepare
+        self.data = Prefetch(self.batches, ranks.device, self._following, threads)
+        if train.document_isolation and model.attention_backend in BY_BOUNDARIES:
+            model.most_documents = self.batches.most_documents()
         heartbeat.sample_rows = lambda: self.batches.rows(self.state.samples).tolist()
 
         token_bytes = np.load(job.dataset / "token_bytes.npy", allow_pickle=False)
@@ -206,12 +214,14 @@ def optimizer_step(
 ) -> Update:
     """Forward, backward, clip, one all-reduce of the scalars, update.
 
+    A GPU is waited for once the gradients are clipped: for the loss, and then for the norm. Micro-batches follow each other without.
+
     An update that is not finite, or whose loss `is_spike`, is skipped on every rank alike: the summed loss and the reduced
     gradients are the same on all.
     """
     loss_sum = strategy.accumulate(batch.micro_batches, batch.targets, scale)
     strategy.clip_gradients(scale)
-    total, stop = ranks.sum(loss_sum.item(), float(stop_requested()))
+    total, stop = ranks.sum(loss_sum, float(stop_requested()))
     loss = total / batch.targets
     wanted = math.isfinite(loss) and not is_spike(loss)
     grad_norm = strategy.update(wanted, scale)

@@ -74,11 +74,18 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def sum(self, *values: float) -> list[float]:
-        """Sums over ranks, in fp64."""
-        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+    def sum(self, *values: float | torch.Tensor) -> list[float]:
+        """Sums over ranks, in fp64. Scalar tensors are read from their device here, together."""
+        totals = torch.stack([self._wide(value) for value in values])
         dist.all_reduce(totals)
         return totals.tolist()
+
+    def _wide(self, value: float | torch.Tensor) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value.detach().double()
+        return torch.full(
+            (), value, dtype=torch.float64, device=self.device
+        )  # no copy, which a GPU would be waited for
 
     def all(self, condition: bool) -> bool:
         """Whether `condition` holds on every rank."""
