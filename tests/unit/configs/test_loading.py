@@ -27,7 +27,7 @@ def write(tmp_path, text, name="run.yaml"):
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny", "tiny_infini", "cpu", "gpu", "tiny_20m", "small", "medium", "large", "xl", "3b", "6b"]
+    "name", ["tiny", "tiny_infini", "cpu", "gpu", "tiny_20m", "small", "medium", "large", "xl", "3b", "6b", "7b"]
 )
 def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no configs/ folder, the packaged one is meant

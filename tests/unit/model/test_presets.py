@@ -21,6 +21,7 @@ from infini_llama.model.llama import Llama
         ("xl", 1_545_996_288),
         ("3b", 3_127_815_168),
         ("6b", 6_083_055_616),
+        ("7b", 6_989_025_280),
     ],
 )
 def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
@@ -37,7 +38,7 @@ def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
     assert f"{parameters:,} parameters" in first_line
 
 
-@pytest.mark.parametrize("name", ["3b", "6b"])
+@pytest.mark.parametrize("name", ["3b", "6b", "7b"])
 def test_a_preset_beyond_one_gpu_is_split_and_computes_activations_again(name):
     train = load_config(Path(configs.__path__[0], f"{name}.yaml")).train
     assert (train.parallel, train.activation_checkpointing) == ("fsdp", "full")
