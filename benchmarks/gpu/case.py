@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +60,17 @@ def one_rank(device: str) -> "Ranks":
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return Ranks(device, "nccl" if device == "cuda" else "gloo")
+
+
+def half(device: str) -> "torch.dtype":
+    """What steps compute in: bf16 on a GPU; fp32 in a rehearsal, as most CPUs only emulate the other."""
+    import torch
+
+    return torch.bfloat16 if device == "cuda" else torch.float32
+
+
+def precision(device: str) -> Literal["bf16", "fp32"]:
+    return "bf16" if device == "cuda" else "fp32"
 
 
 def wait_for(device: str) -> None:

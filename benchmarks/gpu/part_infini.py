@@ -28,7 +28,7 @@ def operation(kind: str, length: int, device: str, rehearse: bool) -> tuple[floa
     layout = (rows if kind == "softmax" else segments)(config, x.shape[:2], None, x)
 
     def once() -> None:
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = layer(x, layout)
         output.sum().backward()
 
@@ -68,7 +68,7 @@ def model(kind: str, device: str, rehearse: bool) -> list[Row]:
         tokens = torch.randint(config.vocab_size, (1, length + 1), device=device)
 
         def once(llama: Llama = llama, tokens: torch.Tensor = tokens) -> None:
-            with torch.autocast(device, torch.bfloat16):
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 total, _ = llama.loss(tokens[:, :-1], tokens[:, 1:])
             total.backward()
 

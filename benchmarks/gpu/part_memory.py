@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from case import SHAPES, TOKENS, VOCABULARY, Case, Row, one_rank, peak_bytes
+from case import SHAPES, TOKENS, VOCABULARY, Case, Row, one_rank, peak_bytes, precision
 from part_correctness import finish
 
 from infini_llama.configs.schema import PipelineConfig
@@ -25,7 +25,11 @@ NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 def configuration(size: str, length: int, rehearse: bool, **settings: dict[str, Any]) -> PipelineConfig:
     """The sections of a run of this size; `settings` are fields by section."""
     shape = dict(zip(NAMES, (64, 128, 2, 4, 2) if rehearse else SHAPES[size], strict=True))
-    data = {"sequence_length": length, "tokenizer": {"vocab_size": 512 if rehearse else VOCABULARY}}
+    data = {
+        "source": "python-stdlib",
+        "sequence_length": length,
+        "tokenizer": {"vocab_size": 512 if rehearse else VOCABULARY},
+    }
     sections: dict[str, Any] = {"data": data, "model": shape | settings.get("model", {})}
     return PipelineConfig.model_validate(sections | {"train": settings.get("train", {})})
 
@@ -38,7 +42,7 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
         config.train.loss_chunk, "cuda" if device == "cuda" else "cpu", micro * length, model.config.vocab_size
     )
     save_memory(model, config.train, chunk)
-    strategy = build_strategy(model, config.train, "bf16", micro, ranks, build_optimizer)
+    strategy = build_strategy(model, config.train, precision(device), micro, ranks, build_optimizer)
     for _ in range(2):  # the optimizer's state exists from the second on
         rows = torch.randint(model.config.vocab_size, (micro, length + 1), device=ranks.device)
         batch = GlobalBatch([(rows[:, :-1], rows[:, 1:])], micro * length)
@@ -55,7 +59,7 @@ def estimates(device: str, rehearse: bool) -> list[Row]:
     length = 64 if rehearse else 2048
     for size, settings in cases[: 2 if rehearse else None]:
         config, micro = configuration(size, length, rehearse, **settings), 2 if rehearse else TOKENS[size] // length
-        need = bytes_needed(config, micro, "bf16", "cuda" if device == "cuda" else "cpu", 1)
+        need = bytes_needed(config, micro, precision(device), "cuda" if device == "cuda" else "cpu", 1)
         reset(device)
         peak, estimated = two_steps(config, micro, device), sum(need.values())
         row: Row = {
@@ -92,7 +96,8 @@ def largest(device: str, rehearse: bool) -> list[Row]:
         except torch.OutOfMemoryError:
             high = middle
     chosen = max(
-        (size for size in range(1, ceiling + 1) if fits(bytes_needed(config, size, "bf16", kind, 1), have)), default=1
+        (size for size in range(1, ceiling + 1) if fits(bytes_needed(config, size, precision(device), kind, 1), have)),
+        default=1,
     )
     return [{"largest that fits": low, "auto": chosen, "auto / largest": chosen / low, "tried up to": ceiling}]
 

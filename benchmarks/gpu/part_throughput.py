@@ -6,7 +6,19 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from case import VENDOR_PEAK, Case, Row, copy_bandwidth, model_config, one_rank, peak_bytes, seconds_of, tokens_of
+from case import (
+    VENDOR_PEAK,
+    Case,
+    Row,
+    copy_bandwidth,
+    half,
+    model_config,
+    one_rank,
+    peak_bytes,
+    precision,
+    seconds_of,
+    tokens_of,
+)
 from torch import nn
 
 from infini_llama.configs.schema import TrainingConfig
@@ -28,7 +40,7 @@ Step = Callable[[], Any]
 
 def ceilings(device: str, rehearse: bool) -> list[Row]:
     """What this device copies and multiplies at most, now."""
-    multiplied = peak_flops(torch.device(device), torch.bfloat16)
+    multiplied = peak_flops(torch.device(device), half(device))
     row: Row = {"copy GB/s": copy_bandwidth(device, rehearse) / 1e9, "bf16 matmul TFLOP/s": multiplied / 1e12}
     return [row | {"vendor TFLOP/s": (vendor_peak(device) or 0.0) / 1e12 or None}]
 
@@ -51,7 +63,7 @@ def ours(config: LlamaConfig, batch: int, length: int, device: str, compiled: st
     ranks = one_rank(device)
     model = Llama(config).to(ranks.device)
     model.loss_chunk = 4096 if device == "cuda" else 0
-    strategy = build_strategy(model, TrainingConfig(), "bf16", batch, ranks, build_optimizer)
+    strategy = build_strategy(model, TrainingConfig(), precision(device), batch, ranks, build_optimizer)
     if compiled != "off":
         Compiled(strategy.module, model, compiled).switch_on()
     micro_batches = rows_of(config, batch, length, device)
@@ -66,7 +78,7 @@ def loop(module: nn.Module, loss_of: Callable[..., torch.Tensor], micro_batches:
     def step() -> float:
         total = torch.zeros((), device=device)
         for inputs, labels in micro_batches:
-            with torch.autocast(device, torch.bfloat16):
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 loss = loss_of(inputs, labels) / len(micro_batches)
             loss.backward()
             total += loss.detach()
@@ -116,7 +128,7 @@ def trainer(config: LlamaConfig, batch: int, length: int, device: str) -> Step:
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=ACCUMULATION,
         max_steps=TRAINER_STEPS,
-        bf16=True,
+        bf16=device == "cuda",
         optim="adamw_torch_fused",
         report_to=[],
         save_strategy="no",
@@ -149,7 +161,7 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
     seconds = seconds_of(step, device, rounds=1 if rehearse else 8, warm_up=1 if rehearse else 3) / steps
     tokens = ACCUMULATION * batch * length
     flops = flops_per_token(config, length) * tokens / seconds
-    measured = peak_flops(torch.device(device), torch.bfloat16)
+    measured = peak_flops(torch.device(device), half(device))
     vendor = vendor_peak(device)
     row: Row = {"who": contestant, "tokens per step": tokens, "ms per step": 1000 * seconds}
     row |= {"tokens/s": tokens / seconds, "MFU of measured": flops / measured}
