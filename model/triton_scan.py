@@ -66,16 +66,21 @@ def _affine_kernel(
         tl.store(out + places, state, mask=inside)
 
 
+# Their launch, kernel[grid](arguments), is a notation of Triton's own.
+SCALED: Any = _scaled_kernel
+AFFINE: Any = _affine_kernel
+
+
 def _launch(A: torch.Tensor, B: torch.Tensor, matrices: bool, reverse: bool) -> torch.Tensor:
     out = torch.empty_like(B)
     batch, segments = B.shape[:2]
     if not matrices:
         size = B[0, 0].numel()
-        _scaled_kernel[(batch, triton.cdiv(size, BLOCK))](A, B, out, segments, size, REVERSE=reverse, BLOCK=BLOCK)
+        SCALED[(batch, triton.cdiv(size, BLOCK))](A, B, out, segments, size, REVERSE=reverse, BLOCK=BLOCK)
         return out
     heads, size, columns = B.shape[2:]
     grid = (batch * heads, triton.cdiv(columns, WIDTH))
-    _affine_kernel[grid](A, B, out, segments, heads, columns, REVERSE=reverse, SIZE=size, WIDTH=WIDTH)
+    AFFINE[grid](A, B, out, segments, heads, columns, REVERSE=reverse, SIZE=size, WIDTH=WIDTH)
     return out
 
 

@@ -86,7 +86,7 @@ def _transformers(device: str) -> Row:
 
     torch.manual_seed(0)
     model = Llama(model_config("125M", 256, rehearse=True))
-    theirs = LlamaForCausalLM(TheirConfig(**config_to_hf(model.config)))
+    theirs: Any = LlamaForCausalLM(TheirConfig(**config_to_hf(model.config)))
     theirs.load_state_dict(model.state_dict(), strict=False)
     theirs.tie_weights()
     ids = torch.randint(0, 512, (2, 200))
@@ -98,7 +98,7 @@ def _transformers(device: str) -> Row:
 
 def infini(device: str, rehearse: bool) -> list[Row]:
     """Infini-attention in fp32 against the literal loop of the paper's equations in fp64 (tests/support/literal_infini.py)."""
-    from support.literal_infini import literal_infini
+    from support.literal_infini import literal_infini  # pyright: ignore[reportMissingImports]
 
     torch.set_float32_matmul_precision("highest")
     rows: list[Row] = []
@@ -117,7 +117,8 @@ def infini(device: str, rehearse: bool) -> list[Row]:
             expected = literal_infini(q, k, v, layer.gate, 8, config.rope_theta, update, documents)
             layer.float().to(device)
             layout = segments(config, x.shape[:2], None if documents is None else documents.to(device), x.to(device))
-            found = layer.attend(*(part.float().to(device) for part in (q, k, v)), layout)[0]
+            q, k, v = (part.float().to(device) for part in (q, k, v))
+            found = layer.attend(q, k, v, layout)[0]
             difference = relative_difference(found, expected)
             row: Row = {"update": update, "documents": documents is not None, "differs by": difference}
             rows.append(row | {"passed": difference < 1e-3})

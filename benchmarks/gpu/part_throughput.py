@@ -106,7 +106,9 @@ def theirs(config: LlamaConfig, batch: int, length: int, device: str, compiled: 
     from transformers import LlamaConfig as TheirConfig
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM(TheirConfig(**config_to_hf(config), attn_implementation="sdpa")).to(device).train()
+    settings: dict[str, Any] = {**config_to_hf(config), "attn_implementation": "sdpa"}
+    model: Any = LlamaForCausalLM(TheirConfig(**settings))
+    model.to(device).train()
     forward = torch.compile(model, dynamic=False) if compiled else model
 
     def loss_of(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -121,7 +123,8 @@ def trainer(config: LlamaConfig, batch: int, length: int, device: str) -> Step:
     from transformers import LlamaConfig as TheirConfig
     from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
-    model = LlamaForCausalLM(TheirConfig(**config_to_hf(config), attn_implementation="sdpa"))
+    fields: dict[str, Any] = {**config_to_hf(config), "attn_implementation": "sdpa"}
+    model = LlamaForCausalLM(TheirConfig(**fields))
     tokens = torch.randint(config.vocab_size, (TRAINER_STEPS * ACCUMULATION * batch, length))
     settings = TrainingArguments(
         mkdtemp(prefix="trainer-"),

@@ -150,7 +150,8 @@ def main() -> int:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(*arguments.child, arguments)
+        part, case = arguments.child
+        child(part, case, arguments)
         return 0
     until = time.monotonic() + 60 * arguments.minutes
     Path(arguments.out).mkdir(parents=True, exist_ok=True)

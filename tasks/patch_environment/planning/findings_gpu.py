@@ -33,7 +33,7 @@ def gpu_findings(facts: MachineFacts) -> list[Finding]:
     if not facts.nccl:
         sentence = "This torch is built without NCCL, so several GPUs communicate through gloo, which is slow; install a CUDA build."
         found.append(finding("nccl", "missing", "warning", sentence))
-    return [*found, *_attention(facts.attention, tried=facts.gpus[0].bf16)]
+    return [*found, *_attention(facts.attention, tried=all(gpu.bf16 for gpu in facts.gpus[:1]))]
 
 
 def _gpu(number: int, gpu: Gpu) -> Finding:
