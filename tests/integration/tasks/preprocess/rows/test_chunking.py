@@ -1,12 +1,9 @@
 """Rows computed on a device, in a process of their own."""
 
-
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.preprocess.rows.chunking import (
-    compute_starts,
-)
+from infini_llama.tasks.preprocess.rows.chunking import compute_starts
 
 
 def test_a_gpu_that_fails_is_refused(monkeypatch):
