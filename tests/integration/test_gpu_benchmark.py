@@ -73,7 +73,7 @@ def cases(out, part):
 
 
 def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
-    names = ["models", "infini", "resume", "ceilings", "estimates", "chunking", "batches", "attention"]
+    names = ["models", "infini", "ceilings", "estimates", "chunking", "batches", "attention"]
     names += [
         f"125M at 2048: {who}" for who in ("ours, compile block", "transformers in a loop", "plain torch, compiled")
     ]
@@ -84,6 +84,13 @@ def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
         assert found and all(case["rows"] for case in found.values())
         assert all(row.get("passed", True) for case in found.values() for row in case["rows"])
         assert (tmp_path / "out" / f"{part}.md").read_text().count("|") > 5
+
+
+@pytest.mark.slow
+def test_a_run_is_killed_and_resumed_on_a_bare_machine(bare, tmp_path):
+    result = rehearse(bare, tmp_path / "out", "--part", "correctness", "--case", "resume")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert all(row["passed"] for row in cases(tmp_path / "out", "correctness")["resume"]["rows"])
 
 
 def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
