@@ -113,6 +113,7 @@ def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
 
 
 def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
+    server.ours("deploy", str(server.config))  # the work pool
     file = ROOT / "deploy" / "prefect.yaml"
     server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
     found = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
