@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from infini_llama.flows.server import lasting_api
+from infini_llama.tasks.records.goodput import StartTime
+from infini_llama.tasks.runs.job_file import read_job, write_job
 
 COMMAND = [sys.executable, "-m", "infini_llama"]
 SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
@@ -41,23 +43,22 @@ def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dic
 
 
 def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, float]:
-    """torchrun itself, with the order that a direct run has given its workers."""
+    """torchrun itself, with the job that a direct run has given its workers."""
     run = home / "runs" / name
     attempt = run / "logs" / "attempt-01"
     attempt.mkdir(parents=True)
     (run / "checkpoints").mkdir()
-    order = json.loads(template.read_text(encoding="utf-8")) | {"run_dir": str(run)}
-    order["began"] |= {"wall": time.time(), "monotonic": time.monotonic()}
-    (attempt / "order.json").write_text(json.dumps(order), encoding="utf-8")
-    processes = order["plan"]["nproc_per_node"]
+    given = read_job(template)
+    started = StartTime(wall=time.time(), monotonic=time.monotonic(), machine=given.started.machine)
+    write_job(attempt, given.model_copy(update={"run_dir": run, "started": started}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
     command += [
-        f"--nproc-per-node={processes}",
+        f"--nproc-per-node={given.plan.nproc_per_node}",
         "--module",
         "infini_llama.tasks.train.worker",
-        str(attempt / "order.json"),
+        str(attempt / "job.json"),
     ]
-    plan = {key: value for key, value in order["plan"]["env"].items() if value != "***"}
+    plan = {key: value for key, value in given.plan.env.items() if value != "***"}
     return timed(command, run / "metrics.jsonl", environment | plan)
 
 
@@ -80,7 +81,7 @@ def main(rounds: int) -> None:
         environment.pop("PREFECT_API_URL", None)
         os.environ |= {"PREFECT_HOME": f"{folder}/prefect"}
         whole(home, "first", environment, "--direct")
-        template = home / "runs/first/logs/attempt-01/order.json"
+        template = home / "runs/first/logs/attempt-01"
         with lasting_api(home, "127.0.0.1", free_port()):
             served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
             whole(home, "warm", served)

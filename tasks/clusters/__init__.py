@@ -1,1 +1,1 @@
-"""Training on several machines: how their agents meet, prove that they are the same, and end together."""
+"""Training on several machines and as the job of a cluster: launchers, the agents of nodes, and how these find each other."""

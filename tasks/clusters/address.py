@@ -4,7 +4,6 @@ import array
 import fcntl
 import socket
 import struct
-import threading
 
 SIOCGIFADDR = 0x8915  # the IPv4 address of an interface (netdevice(7), Linux)
 SECONDS = 3.0  # that a connection may take
@@ -49,47 +48,14 @@ def own_address() -> str | None:
     return outward if outward in known else next(iter(known), None)
 
 
-class Listener:
-    """Answers, from entering to leaving, whoever comes to this port with `greeting`, so that a caller knows whom it has reached."""
-
-    def __init__(self, port: int, greeting: str) -> None:
-        self.greeting = greeting.encode()
-        self.socket = socket.create_server(("", port), reuse_port=False)
-        self.socket.settimeout(0.5)
-        self.port: int = self.socket.getsockname()[1]
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._answer, name="meeting", daemon=True)
-
-    def __enter__(self) -> "Listener":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.thread.join()
-        self.socket.close()
-
-    def _answer(self) -> None:
-        while not self.ended.is_set():
-            try:
-                caller, _ = self.socket.accept()
-                with caller:
-                    caller.sendall(self.greeting)
-            except OSError:  # no connection within half a second, or it was closed at once
-                continue
-
-
-def fault_of_reaching(host: str, port: int, greeting: str) -> str | None:
-    """What is wrong with the way to the `Listener` at host:port, in words; None where it answers."""
+def fault_of_reaching(host: str, port: int) -> str | None:
+    """What is wrong with the way to host:port, in words; None where something accepts connections there."""
     try:
-        with socket.create_connection((host, port), timeout=SECONDS) as connection:
-            answer = b""
-            while len(answer) < len(greeting) and (part := connection.recv(1024)):
-                answer += part
+        with socket.create_connection((host, port), timeout=SECONDS):
+            return None
     except socket.gaierror as error:
         return f"the name {host} is not known there ({error.strerror})"
     except TimeoutError:
         return f"no answer within {SECONDS:.0f} s; a firewall may drop the packets"
     except OSError as error:
         return f"{error.strerror or error}"
-    return None if answer.decode(errors="replace") == greeting else "something else answers there"

@@ -2,31 +2,25 @@
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kubernetes import client, config, watch
+from kubernetes import watch
 from kubernetes.client.exceptions import ApiException
-from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.configs.schema.launchers import KubernetesConfig
-from infini_llama.tasks.clusters.manifests import ATTEMPT, ENDING, manifest, name_of
-from infini_llama.tasks.clusters.node_records import read_job, write_job
+from infini_llama.tasks.clusters.kubernetes_api import GROUP, PLURAL, JobSet, Place, connect
+from infini_llama.tasks.clusters.manifests import ENDING, manifest, name_of
+from infini_llama.tasks.clusters.node_records import write_submitted
 from infini_llama.tasks.clusters.rendezvous import Nodes
+from infini_llama.tasks.records.cluster import SubmittedJob
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
-OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-ANSWER_SECONDS = 30.0  # that one answer may take
-WATCH_SECONDS = 240  # after which a watch is renewed; the API server ends one by itself after 5 to 10 minutes
 AGAIN_SECONDS = 2.0  # until the API server is asked again after a failure
 ENDING_SECONDS = 600.0  # after which a job that does not go away is reported, not waited for
-GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 log = logging.getLogger("infini_llama.train")
 
 
@@ -39,25 +33,25 @@ def start(attempt_dir: Path, section: KubernetesConfig, plan: EnvironmentPlan, g
     """
     place = connect(section.context, section.namespace, name_of(attempt_dir))
     body = manifest(attempt_dir, section, place.namespace, plan, grace_period)
-    own = {"launcher": "kubernetes", "name": place.name, "namespace": place.namespace}
-    write_job(attempt_dir, **own, context=section.context, uid=None)
+    submitted = SubmittedJob(launcher="kubernetes", name=place.name, namespace=place.namespace, context=section.context)
+    write_submitted(attempt_dir, submitted)
     try:
         found = _asked(lambda: place.create(body))
     except ApiException as refused:
         if refused.status != 409:
             raise _sentence(refused, place) from refused
         found = _asked(place.get)
-        if found["metadata"].get("annotations", {}).get(ATTEMPT) != str(attempt_dir):
+        if found.attempt != str(attempt_dir):
             raise ConfigError(
                 f"{place} already exists and does not belong to {attempt_dir}; delete it, or use another "
                 "environment.kubernetes.namespace."
             ) from refused
-    write_job(attempt_dir, uid=found["metadata"]["uid"])
+    write_submitted(attempt_dir, submitted.model_copy(update={"uid": found.uid}))
     log.info("%s is created", place)
     return KubernetesJob(attempt_dir, place, found)
 
 
-def attach(attempt_dir: Path, section: KubernetesConfig) -> "KubernetesJob | None":
+def attach(attempt_dir: Path, submitted: SubmittedJob, section: KubernetesConfig) -> "KubernetesJob | None":
     """The job of an attempt, living or ended; None where it was never created.
 
     Args:
@@ -66,82 +60,19 @@ def attach(attempt_dir: Path, section: KubernetesConfig) -> "KubernetesJob | Non
     Raises:
         TrainFailed: the API server does not answer, so the state is unknown.
     """
-    known = read_job(attempt_dir)
-    place = connect(known["context"] or section.context, known["namespace"], known["name"])
+    place = connect(submitted.context or section.context, submitted.namespace, submitted.name)
     try:
         found = _asked(place.get)
     except ApiException as error:
         if error.status != 404:
             raise _sentence(error, place) from error
-        if known["uid"] is None:
+        if submitted.uid is None:
             return None
         gone = KubernetesJob(attempt_dir, place, None)
         gone.end()
         return gone
-    write_job(attempt_dir, uid=found["metadata"]["uid"])
+    write_submitted(attempt_dir, submitted.model_copy(update={"uid": found.uid}))
     return KubernetesJob(attempt_dir, place, found)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one job is in the API."""
-
-    api: Any  # CustomObjectsApi, whose answers are dicts although its signatures say anything
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{PLURAL}/{self.name} in namespace {self.namespace}"
-
-    def _at(self) -> tuple[str, str, str, str]:
-        return GROUP, VERSION, self.namespace, PLURAL
-
-    def create(self, body: dict) -> dict:
-        return self.api.create_namespaced_custom_object(*self._at(), body, _request_timeout=ANSWER_SECONDS)
-
-    def get(self) -> dict:
-        return self.api.get_namespaced_custom_object(*self._at(), self.name, _request_timeout=ANSWER_SECONDS)
-
-    def delete(self) -> None:
-        """The object goes once its pods have gone, which have their own grace period."""
-        options = client.V1DeleteOptions(propagation_policy="Foreground")
-        self.api.delete_namespaced_custom_object(*self._at(), self.name, body=options, _request_timeout=ANSWER_SECONDS)
-
-    def events(self, stream: watch.Watch, version: str) -> Any:
-        return stream.stream(
-            self.api.list_namespaced_custom_object,
-            *self._at(),
-            field_selector=f"metadata.name={self.name}",
-            resource_version=version,
-            timeout_seconds=WATCH_SECONDS,
-            _request_timeout=WATCH_SECONDS + ANSWER_SECONDS,
-        )
-
-
-def connect(context: str | None, namespace: str | None, name: str) -> Place:
-    """The way to a cluster: by a pod's own account, or by the kubeconfig ($KUBECONFIG, ~/.kube/config).
-
-    Raises:
-        ConfigError: there is neither.
-    """
-    settings = client.Configuration()
-    try:
-        if context is None and OWN_NAMESPACE.exists():
-            config.load_incluster_config(client_configuration=settings)
-            namespace = namespace or OWN_NAMESPACE.read_text(encoding="utf-8").strip()
-        else:
-            file = os.environ.get("KUBECONFIG")  # the client itself only looks at its import
-            config.load_kube_config(config_file=file, context=context, client_configuration=settings)
-            known: Any = config.list_kube_config_contexts(config_file=file)
-            contexts, current = known
-            chosen = next(one for one in contexts if one["name"] == (context or current["name"]))
-            namespace = namespace or chosen["context"].get("namespace") or "default"
-    except ConfigException as error:
-        raise ConfigError(
-            f"environment.launcher=kubernetes, but no cluster is configured here ({error}); set KUBECONFIG or "
-            "environment.kubernetes.context, or run this in a pod of the cluster."
-        ) from error
-    return Place(client.CustomObjectsApi(client.ApiClient(settings)), str(namespace), name)
 
 
 class KubernetesJob(Nodes):
@@ -153,7 +84,7 @@ class KubernetesJob(Nodes):
 
     detached = True
 
-    def __init__(self, attempt_dir: Path, place: Place, found: dict | None) -> None:
+    def __init__(self, attempt_dir: Path, place: Place, found: JobSet | None) -> None:
         self.attempt_dir, self.place = attempt_dir, place
         self.code: int | None = None
         self.deleted, self.said, self.told = False, "", ""
@@ -163,8 +94,7 @@ class KubernetesJob(Nodes):
             self._has_gone()
             return
         self._learn(found)
-        version = found["metadata"]["resourceVersion"]
-        self.thread = threading.Thread(target=self._follow, args=(version,), name="kubernetes", daemon=True)
+        self.thread = threading.Thread(target=self._follow, args=(found.version,), name="kubernetes", daemon=True)
         self.thread.start()
 
     def poll(self) -> int | None:
@@ -222,7 +152,7 @@ class KubernetesJob(Nodes):
         """Learns how the job is now; returns the version from which on to watch."""
         found = self.place.get()
         self._learn(found)
-        return found["metadata"]["resourceVersion"]
+        return found.version
 
     def _read_events(self, version: str) -> str | None:
         """Follows one watch to its end; returns the version to carry on from, None where that is not known."""
@@ -234,24 +164,21 @@ class KubernetesJob(Nodes):
                 self._has_gone()
                 return None
             if event["type"] != "BOOKMARK":
-                self._learn(event["object"])
+                self._learn(JobSet.parse(event["object"]))
             version = event["object"]["metadata"]["resourceVersion"]
             if self.over.is_set():
                 break
         return version
 
-    def _learn(self, found: dict) -> None:
+    def _learn(self, found: JobSet) -> None:
         """Whether it has ended, by its conditions. One that is being deleted has ended when it is gone."""
-        if found["metadata"].get("deletionTimestamp"):
+        if found.is_deleting:
             return
-        for condition in found.get("status", {}).get("conditions", []):
-            if condition["status"] != "True":
-                continue
-            if condition["type"] == "Completed":
-                self._has_ended(0)
-            elif condition["type"] == "Failed":
-                self.said = f"{self.place} failed: {condition.get('message') or condition.get('reason')}"
-                self._has_ended(1)
+        if found.has_completed:
+            self._has_ended(0)
+        elif found.fault is not None:
+            self.said = f"{self.place} failed: {found.fault}"
+            self._has_ended(1)
 
     def _has_gone(self) -> None:
         self.deleted = True
@@ -262,7 +189,7 @@ class KubernetesJob(Nodes):
         self.over.set()
 
 
-def _asked(question: Callable[[], dict]) -> dict:
+def _asked(question: Callable[[], JobSet]) -> JobSet:
     """The answer of the API server.
 
     Raises:

@@ -8,7 +8,7 @@ from types import ModuleType
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.clusters import slurm
-from infini_llama.tasks.clusters.node_records import read_job
+from infini_llama.tasks.clusters.node_records import read_submitted
 from infini_llama.tasks.clusters.rendezvous import FirstNode
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.launch import LocalLauncher, spawn
@@ -28,7 +28,7 @@ class ConfiguredLauncher:
     environment: EnvironmentConfig
 
     def start(self, attempt_dir: Path, plan: EnvironmentPlan, grace_period: float, lock_fds: list[int]) -> Launched:
-        """Start the workers of `attempt_dir/order.json`; see `Launcher`."""
+        """Start the workers of the job in `attempt_dir`; see `Launcher`."""
         launcher = self.environment.launcher
         if launcher == "slurm":
             return slurm.start(attempt_dir, self.environment.slurm, plan, grace_period)
@@ -43,12 +43,12 @@ class ConfiguredLauncher:
 
     def attach(self, attempt_dir: Path) -> Launched | None:
         """The workers of an attempt whose command has died, if they may be detached from it; None: there are none."""
-        launcher = read_job(attempt_dir).get("launcher")
-        if launcher == "slurm":
-            return slurm.attach(attempt_dir)
-        if launcher == "kubernetes":
-            return _kubernetes().attach(attempt_dir, self.environment.kubernetes)
-        return None
+        submitted = read_submitted(attempt_dir)
+        if submitted is None:
+            return None
+        if submitted.launcher == "slurm":
+            return slurm.attach(attempt_dir, submitted)
+        return _kubernetes().attach(attempt_dir, submitted, self.environment.kubernetes)
 
 
 def _kubernetes() -> ModuleType:

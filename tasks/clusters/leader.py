@@ -1,12 +1,19 @@
-"""Whether the command that leads a run still lives, as another machine sees it."""
+"""The command that leads a run, as another machine sees it: whether it lives, what it has started, how it has ended."""
 
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from infini_llama.configs.errors import ExitCode
+from infini_llama.tasks.clusters.node_records import is_over
+from infini_llama.tasks.runs.job_file import job_path
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.lease import EXPIRED, RENEW
 from infini_llama.tasks.train.supervisor import AWAY_SECONDS
+
+# Ends of a leader after which it does not come back by itself.
+ORDERLY = (ExitCode.FINISHED, ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA, ExitCode.PREEMPTED)
 
 
 class Leader:
@@ -62,3 +69,24 @@ class Leader:
                 pass
             self.known = True
             self.ended.wait(self.every)
+
+
+def newest_attempt(run: RunFolder) -> Path | None:
+    """The folder of the newest attempt, where that has a job and has not ended."""
+    started = [folder for folder in attempt_folders(run) if job_path(folder).exists()]
+    if not started:
+        return None
+    recorded = {record.attempt for record in attempts(run)}
+    return None if number_of(started[-1]) in recorded or is_over(started[-1]) else started[-1]
+
+
+def end_of(run: RunFolder, leader: Leader) -> int | None:
+    """The exit code with which the leader has left the run for good; None where it is there or may come back."""
+    if leader.lives or not leader.known:
+        return None
+    begun = max(map(number_of, attempt_folders(run)), default=0)
+    ends = attempts(run)
+    if not ends or ends[-1].attempt < begun:  # it was killed in its newest attempt
+        return None
+    code = ends[-1].code
+    return code if code in ORDERLY else None

@@ -87,7 +87,7 @@ def pod_spec(
     container = {
         "name": NODE,
         "image": section.image,
-        "command": ["python", "-m", "infini_llama.tasks.clusters.job", str(attempt_dir)],
+        "command": ["python", "-m", "infini_llama.tasks.clusters.node", str(attempt_dir)],
         "env": [{"name": key, "value": value} for key, value in sorted(variables.items())],
         "resources": {"requests": requests} | ({"limits": limits} if limits else {}),
         "volumeMounts": [

@@ -4,12 +4,12 @@ Given a run's folder it takes part in every attempt until the run has ended, as 
 machine) makes them. Given an attempt's folder (runs/NAME/logs/attempt-NN) it takes part in that one alone and lives on when the
 leader dies, as a job of a cluster does whose scheduler ends it. Run and dataset lie on a filesystem that all nodes see.
 
-What is not given on the command line is read from NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, else from the order of the attempt.
-One node has rank 0, and this program is that one too where the leader runs elsewhere. Ends with an exit code of docs/resume.md.
+What is not given on the command line is read from NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, else from the attempt's plan.
+One node has rank 0, and this program is that one too where the leader runs elsewhere; the only node of a cluster's job is rank 0.
+SIGTERM stops the workers with a checkpoint. Ends with an exit code of docs/resume.md.
 """
 
 import argparse
-import json
 import logging
 import os
 import signal
@@ -17,20 +17,23 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, PipelineError, Preempted
+from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted
 from infini_llama.configs.secrets import MASK
-from infini_llama.tasks.clusters import node_records as records
-from infini_llama.tasks.clusters import rendezvous as meeting
+from infini_llama.tasks.clusters import rendezvous
 from infini_llama.tasks.clusters.address import interface_towards
-from infini_llama.tasks.clusters.leader import Leader
+from infini_llama.tasks.clusters.leader import Leader, end_of, newest_attempt
+from infini_llama.tasks.clusters.node_records import claim, end_attempt, is_over
 from infini_llama.tasks.clusters.relay import Relay, relayed
+from infini_llama.tasks.clusters.restart import superseded
+from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.runs.job_file import read_job
 from infini_llama.tasks.runs.outcome import classify
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import write_atomic
@@ -41,9 +44,7 @@ from infini_llama.tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.nodes")
 POLL_SECONDS = 0.2
-HUNG_CODE = 76
 ENDING = 10.0  # seconds for torchrun to end by itself after its ranks and the first node have
-ORDERLY = (0, 64, 65)  # ends of a leader after which it does not come back by itself
 
 
 class Stopped(BaseException):
@@ -56,7 +57,7 @@ class Over(Exception):
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What this node was told about its place; None: as the order says, and of the node's number: a free one."""
+    """What this node was told about its place; None: as the plan says, and of the node's number: a free one."""
 
     nnodes: int | None = None
     node_rank: int | None = None
@@ -69,22 +70,19 @@ class NodeSettings:
         rank = _number("NODE_RANK") if node_rank is None else node_rank
         return cls(_number("NNODES"), rank, os.environ.get("MASTER_ADDR"), _number("MASTER_PORT"))
 
-    def over(self, plan: dict) -> dict:
-        """With the order's word for what is open.
+    def over(self, plan: EnvironmentPlan) -> EnvironmentPlan:
+        """The plan with what is set here.
 
         Raises:
-            ConfigError: the number of nodes is another than the order's.
+            ConfigError: the number of nodes is another than the plan's.
         """
-        if self.nnodes not in (None, plan["nnodes"]):
+        if self.nnodes not in (None, plan.nnodes):
             raise ConfigError(
-                f"NNODES={self.nnodes}, but the run has environment.nnodes={plan['nnodes']}; use the same number for "
-                "both."
+                f"NNODES={self.nnodes}, but the run has environment.nnodes={plan.nnodes}; use the same number for both."
             )
-        return {
-            "nnodes": plan["nnodes"],
-            "master_addr": self.master_addr or plan["master_addr"],
-            "port": self.port or plan["port"],
-        }
+        return plan.model_copy(
+            update={"master_addr": self.master_addr or plan.master_addr, "port": self.port or plan.port}
+        )
 
 
 def follow(run: RunFolder, requested: NodeSettings, timeout: float = 600.0) -> int:
@@ -98,12 +96,12 @@ def follow(run: RunFolder, requested: NodeSettings, timeout: float = 600.0) -> i
     with Leader(run.path / "lease") as leader:
         since = time.monotonic()
         while True:
-            order = newest_order(run)
+            newest = newest_attempt(run)
             led |= leader.lives
             late = time.monotonic() - since > timeout
-            if order is not None and order.parent not in taken and leader.lives:
-                taken.add(order.parent)
-                log.info("%s ended with %d here", order.parent.name, _one(order, requested, leader))
+            if newest is not None and newest not in taken and leader.lives:
+                taken.add(newest)
+                log.info("%s ended with %d here", newest.name, _one(newest, requested, leader))
                 since = time.monotonic()
             elif (ended := end_of(run, leader)) is not None and (led or late or ended == 0):
                 return ended
@@ -116,10 +114,10 @@ def follow(run: RunFolder, requested: NodeSettings, timeout: float = 600.0) -> i
             time.sleep(POLL_SECONDS)
 
 
-def _one(order: Path, requested: NodeSettings, leader: Leader) -> int:
+def _one(attempt_dir: Path, requested: NodeSettings, leader: Leader) -> int:
     """The exit code of one attempt of several: where the nodes did not start together, the next one may succeed."""
     try:
-        return take_part(order, requested, leader)
+        return take_part(attempt_dir, requested, leader)
     except PipelineError as fault:
         if fault.exit_code != PipelineError.exit_code:
             raise
@@ -127,46 +125,23 @@ def _one(order: Path, requested: NodeSettings, leader: Leader) -> int:
         return fault.exit_code
 
 
-def newest_order(run: RunFolder) -> Path | None:
-    """The order of the newest attempt, where that has not ended."""
-    orders = [order for folder in attempt_folders(run) if (order := folder / "order.json").exists()]
-    if not orders:
-        return None
-    recorded = {record.attempt for record in attempts(run)}
-    over = records.word(orders[-1].parent).get("state") in ("over", "refused")
-    return None if number_of(orders[-1].parent) in recorded or over else orders[-1]
-
-
-def end_of(run: RunFolder, leader: Leader) -> int | None:
-    """The exit code with which the leader has left the run for good; None where it is there or may come back."""
-    if leader.lives or not leader.known:
-        return None
-    begun = max(map(number_of, attempt_folders(run)), default=0)
-    ends = attempts(run)
-    if not ends or ends[-1].attempt < begun:  # it was killed in its newest attempt
-        return None
-    code = ends[-1].code
-    return code if code in ORDERLY or code == Preempted.exit_code else None
-
-
-def take_part(order_path: Path, requested: NodeSettings, leader: Leader | None) -> int:
-    """This node's part in one attempt, from its meeting to the end of its workers; returns an exit code.
+def take_part(attempt_dir: Path, requested: NodeSettings, leader: Leader | None) -> int:
+    """This node's part in one attempt, from the rendezvous to the end of its workers; returns an exit code.
 
     Args:
         leader: without it the node goes on when the leader has died.
 
     Raises:
         PipelineError: the nodes do not start together.
-        Preempted: this node was asked to stop while it trained.
+        Preempted: this node was asked to stop while it followed a leader.
     """
-    attempt_dir = order_path.parent
-    order = json.loads(order_path.read_text(encoding="utf-8"))
-    wanted = requested.over(order["plan"])
-    node = records.claim(attempt_dir, requested.node_rank, wanted["nnodes"])
-    log.info("node %d of %d in %s", node, wanted["nnodes"], attempt_dir)
+    job = read_job(attempt_dir)
+    plan = requested.over(job.plan)
+    node = claim(attempt_dir, requested.node_rank if plan.nnodes > 1 else 0, plan.nnodes)
+    log.info("node %d of %d in %s", node, plan.nnodes, attempt_dir)
 
     def poll() -> None:
-        if records.word(attempt_dir).get("state") == "over":
+        if is_over(attempt_dir):
             raise Over
         if leader is not None and not leader.lives:
             log.warning("the leader no longer sends heartbeats")
@@ -175,15 +150,18 @@ def take_part(order_path: Path, requested: NodeSettings, leader: Leader | None) 
     try:
         with ExitStack() as locks:
             fds = _locks(locks, attempt_dir, node)
-            meet = meeting.gather if node == 0 else partial(meeting.meet, node=node)
-            place = meet(attempt_dir, order, wanted, each_poll=poll)
-            return _train(order_path, order, place, fds, poll)
+            found = rendezvous.reach(attempt_dir, node, plan, poll) if node else rendezvous.host(attempt_dir, plan)
+            return _train(attempt_dir, node, job.model_copy(update={"plan": found}), fds, poll)
     except Over:
-        return PipelineError.exit_code
+        return ExitCode.UNEXPECTED
+    except Preempted as stopped:
+        if leader is not None:
+            raise
+        log.warning("%s", stopped)
+        return stopped.exit_code
     finally:
-        records.update(attempt_dir, node, state="ended")
         if node == 0:
-            records.say(attempt_dir, "over")
+            end_attempt(attempt_dir)
 
 
 def _locks(locks: ExitStack, attempt_dir: Path, node: int) -> list[int]:
@@ -193,50 +171,52 @@ def _locks(locks: ExitStack, attempt_dir: Path, node: int) -> list[int]:
     return [locks.enter_context(Lock(attempt_dir.parents[1] / f"node-{node}.lock", wait=ENDING)).fd]
 
 
-def _train(order_path: Path, order: dict, place: meeting.Place, fds: list[int], poll: Callable[[], None]) -> int:
-    attempt_dir, grace = place.attempt_dir, order["grace_period"]
-    plan = EnvironmentPlan.from_json(order["plan"])
-    command = local.torchrun(order_path, plan, place.torchrun())
-    own_session = os.getsid(0) != os.getpid()  # else this process's end is that of its whole session
-    log_file = attempt_dir / f"torchrun-{place.node}.log"
-    process = local.spawn(command, log_file, environment(order, place), grace, fds, new_session=own_session)
-    ranks = local.Torchrun(process, attempt_dir, plan.nproc_per_node * place.nnodes, place.node)
-    records.update(attempt_dir, place.node, state="training")
-    relay = Relay(attempt_dir, place.node)
-    is_detached = (
-        order["config"]["environment"]["launcher"] != "local"
-    )  # the leader is not beside the ranks, and does not watch them
-    watch = (
-        Watch(attempt_dir, ranks.processes, order["config"]["runtime"]["hang_after"], partial(relayed, attempt_dir))
-        if is_detached
-        else None
+def _train(attempt_dir: Path, node: int, job: TrainingJob, fds: list[int], poll: Callable[[], None]) -> int:
+    plan, settings, grace = job.plan, job.config.environment, job.grace_period
+    command = local.torchrun(
+        attempt_dir, plan, rendezvous.torchrun_options(attempt_dir, node, plan, settings.join_timeout)
     )
+    own_session = os.getsid(0) != os.getpid()  # else this process's end is that of its whole session
+    log_file = attempt_dir / ("torchrun.log" if plan.nnodes == 1 else f"torchrun-{node}.log")
+    process = local.spawn(command, log_file, environment(plan, node), grace, fds, new_session=own_session)
+    ranks = local.Torchrun(process, attempt_dir, plan.world_size, node)
+    relay, waiting = Relay(attempt_dir, node), rendezvous.WaitingForNodes(attempt_dir, plan.nnodes)
+    # The command that leads a job of a cluster is not beside the ranks, and does not watch them.
+    watch = Watch(
+        attempt_dir,
+        ranks.processes,
+        job.config.runtime.hang_after,
+        partial(relayed, attempt_dir),
+        nodes_meet=plan.nnodes > 1,
+    )
+    watches = node == 0 and settings.launcher != "local"
     try:
-        while (code := process.poll()) is None:
+        while process.poll() is None:
             poll()
             with suppress(OSError):  # the filesystem does not answer just now
-                relay.write(ranks.statuses())
-            if watch is not None and place.node == 0:
+                statuses = ranks.statuses()
+                relay.write(statuses)
+                if node == 0:
+                    waiting.poll(started=bool(statuses))
+            if watches:
                 watch.poll()
             time.sleep(POLL_SECONDS)
     except Hung as hung:
         log.error("%s", hung)
         write_atomic(attempt_dir / HUNG, str(hung))
         _end_with_the_others(ranks)
-        return HUNG_CODE
+        return ExitCode.HUNG
     except Over:
         _end_with_the_others(ranks)
-        ranks.end()
-        code = process.wait()
     except BaseException as asked:
         log.warning("stop requested; waiting up to %.0f s for a checkpoint", grace)
         ranks.stop(grace)
         raise Preempted(
-            f"node {place.node} received a stop signal and its workers have ended; run the same command to rejoin."
+            f"node {node} received a stop signal and its workers have ended; run the same command to rejoin."
         ) from asked
     finally:
         ranks.end()
-    return classify(code, list(ranks.statuses()) or [None], str(attempt_dir)).code
+    return classify(process.wait(), list(ranks.statuses()) or [None], str(attempt_dir)).code
 
 
 def _end_with_the_others(ranks: local.Torchrun) -> None:
@@ -249,21 +229,21 @@ def _end_with_the_others(ranks: local.Torchrun) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def environment(order: dict, place: meeting.Place) -> dict[str, str]:
+def environment(plan: EnvironmentPlan, node: int) -> dict[str, str]:
     """The workers' variables: the plan's, this node's number, and its own interface towards the others.
 
     What the plan has hidden as a secret has to be in this process's own environment.
     """
-    hidden = [name for name, value in order["plan"]["env"].items() if value == MASK]
+    hidden = [name for name, value in plan.env.items() if value == MASK]
     if missing := [name for name in hidden if name not in os.environ]:
         log.warning(
             "the value of environment.env.%s is not stored, because it may be a secret; set it on this machine too",
             ", ".join(missing),
         )
-    variables = {name: value for name, value in order["plan"]["env"].items() if name not in hidden}
-    interface = interface_towards(place.address)
+    variables = {name: value for name, value in plan.env.items() if name not in hidden}
+    interface = interface_towards(plan.master_addr) if plan.nnodes > 1 else None
     own = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
-    return own | variables | {NODE: str(place.node)}
+    return own | variables | {NODE: str(node)}
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[Path, NodeSettings]:
@@ -280,11 +260,12 @@ def parse(arguments: Sequence[str] | None) -> tuple[Path, NodeSettings]:
     return given.where.resolve(), NodeSettings(given.nnodes, given.node_rank, given.master_addr, given.master_port)
 
 
-def _number(variable: str) -> int | None:
-    value = os.environ.get(variable)
-    if value is None:
+def _number(*variables: str) -> int | None:
+    """The value of the first variable that is set."""
+    variable = next((name for name in variables if name in os.environ), None)
+    if variable is None:
         return None
-    if not value.isdecimal():
+    if not (value := os.environ[variable]).isdecimal():
         raise ConfigError(f"{variable}={value} is not an integer.")
     return int(value)
 
@@ -292,7 +273,11 @@ def _number(variable: str) -> int | None:
 def serve(where: Path, requested: NodeSettings) -> int:
     """Takes part in the attempt, or in all attempts of the run, that `where` is the folder of."""
     if where.name.startswith("attempt-") and where.parent.name == "logs":
-        return take_part(where / "order.json", requested, None)
+        if refused := superseded(where):
+            raise PipelineError(refused)
+        if requested.node_rank is None:  # Slurm, or Kubernetes' indexed Job, has set which node of the job this is
+            requested = replace(requested, node_rank=_number("SLURM_NODEID", "JOB_COMPLETION_INDEX"))
+        return take_part(where, requested, None)
     return follow(RunFolder(where), requested)
 
 

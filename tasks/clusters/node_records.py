@@ -1,8 +1,4 @@
-"""What the nodes of one attempt tell each other: small files in its folder, which all of them see.
-
-`node-R.json` is node R's own word about itself; `word.json` is the first node's to all others: open (come to this address), go
-(start), refused (with the reasons) or over (end what still runs).
-"""
+"""Small files in an attempt's folder, which all its nodes see: who is there, where they meet, and that the attempt is over."""
 
 import json
 import os
@@ -11,90 +7,90 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.cluster import NodeRecord, SubmittedJob
+from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 
-WORD = "word.json"
-JOB = "job.json"  # which job of a cluster the attempt is; written before the job is submitted
+OVER = "over"  # every node ends what still runs
+SUBMITTED = "submitted.json"
 
 
 def node_path(attempt_dir: Path, node: int) -> Path:
     return attempt_dir / f"node-{node}.json"
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What is in such a file; {} where there is none yet, or where the filesystem does not answer just now."""
+def read_node(attempt_dir: Path, node: int) -> NodeRecord | None:
+    """The record of a node; None where there is none yet, or where the filesystem does not answer just now."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return NodeRecord.from_json(json.loads(node_path(attempt_dir, node).read_text(encoding="utf-8")))
     except (OSError, ValueError):
-        return {}
+        return None
 
 
-def update(attempt_dir: Path, node: int, **words: Any) -> None:
-    """Add to the record of node `node`."""
-    path = node_path(attempt_dir, node)
-    write_atomic(path, json.dumps(read(path) | words, indent=1))
+def update_node(attempt_dir: Path, node: int, **changes: Any) -> None:
+    """Change fields of a node's own record, where its agent has claimed one."""
+    if record := read_node(attempt_dir, node):
+        changed = record.model_copy(update=changes)
+        write_atomic(node_path(attempt_dir, node), changed.model_dump_json(indent=1))
 
 
-def say(attempt_dir: Path, state: str, **words: Any) -> None:
-    """The first node's word; what is over stays over."""
-    path = attempt_dir / WORD
-    before = read(path)
-    if before.get("state") not in ("over", "refused"):
-        write_atomic(path, json.dumps(before | words | {"state": state}, indent=1))
+def is_over(attempt_dir: Path) -> bool:
+    """Whether the leader, or node 0, has ended the attempt."""
+    return (attempt_dir / OVER).exists()
 
 
-def word(attempt_dir: Path) -> dict[str, Any]:
-    return read(attempt_dir / WORD)
+def end_attempt(attempt_dir: Path) -> None:
+    """Have every node end what still runs."""
+    (attempt_dir / OVER).touch()
 
 
-def has_ended(path: Path) -> bool:
-    """Whether the node that this is the file of says that it has ended, or is seen to be dead."""
-    record = read(path)
-    return not record or record["state"] in ("ended", "refused") or _is_dead(record)
-
-
-def _is_dead(record: dict[str, Any]) -> bool:
+def _is_dead(record: NodeRecord) -> bool:
     """Whether the process that wrote it, on this machine, is no more."""
-    return record["machine"] == this_machine() and not Path(f"/proc/{record['pid']}").exists()
+    return record.machine == this_machine() and not Path(f"/proc/{record.pid}").exists()
 
 
-def claim(attempt_dir: Path, wished: int | None, nnodes: int) -> int:
-    """Takes the place of a node in this attempt, the lowest free one behind the first where none is wished; returns it.
+def claim(attempt_dir: Path, requested: int | None, nnodes: int) -> int:
+    """Take the place of a node in this attempt; returns its number.
 
     Creating a file that must not exist is atomic on shared filesystems too (NFS since version 3).
+
+    Args:
+        requested: None: the lowest free one behind the first.
 
     Raises:
         ConfigError: it is taken, by a process that may still live.
     """
-    mine = {"host": socket.gethostname(), "machine": this_machine(), "pid": os.getpid(), "state": "here"}
-    for node in range(1, nnodes) if wished is None else (wished,):
+    for node in range(1, nnodes) if requested is None else (requested,):
         path = node_path(attempt_dir, node)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         except FileExistsError:
-            owner = read(path)
+            owner = read_node(attempt_dir, node)
             if not owner or not _is_dead(owner):
                 continue
-        write_atomic(path, json.dumps(mine | {"node": node}, indent=1))
+        mine = NodeRecord(node=node, host=socket.gethostname(), machine=this_machine(), pid=os.getpid())
+        write_atomic(path, mine.model_dump_json(indent=1))
         return node
-    if wished is None:
+    if requested is None:
         raise ConfigError(
             f"all {nnodes} nodes of {attempt_dir} have already joined; environment.nnodes sets their number."
         )
-    owner = read(node_path(attempt_dir, wished))
+    owner = read_node(attempt_dir, requested)
+    by = f"process {owner.pid} on {owner.host}" if owner else "another process"
     raise ConfigError(
-        f"node {wished} of {attempt_dir} is process {owner.get('pid')} on {owner.get('host')} already; give each "
-        "machine a unique rank (--node-rank, NODE_RANK or environment.node_rank), or leave it out to use a free one."
+        f"node {requested} of {attempt_dir} is {by} already; give each machine a unique rank (--node-rank, NODE_RANK or "
+        "environment.node_rank), or leave it out to use a free one."
     )
 
 
-def write_job(attempt_dir: Path, **fields: str | int | None) -> None:
-    """Add to the record of the attempt's job."""
-    write_atomic(attempt_dir / JOB, json.dumps(read_job(attempt_dir) | fields, indent=1))
+def write_submitted(attempt_dir: Path, job: SubmittedJob) -> None:
+    """Record the job of a cluster that the attempt is."""
+    write_atomic(attempt_dir / SUBMITTED, job.model_dump_json(indent=1))
 
 
-def read_job(attempt_dir: Path) -> dict[str, Any]:
-    """The record of the attempt's job; {} if it has none."""
-    path = attempt_dir / JOB
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def read_submitted(attempt_dir: Path) -> SubmittedJob | None:
+    """The job of a cluster that the attempt is; None if it is none."""
+    older = job_path(attempt_dir).name == "order.json"  # of a version whose job.json was this record
+    path = attempt_dir / ("job.json" if older else SUBMITTED)
+    return SubmittedJob.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None

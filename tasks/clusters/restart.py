@@ -3,20 +3,21 @@
     python -m infini_llama.tasks.clusters.restart ATTEMPT_DIR JOB
 
 A cluster puts a job back into the queue when its node fails, when another job needs its place, or when its time is up. It then
-starts again without anybody watching, so it renews its own order to the newest checkpoint.
+starts again without anybody watching, so it renews what its workers are given to the newest checkpoint.
 """
 
-import json
 import logging
 import os
 import sys
 import time
 from pathlib import Path
 
+from infini_llama.tasks.clusters.node_records import OVER
 from infini_llama.tasks.clusters.slurm import ENDED
+from infini_llama.tasks.records.goodput import StartTime
 from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.job_file import read_job, write_job
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, cut_metrics, remove_staging
-from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 from infini_llama.tasks.train.launcher import HUNG
 
@@ -25,7 +26,7 @@ log = logging.getLogger("infini_llama.train")
 
 
 def prepare(attempt_dir: Path, job: str) -> str | None:
-    """Takes the attempt for this job, and renews the order where it has run before.
+    """Takes the attempt for this job, and renews what its workers are given where it has run before.
 
     Returns:
         why the job must not start, None where it may.
@@ -54,23 +55,21 @@ def superseded(attempt_dir: Path) -> str | None:
 
 
 def renew(attempt_dir: Path) -> None:
-    """The order as it was, from the newest whole checkpoint on; the words of the ranks before, and of the job's end, are put aside."""
+    """Start from the newest valid checkpoint; move aside what the ranks and the nodes of the start before have written."""
     run = RunFolder(attempt_dir.parents[1])
-    order = json.loads((attempt_dir / "order.json").read_text(encoding="utf-8"))
+    job = read_job(attempt_dir)
     remove_staging(run)
     chosen = checkpoints.newest_good(run.checkpoints)
-    step = checkpoints.read_state(chosen).step if chosen else order["from_step"]
+    step = checkpoints.read_state(chosen).step if chosen else job.from_step
     cut_metrics(run, step)
     aside = attempt_dir / f"start-{sum(1 for _ in attempt_dir.glob('start-*')) + 1}"
     aside.mkdir()
-    for pattern in ("status-*.json", "heartbeat-*", "beats-*.json", "node-*.json", "word.json", HUNG, ENDED):
+    for pattern in ("status-*.json", "heartbeat-*", "beats-*.json", "node-*.json", OVER, HUNG, ENDED):
         for file in attempt_dir.glob(pattern):
             file.rename(aside / file.name)
-    order |= {"resume_from": str(chosen) if chosen else order["resume_from"], "from_step": step}
-    if chosen:
-        order["init_from"] = None
-    order["began"] |= {"wall": time.time(), "monotonic": time.monotonic(), "machine": this_machine()}
-    write_atomic(attempt_dir / "order.json", json.dumps(order, indent=1))
+    started = StartTime(wall=time.time(), monotonic=time.monotonic(), machine=this_machine())
+    changed = {"resume_from": chosen, "init_from": None} if chosen else {}
+    write_job(attempt_dir, job.model_copy(update=changed | {"from_step": step, "started": started}))
     log.info("the job restarts, from %s", chosen.name if chosen else "the beginning")
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.configs.schema.launchers import SlurmConfig
-from infini_llama.tasks.clusters.node_records import read_job, write_job
+from infini_llama.tasks.clusters.node_records import write_submitted
 from infini_llama.tasks.clusters.rendezvous import Nodes
+from infini_llama.tasks.records.cluster import SubmittedJob
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
@@ -23,34 +24,11 @@ ASK_AT_END = 1.0  # the same, while a job completes
 COMMAND_SECONDS = 60.0  # that one of Slurm's commands may take
 EARLY = 60.0  # Slurm may send the warning that much earlier or later than asked for (sbatch(1), --signal)
 ENDING_SECONDS = 600.0  # after which a job that does not go away is reported, not waited for
-RUNNING = {
-    "PENDING",
-    "CONFIGURING",
-    "RUNNING",
-    "COMPLETING",
-    "SUSPENDED",
-    "STOPPED",
-    "SIGNALING",
-    "STAGE_OUT",
-    "RESIZING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "RESV_DEL_HOLD",
-    "SPECIAL_EXIT",
-}
-OVER = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "PREEMPTED",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "REVOKED",
-}
+RUNNING = re.compile(
+    "PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|STOPPED|SIGNALING|STAGE_OUT|RESIZING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD"
+    "|RESV_DEL_HOLD|SPECIAL_EXIT"
+)
+OVER = re.compile("COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|PREEMPTED|OUT_OF_MEMORY|BOOT_FAIL|DEADLINE|REVOKED")
 log = logging.getLogger("infini_llama.train")
 
 
@@ -71,7 +49,8 @@ def start(attempt_dir: Path, section: SlurmConfig, plan: EnvironmentPlan, grace_
         ConfigError: Slurm refuses it, or is not there.
         TrainFailed: the controller does not answer.
     """
-    write_job(attempt_dir, launcher="slurm", name=name_of(attempt_dir), job=None)
+    submitted = SubmittedJob(launcher="slurm", name=name_of(attempt_dir))
+    write_submitted(attempt_dir, submitted)
     command = ["sbatch", *options(attempt_dir, section, plan, grace_period), str(SCRIPT), sys.executable]
     environment = job_environment(dict(os.environ)) | plan.env
     try:
@@ -82,12 +61,12 @@ def start(attempt_dir: Path, section: SlurmConfig, plan: EnvironmentPlan, grace_
             f"environment.slurm ({settings or 'all by default'}): sbatch refused the job: {_last_line(refused.stderr)}."
         ) from refused
     except Unanswered as silence:
-        found = find(name_of(attempt_dir))  # it may have been accepted all the same
+        found = find(submitted.name)  # it may have been accepted all the same
         if found is None:
             raise TrainFailed(f"Slurm's controller did not accept the job: {silence}.") from silence
         number = found
-    write_job(attempt_dir, job=number)
-    log.info("Slurm job %d (%s) is submitted; its output is in %s", number, name_of(attempt_dir), attempt_dir)
+    write_submitted(attempt_dir, submitted.model_copy(update={"job": number}))
+    log.info("Slurm job %d (%s) is submitted; its output is in %s", number, submitted.name, attempt_dir)
     return SlurmJob(attempt_dir, number)
 
 
@@ -120,22 +99,21 @@ def job_environment(variables: dict[str, str]) -> dict[str, str]:
     return kept | {"PYTHONSAFEPATH": "1"}  # a folder named tasks/ where the user stands must not shadow ours
 
 
-def attach(attempt_dir: Path) -> "SlurmJob | None":
+def attach(attempt_dir: Path, submitted: SubmittedJob) -> "SlurmJob | None":
     """The job of an attempt, living or ended; None where it was never submitted.
 
     Raises:
         TrainFailed: the controller does not answer, so the state is unknown.
     """
-    known = read_job(attempt_dir)
     try:
-        number = known["job"] or find(known["name"])
+        number = submitted.job or find(submitted.name)
     except Unanswered as silence:
         raise TrainFailed(
             f"cannot determine whether {attempt_dir} is still running as a Slurm job: {silence}."
         ) from silence
     if number is None:
         return None
-    write_job(attempt_dir, job=number)
+    write_submitted(attempt_dir, submitted.model_copy(update={"job": number}))
     return SlurmJob(attempt_dir, number)
 
 
@@ -159,12 +137,17 @@ class SlurmJob(Nodes):
         self.state, self.code = "PENDING", 1
         self.asked, self.silent_since = -math.inf, None
 
+    @property
+    def has_ended(self) -> bool:
+        """By the newest answer of Slurm's controller."""
+        return OVER.fullmatch(self.state) is not None
+
     def poll(self) -> int | None:
-        if self.state not in OVER:
+        if not self.has_ended:
             every = ASK_AT_END if (self.attempt_dir / ENDED).exists() else ASK_EVERY
             if time.monotonic() - self.asked >= every:
                 self._ask()
-        if self.state not in OVER:
+        if not self.has_ended:
             return None
         try:
             return int((self.attempt_dir / ENDED).read_text(encoding="utf-8"))
@@ -190,7 +173,7 @@ class SlurmJob(Nodes):
                     f"Slurm job {self.number} did not end (state {self.state}); check its nodes, and run the same "
                     "command again."
                 )
-            if self.state not in OVER:
+            if not self.has_ended:
                 time.sleep(1)
 
     def cancelled(self) -> str | None:
@@ -250,7 +233,7 @@ def state_of(number: int) -> tuple[str, int]:
 
 
 def _state(word: str) -> str:
-    if word not in RUNNING | OVER:
+    if not (RUNNING.fullmatch(word) or OVER.fullmatch(word)):
         raise Unanswered(f"a state that is not known: {word!r}")
     return word
 

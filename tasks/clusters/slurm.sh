@@ -29,7 +29,7 @@ echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)), on $SLURM_JOB
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR NNODES="$SLURM_JOB_NUM_NODES"
 # Every node's part ends by itself when another one's has ended; what srun returns is the highest exit code of all.
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "$python" -m infini_llama.tasks.clusters.job "$attempt" &
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "$python" -m infini_llama.tasks.clusters.node "$attempt" &
 step=$!
 [ "$asked" = no ] || pass_on    # asked before there was a step
 while true; do

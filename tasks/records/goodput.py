@@ -4,11 +4,11 @@ from infini_llama.tasks.records.record import Record
 
 
 class StartTime(Record):
-    """When an attempt started. wall: seconds since 1970; monotonic: by the clock of `machine`."""
+    """When an attempt started. wall: seconds since 1970; monotonic: by the clock of `machine`, unless an older version wrote it."""
 
     wall: float
-    monotonic: float
-    machine: str
+    monotonic: float = 0.0
+    machine: str = ""
 
 
 class Goodput(Record):

@@ -1,15 +1,17 @@
 """Everything that the workers of one attempt are given."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import PipelineConfig, TrainingConfig
+from infini_llama.configs.secrets import masked, without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.goodput import Goodput, StartTime
-from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.lineage import Lineage, SampleRange
+from infini_llama.tasks.records.plan import Compile, EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 
 
@@ -20,11 +22,28 @@ class CurriculumStage(Record):
     until: int
 
 
-class TrainingJob(Record):
+class JobStart(Record):
+    """What is read of an attempt's job later, whichever version wrote it.
+
+    Attributes:
+        from_step: of the checkpoint that the attempt starts from.
+    """
+
+    started: StartTime
+    from_step: int = 0
+
+    @classmethod
+    def upgrade(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Of an older version, whose `started` was `began`."""
+        return fields | {"started": fields["began"]} if "began" in fields else fields
+
+
+class TrainingJob(JobStart):
     """Written before an attempt starts its workers, into the attempt's folder.
 
     Attributes:
-        config: as the user wrote it; values of environment.env are masked. What an attempt resolves has a field of its own here.
+        config: as the user wrote it, with the contents of the file train.deepspeed_config. What an attempt resolves has a field of
+            its own here.
         max_steps: resolved from train.max_steps, num_epochs or max_tokens.
         micro_batch_size: in force in this attempt.
         compile: resolved from train.compile.
@@ -34,7 +53,7 @@ class TrainingJob(Record):
         resume_from: checkpoint folder; None: start from step 0.
         init_from: Hugging Face folder with the first weights; None: random ones, or `resume_from`.
         skipped_samples: ranges that a rollback has left out.
-        plan: values of `env` are masked; the workers have the real ones in their environment.
+        lineage: a copy, should lineage.json be damaged; None: of an older version.
         goodput: of the attempts before this one.
         grace_period: seconds that workers may take to save and end.
     """
@@ -50,15 +69,14 @@ class TrainingJob(Record):
     resume_from: Path | None = None
     init_from: Path | None = None
     skipped_samples: tuple[SampleRange, ...] = ()
+    lineage: Lineage | None = None
     config: PipelineConfig
     max_steps: int
     micro_batch_size: int
-    compile: Literal["off", "block", "whole"] = "off"
+    compile: Compile = "off"
     model: LlamaConfig
     plan: EnvironmentPlan
-    started: StartTime
     goodput: Goodput = Field(default_factory=Goodput)
-    from_step: int = 0
     grace_period: float = 0.0
 
     @classmethod
@@ -68,14 +86,53 @@ class TrainingJob(Record):
             return fields
         config = fields["config"]
         train = config["train"]
-        return fields | {
+        return super().upgrade(fields) | {
             "curriculum": config["data"]["curriculum"],
             "source_weights": fields["weights"],
             "skipped_samples": fields["left_out"],
-            "config": config | {"data": config["data"] | {"curriculum": []}},
+            "lineage": Lineage.upgrade(fields["lineage"]) if "lineage" in fields else None,
+            "config": parse_config(config | {"data": config["data"] | {"curriculum": []}}),
             "max_steps": train["max_steps"],
             "micro_batch_size": train["micro_batch_size"],
             "compile": train["compile"],
-            "started": fields["began"],
             "goodput": fields["spent"],
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """As it may be written down: variables that may hold secrets are masked; workers have them in their environment."""
+        fields = self.model_dump(mode="json", exclude={"config": {"deployment"}})
+        plan = fields["plan"]
+        return fields | {
+            "config": without_secrets(fields["config"]),
+            "plan": plan | {"env": masked(plan["env"])},
+            "lineage": self.lineage.to_json() if self.lineage else None,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """The configuration with the values that were resolved, for experiment trackers."""
+        config = self.config.model_dump(mode="json", exclude={"deployment"})
+        resolved = {"max_steps": self.max_steps, "micro_batch_size": self.micro_batch_size, "compile": self.compile}
+        return config | {"train": config["train"] | resolved}
+
+
+class StepTrial(Record):
+    """Steps on random tokens that patch-environment times.
+
+    Attributes:
+        sequence_length: tokens of a sequence.
+        seconds: to spend on steps after the first.
+    """
+
+    train: TrainingConfig
+    plan: EnvironmentPlan
+    model: LlamaConfig
+    sequence_length: int
+    seconds: float
+
+
+class StepTrialResult(Record):
+    """Seconds of the first step, and the median of the other `steps`."""
+
+    first: float
+    step: float
+    steps: int

@@ -79,6 +79,10 @@ class Lineage(Record):
             "skipped_samples": fields["left_out"]
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """Without fields that were never set: what an older version did not record is not compared."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run."""

@@ -10,6 +10,7 @@ Severity = Literal["error", "warning", "note", "ok"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok")
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Compile = Literal["off", "block", "whole"]
 
 
 class Finding(Record):
@@ -47,7 +48,7 @@ class EnvironmentPlan(Record):
     precision: Precision
     attention_backend: str
     allocator: str = "system"
-    compile: str = "off"
+    compile: Compile = "off"
     loss_chunk: int = 0
     threads: int
     distributed_backend: str

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.runs.job_file import read_start
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.json_lines import Line, read_lines
 from infini_llama.tasks.storage.lease import this_machine
@@ -80,16 +81,16 @@ def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
 def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     """One attempt; None for one that never started."""
     try:
-        order = json.loads((folder / "order.json").read_text(encoding="utf-8"))
-        start, from_step = float(order.get("started", order.get("began"))["wall"]), int(order["from_step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # killed before, of an older version, or damaged
+        job = read_start(folder)
+    except (OSError, ValueError, TypeError):  # killed before, or damaged
         return None
+    start = job.started.wall
     lines = [_LedgerLine.model_validate(line) for line in read_lines(folder / LEDGER, _LedgerLine)]
     recorded_until = lines[-1].time if lines else start
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)
     complete = record is not None and record.kind in ("done", "preempted")
-    return _Attempt(start, end, from_step, lines, recorded_until, complete)
+    return _Attempt(start, end, job.from_step, lines, recorded_until, complete)
 
 
 class Ledger:

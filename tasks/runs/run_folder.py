@@ -16,6 +16,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
 from infini_llama.tasks.storage.json_lines import Line, read_lines, scan, unreadable
 
@@ -113,10 +114,10 @@ class RunFolder:
             return read_as(Lineage, self.read(self.lineage), self.lineage)
         except Damaged as fault:
             for attempt_dir in reversed(attempt_folders(self)):
-                order = attempt_dir / "order.json"
+                job = job_path(attempt_dir)
                 with suppress(Damaged):
-                    copy = read_as(Lineage, self.read(order).get("lineage"), order)
-                    log.warning("%s The copy in %s is used.", fault, order)
+                    copy = read_as(Lineage, self.read(job).get("lineage"), job)
+                    log.warning("%s The copy in %s is used.", fault, job)
                     return copy
             raise Damaged(
                 f"{fault} It says what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
@@ -138,8 +139,8 @@ class RunFolder:
         return lineage
 
     def write_lineage(self, lineage: Lineage) -> None:
-        """Write lineage.json; fields that were never set are left out."""
-        write_atomic(self.lineage, json.dumps(lineage.model_dump(mode="json", exclude_unset=True), indent=1))
+        """Write lineage.json."""
+        write_atomic(self.lineage, json.dumps(lineage.to_json(), indent=1))
 
 
 def read_as(kind: type[RecordType], fields: Any, path: Path) -> RecordType:

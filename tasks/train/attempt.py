@@ -1,49 +1,30 @@
 """One attempt: from the choice of a checkpoint, through one torchrun, to the record of its end."""
 
-import json
 import logging
 import os
-import shutil
 import socket
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, ExitCode, Preempted, no_space
-from infini_llama.configs.secrets import masked, without_secrets
-from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.records.goodput import StartTime
-from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.goodput import goodput
+from infini_llama.tasks.runs.job_file import read_job, read_start
 from infini_llama.tasks.runs.outcome import Outcome, classify
-from infini_llama.tasks.runs.run_folder import (
-    RunFolder,
-    append_attempt,
-    attempt_folders,
-    attempts,
-    cut_metrics,
-    lacking_steps,
-    number_of,
-    remove_staging,
-)
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempt_folders, attempts, number_of
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
-from infini_llama.tasks.storage.artifacts import Busy, write_atomic
-from infini_llama.tasks.storage.json_lines import unreadable
-from infini_llama.tasks.storage.lease import this_machine
+from infini_llama.tasks.storage.artifacts import Busy
 from infini_llama.tasks.train.grace import grace_period, request_time_to_stop
 from infini_llama.tasks.train.launcher import HUNG, Launched, Launcher
-from infini_llama.tasks.train.lineage import source_weights
+from infini_llama.tasks.train.prepare import RESERVE, prepare
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.run_context import RunContext
 from infini_llama.tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
-# Kept free in the attempt's folder for the record of its end, which a full disk would refuse.
-RESERVE, RESERVE_BYTES = "reserve", 2**16
 
 
 def new_invocation() -> str:
@@ -73,8 +54,8 @@ def attempt(context: RunContext) -> Outcome:
             outcome = Outcome("failed", refused.exit_code, str(refused))
             record_attempt(run, attempt_dir, context.invocation, outcome)
             raise
-    order = run.read(attempt_dir / "order.json")  # of a detached job, perhaps an earlier command's
-    world_size = order["plan"]["nproc_per_node"] * order["plan"]["nnodes"]
+    job = read_job(attempt_dir)  # of a detached job, perhaps an earlier command's
+    world_size = job.plan.world_size
     code, interrupted, hang = supervise(context, launched, attempt_dir, world_size)
     if hang:
         outcome = Outcome("failed", ExitCode.HUNG, hang)
@@ -94,7 +75,7 @@ def attempt(context: RunContext) -> Outcome:
         ) from interrupted
     if (why := launched.cancelled()) and outcome.kind != "done":
         raise Preempted(f"{why}; the newest checkpoint is at step {step}. Run the same command to resume.")
-    if outcome.kind == "done" and order["config"]["train"]["max_steps"] != context.max_steps:
+    if outcome.kind == "done" and job.max_steps != context.max_steps:
         return Outcome(
             "preempted", ExitCode.PREEMPTED, "finished with the settings of the command before this one", outcome.step
         )
@@ -103,14 +84,14 @@ def attempt(context: RunContext) -> Outcome:
 
 def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: Outcome) -> int:
     """Add the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
-    order = run.read(attempt_dir / "order.json")  # as it is now: a job that started again has renewed it
+    job = read_start(attempt_dir)  # as it is now: a job that started again has renewed it
     step = checkpoints.latest_step(run.checkpoints)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
         invocation=invocation,
-        from_step=order["from_step"],
+        from_step=job.from_step,
         checkpoint_step=step,
-        seconds=time.time() - order["began"]["wall"],
+        seconds=time.time() - job.started.wall,
         kind=outcome.kind,
         code=outcome.code,
         message=outcome.message,
@@ -138,35 +119,6 @@ def running_job(run: RunFolder, launcher: Launcher) -> tuple[Path, Launched] | N
         return None
     launched = launcher.attach(folders[-1])
     return (folders[-1], launched) if launched else None
-
-
-def prepare(context: RunContext, grace: float) -> Path:
-    """The folder of a new attempt, with its order."""
-    run = context.run
-    remove_staging(run)
-    chosen, first_step = choose_checkpoint(context)
-    number = record_killed_attempts(run) + 1
-    cut_metrics(run, first_step)
-    if lacking := lacking_steps(run, first_step):
-        log.warning(
-            "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): they are missing "
-            "from curves and totals.",
-            run.metrics,
-            len(lacking),
-            first_step,
-            lacking[0],
-        )
-    attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
-    attempt_dir.mkdir(parents=True)
-    try:
-        write_order(attempt_dir, context, chosen, first_step, grace)
-        (attempt_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # not zeros, which some filesystems do not store
-    except OSError:
-        shutil.rmtree(attempt_dir, ignore_errors=True)  # nothing was started, so there is no attempt to record
-        raise
-    source = f"from {chosen.name}" if chosen else "from step 0"
-    log.info("attempt %d starts %s with %d worker(s)", number, source, context.plan.world_size)
-    return attempt_dir
 
 
 def supervise(
@@ -261,91 +213,3 @@ def request_stop(context: RunContext, launched: Launched) -> None:
     log.warning("stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace)
     request_time_to_stop(grace)
     launched.stop(grace)
-
-
-def choose_checkpoint(context: RunContext) -> tuple[Path | None, int]:
-    """The checkpoint to start from and its step, None and 0 for a fresh start.
-
-    A rule other than auto holds for the first attempt of a command; a path until the run has a checkpoint of its own since.
-    """
-    run, resume = context.run, context.config.runtime.resume
-    lineage = run.require_lineage()
-    is_retry = any(record.invocation == context.invocation for record in attempts(run))
-    if resume in ("must", "never", "best") and is_retry:
-        resume = "auto"
-    chosen = checkpoints.choose(run.checkpoints, resume, lineage.resumed_from)
-    first_step = refuse_other_model(chosen, context.model, context.plan) if chosen else 0
-    if resume not in ("auto", "must", "never", "best"):
-        run.write_lineage(lineage.model_copy(update={"resumed_from": resume}))
-    return chosen, first_step
-
-
-def write_order(attempt_dir: Path, context: RunContext, chosen: Path | None, from_step: int, grace: float) -> None:
-    """order.json: everything that the workers of this attempt are given."""
-    config = context.config.model_dump(mode="json", exclude={"deployment"})
-    lineage = context.run.require_lineage()
-    train = context.train | {"micro_batch_size": context.micro_batch_size(lineage)}
-    stages = [stage.to_json() for stage in context.curriculum]
-    plan = context.plan.to_json()
-    started = StartTime(wall=time.time(), monotonic=time.monotonic(), machine=this_machine())
-    order = {
-        "began": started.to_json(),
-        "spent": goodput(context.run, from_step, started.wall).to_json(),
-        "from_step": from_step,
-        "grace_period": grace,
-        "lineage": lineage.model_dump(mode="json", exclude_unset=True),  # a copy, should the file be damaged
-        "run_dir": str(context.run.path),
-        "dataset": str(context.dataset_path),
-        "dataset_digest": context.dataset.digest,
-        "chunks": context.dataset.chunks,
-        "sequence_length": context.dataset.sequence_length,
-        "weights": source_weights(context.config.data),
-        "verify_on_read": context.verify_on_read,
-        "resume_from": str(chosen) if chosen else None,
-        "init_from": lineage.init_from.path if lineage.init_from and not chosen else None,
-        "left_out": [skipped.to_json() for skipped in lineage.skipped_samples],
-        "config": without_secrets(config) | {"train": train, "data": config["data"] | {"curriculum": stages}},
-        "model": context.model.to_dict(),
-        "plan": plan | {"env": masked(plan["env"])},  # the workers have the real ones in their environment
-    }
-    write_atomic(attempt_dir / "order.json", json.dumps(order, indent=1))
-
-
-def refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan) -> int:
-    """Step of the checkpoint, once it is known to be of this architecture."""
-    state, here = checkpoints.read_state(chosen), model.to_dict()
-    there = state.model
-    if differing := [key for key in there if key in here and there[key] != here[key]]:
-        lines = [f"model.{key}: {there[key]} there, {here[key]} here" for key in differing]
-        raise ConfigError(f"checkpoint {chosen} has another architecture:\n  " + "\n  ".join(lines))
-    if state.world_size != plan.world_size:
-        log.warning(
-            "the checkpoint was written by %d worker(s) and is resumed by %d: the samples and their order stay the "
-            "same, but sums are rounded differently, so the run is no longer bitwise identical to an "
-            "uninterrupted one.",
-            state.world_size,
-            plan.world_size,
-        )
-    return state.step
-
-
-def record_killed_attempts(run: RunFolder) -> int:
-    """Record attempts that have a folder but no record: they were killed together with the command that watched them.
-
-    A record without a folder is one whose logs were removed, or not brought along to this machine.
-
-    Returns:
-        number of the newest attempt.
-    """
-    begun = set(map(number_of, attempt_folders(run)))
-    recorded = {record.attempt for record in attempts(run)}
-    message = "the command was killed"
-    if fault := unreadable(run.attempts, AttemptRecord):
-        log.warning("%s; its contents are skipped.", fault)
-        message = "the command was killed, or the line of its end cannot be read"
-    for missing in sorted(begun - recorded):
-        killed = AttemptRecord(
-            attempt=missing, invocation=None, kind="failed", code=ExitCode.UNEXPECTED, message=message
-        )
-        append_attempt(run, killed)
-    return max(begun | recorded, default=0)

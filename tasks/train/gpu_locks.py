@@ -2,26 +2,24 @@
 
 import contextlib
 import getpass
-import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.locks import Busy, Lock
 
 SAY_AGAIN = 60.0  # seconds between two lines about the same wait
 log = logging.getLogger("infini_llama.train")
 
 
-def gpus_of(run: RunFolder, plan: EnvironmentPlan) -> list[str]:
+def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
     """Identities of the GPUs that the plan names, in one order for all runs; [] on a CPU."""
     if plan.device != "cuda":
         return []
-    found = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))["facts"]["gpus"]
-    return sorted(found[number]["uuid"] or f"number-{number}" for number in plan.gpus)
+    return sorted(facts.gpus[number].uuid or f"number-{number}" for number in plan.gpus)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from infini_llama.configs.errors import PipelineError
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import RankStatus
 from infini_llama.tasks.runs.heartbeat import HeartbeatRecord
+from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
 
@@ -21,8 +22,8 @@ class LocalLauncher:
     """Starts torchrun on this machine alone."""
 
     def start(self, attempt_dir: Path, plan: EnvironmentPlan, grace_period: float, lock_fds: list[int]) -> "Torchrun":
-        """Start the workers of `attempt_dir/order.json`."""
-        command = torchrun(attempt_dir / "order.json", plan, rendezvous(plan.port))
+        """Start the workers of the job in `attempt_dir`."""
+        command = torchrun(attempt_dir, plan, rendezvous(plan.port))
         process = spawn(command, attempt_dir / "torchrun.log", plan.env, grace_period, lock_fds, new_session=True)
         return Torchrun(process, attempt_dir, plan.nproc_per_node)
 
@@ -30,18 +31,18 @@ class LocalLauncher:
         """The kernel ends these workers with the command that started them."""
 
 
-def torchrun(order_path: Path, plan: EnvironmentPlan, where: list[str]) -> list[str]:
-    """The command that starts this machine's workers for the attempt of an order."""
+def torchrun(attempt_dir: Path, plan: EnvironmentPlan, where: list[str]) -> list[str]:
+    """The command that starts this machine's workers of an attempt."""
     command = [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts=0"]
     # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with threads, which a second signal
     # keeps from ending, and torchrun with them.
-    command.append(f"--log-dir={order_path.with_name('torchrun')}")
+    command.append(f"--log-dir={attempt_dir / 'torchrun'}")
     return [
         *command,
         f"--nproc-per-node={plan.nproc_per_node}",
         "--module",
         "infini_llama.tasks.train.worker",
-        str(order_path),
+        str(job_path(attempt_dir)),
     ]
 
 

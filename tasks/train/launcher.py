@@ -51,7 +51,7 @@ class Launcher(Protocol):
     """Starts workers."""
 
     def start(self, attempt_dir: Path, plan: EnvironmentPlan, grace_period: float, lock_fds: list[int]) -> Launched:
-        """Start the workers of `attempt_dir/order.json`.
+        """Start the workers of the job in `attempt_dir`.
 
         Args:
             lock_fds: the run's lock and those of its GPUs, held by workers on this machine.

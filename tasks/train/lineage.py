@@ -1,6 +1,7 @@
 """What a run is bound to: dataset, architecture and the settings that must not change; kept in lineage.json."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -24,26 +25,28 @@ log = logging.getLogger("infini_llama.train")
 POLICIES = resume_policies(TrainingConfig)
 
 
-def resolved_settings(config: PipelineConfig, plan: EnvironmentPlan, max_steps: int) -> dict[str, Any]:
-    """Section `train`, by name, with what dataset, plan and DeepSpeed decided; what a run's lineage and config.yaml have.
+def resolved_settings(config: PipelineConfig, plan: EnvironmentPlan, max_steps: int) -> TrainingConfig:
+    """Section `train` with what dataset, plan and DeepSpeed decided; what a run's lineage and config.yaml have.
 
     Raises:
         ConfigError: train.deepspeed_config does not fit the run.
     """
-    train = config.train.model_dump(mode="json")
-    train |= {"micro_batch_size": plan.micro_batch_size, "compile": plan.compile}
-    train |= {"max_steps": max_steps, "num_epochs": None, "max_tokens": None}
-    if config.train.parallel == "deepspeed":
-        # What agrees with the run's own keys is left out: a micro-batch that an out-of-memory error halves would not agree.
-        engine = engine_settings(train, plan.precision, plan.world_size)
-        train["deepspeed_config"] = {name: value for name, value in engine.items() if name in TAKEN}
-    return train
+    length = {"max_steps": max_steps, "num_epochs": None, "max_tokens": None}
+    planned = {"micro_batch_size": plan.micro_batch_size, "compile": plan.compile}
+    train = config.train.model_copy(update=length | planned)
+    if train.parallel != "deepspeed":
+        return train
+    # What agrees with the run's own keys is left out: a micro-batch that an out-of-memory error halves would not agree.
+    engine = engine_settings(train.model_dump(mode="json"), plan.precision, plan.world_size)
+    return train.model_copy(
+        update={"deepspeed_config": {name: value for name, value in engine.items() if name in TAKEN}}
+    )
 
 
 def claim(
     run: RunFolder,
     config: PipelineConfig,
-    train: dict[str, Any],
+    train: Mapping[str, Any],
     model: LlamaConfig,
     dataset: DatasetRef,
     initial: InitialWeights | None = None,
@@ -51,7 +54,7 @@ def claim(
     """Write config.yaml and lineage.json, or refuse a folder that belongs to another dataset, architecture or start.
 
     Args:
-        train: of `resolved_settings`.
+        train: of `resolved_settings`, by name.
         initial: of `initial_weights`.
 
     Raises:
@@ -65,7 +68,7 @@ def claim(
         lineage = Lineage(
             dataset=_bound_dataset(config, dataset),
             model=model.to_dict(),
-            train=train,
+            train=dict(train),
             init_from=initial,
             curriculum_ends=last_steps(config.data, train["max_steps"]),
         )
@@ -74,9 +77,9 @@ def claim(
         ends = before.curriculum_ends
         if ends is None:
             ends = last_steps(config.data, before.max_steps)
-        lineage = before.model_copy(update={"train": train, "curriculum_ends": ends})
+        lineage = before.model_copy(update={"train": dict(train), "curriculum_ends": ends})
     run.write_lineage(lineage)
-    written = without_secrets(config.model_dump(mode="json", exclude={"deployment"})) | {"train": train}
+    written = without_secrets(config.model_dump(mode="json", exclude={"deployment"})) | {"train": dict(train)}
     write_atomic(run.path / "config.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
     return lineage
 
@@ -85,7 +88,7 @@ def _refuse_another(
     run: RunFolder,
     before: Lineage,
     config: PipelineConfig,
-    train: dict[str, Any],
+    train: Mapping[str, Any],
     model: LlamaConfig,
     dataset: DatasetRef,
     initial: InitialWeights | None,
@@ -131,14 +134,14 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
     )
 
 
-def _all_settings(train: dict[str, Any]) -> dict[str, Any]:
+def _all_settings(train: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the defaults of settings that another version does not have; what `auto` stood for is not known."""
     defaults = TrainingConfig().model_dump(mode="json")
     defaults |= {key.removeprefix("train."): value for key, (value, _) in REMOVED.items() if key.startswith("train.")}
-    return {name: value for name, value in defaults.items() if value != "auto"} | train
+    return {name: value for name, value in defaults.items() if value != "auto"} | dict(train)
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], section: str) -> dict[str, str]:
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], section: str) -> dict[str, str]:
     """A sentence for each setting that has another value now, by its name."""
     return {
         key: f"{section}.{key}: {before[key]} before, {now[key]} now"

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.job import CurriculumStage
@@ -22,7 +21,7 @@ class RunContext:
 
     Attributes:
         config: as the user wrote it.
-        train: settings of section `train`, by name, as `lineage.resolved_settings` gives them.
+        train: of `lineage.resolved_settings`.
         curriculum: shorter rows that the run starts with.
         verify_on_read: shards are checked when they are first opened.
         invocation: unique ID of one command; all its attempts share it.
@@ -32,7 +31,7 @@ class RunContext:
 
     run: RunFolder
     config: PipelineConfig
-    train: dict[str, Any]
+    train: TrainingConfig
     dataset: DatasetRef
     model: LlamaConfig
     plan: EnvironmentPlan
@@ -46,7 +45,9 @@ class RunContext:
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.train["max_steps"]
+        steps = self.train.max_steps
+        assert steps is not None  # it is resolved
+        return steps
 
     @property
     def dataset_path(self) -> Path:

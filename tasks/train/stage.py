@@ -3,12 +3,13 @@
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import PipelineConfig, RuntimeConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.environment import PatchedEnvironment
@@ -67,12 +68,7 @@ def train(
         Busy: another process, here or on another machine, trains this run.
     """
     run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
-    run.path.mkdir(parents=True, exist_ok=True)
-    with (
-        disk_full_as(f"the run in {run.path}", TrainFailed),
-        Lock(run.path / "lock", wait=grace_period(run, config.runtime) + 5) as lock,
-        Lease(run.path / "lease") as lease,
-    ):
+    with take(run, config.runtime) as (lock, lease):
 
         def poll() -> None:
             lease.check()
@@ -85,7 +81,9 @@ def train(
         if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary.steps)
             return summary.model_copy(update={"already_finished": True})
-        with locked(gpus_of(run, plan) if config.environment.launcher == "local" else [], poll) as gpus:
+        with locked(
+            gpus_of(environment.record.facts, plan) if config.environment.launcher == "local" else [], poll
+        ) as gpus:
             context = RunContext(
                 run=run,
                 config=config,
@@ -103,9 +101,26 @@ def train(
             return attempts_until_finished(context)
 
 
+@contextmanager
+def take(run: RunFolder, runtime: RuntimeConfig) -> Iterator[tuple[Lock, Lease]]:
+    """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
+
+    Raises:
+        Busy: another one does.
+        TrainFailed: the disk is full.
+    """
+    run.path.mkdir(parents=True, exist_ok=True)
+    with (
+        disk_full_as(f"the run in {run.path}", TrainFailed),
+        Lock(run.path / "lock", wait=grace_period(run, runtime) + 5) as lock,
+        Lease(run.path / "lease") as lease,
+    ):
+        yield lock, lease
+
+
 def bind(
     run: RunFolder, config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
-) -> tuple[LlamaConfig, dict[str, Any], Lineage]:
+) -> tuple[LlamaConfig, TrainingConfig, Lineage]:
     """The architecture and the resolved settings of a run, and the lineage that binds its folder to them.
 
     Raises:
@@ -117,7 +132,7 @@ def bind(
     model = LlamaConfig.from_dict(architecture(section, vocabulary, dataset.sequence_length))
     settings = resolved_settings(config, plan, resolve_max_steps(config.train, dataset, run.path.parents[1]))
     refuse_stages(config)  # before the run is bound to them
-    return model, settings, claim(run, config, settings, model, dataset, initial)
+    return model, settings, claim(run, config, settings.model_dump(mode="json"), model, dataset, initial)
 
 
 def attempts_until_finished(context: RunContext) -> RunSummary:

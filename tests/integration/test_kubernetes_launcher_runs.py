@@ -46,7 +46,7 @@ def test_a_run_trains_in_pods_and_a_killed_command_is_followed_by_one_that_watch
     wait_until(lambda: lab.step("watched") > step + 5, 60)  # it goes on, unwatched
     second = start("watched")
     assert second.wait() == 0, second.log.read_text()
-    assert "outlived the command" in second.log.read_text()
+    assert "continued without the command" in second.log.read_text()
     assert lab.same("watched", "calm-pods")["attempts"] == 1
     assert len(cluster.pods) == 1 and sum(method == "POST" for method, *_ in cluster.requests) == 1
 

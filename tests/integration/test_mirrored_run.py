@@ -31,8 +31,8 @@ def test_an_empty_machine_carries_the_run_on_to_the_bit(lab, uninterrupted, tmp_
     finally:
         shutil.rmtree(datasets, ignore_errors=True)
         shutil.move(tmp_path / "away", datasets)
-    orders = sorted(lost.glob("logs/attempt-*/order.json"))
-    assert '"resume_from": null' not in orders[0].read_text()
+    jobs = sorted(lost.glob("logs/attempt-*/job.json"))
+    assert '"resume_from": null' not in jobs[0].read_text()
     assert exact_metrics(lost) == calm
     assert again["validation_loss"] == summary["validation_loss"]
     assert (tmp_path / "mirror" / "runs" / "mirrored" / "summary.json").exists()

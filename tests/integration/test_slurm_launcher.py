@@ -28,7 +28,7 @@ def start(slurm, lab):
 
 
 def job_of(lab, name: str, attempt: int = 1) -> str:
-    path = lab.run_dir(name) / "logs" / f"attempt-{attempt:02d}" / "job.json"
+    path = lab.run_dir(name) / "logs" / f"attempt-{attempt:02d}" / "submitted.json"
     wait_until(lambda: path.exists() and json.loads(path.read_text())["job"], 60)
     return str(json.loads(path.read_text())["job"])
 
@@ -50,7 +50,7 @@ def test_a_killed_command_leaves_its_job_and_the_next_one_watches_it(slurm, lab,
     wait_until(lambda: lab.step("left") > step + 5, 60)  # it goes on, unwatched
     second = start("left")
     assert second.wait() == 0, second.log.read_text()
-    assert "outlived the command" in second.log.read_text()
+    assert "continued without the command" in second.log.read_text()
     assert lab.same("left", "calm-slurm")["attempts"] == 1
     assert jobs_named(slurm, lab, "left") == [jobs_named(slurm, lab, "left")[0]]
     assert state(slurm, job) == "COMPLETED"
@@ -61,7 +61,7 @@ def test_a_command_killed_before_it_wrote_the_number_down_finds_its_job_by_name(
     lab.wait_for_step("unnamed", 20, first)
     kill(first.process.pid)
     first.wait()
-    path = lab.run_dir("unnamed") / "logs" / "attempt-01" / "job.json"
+    path = lab.run_dir("unnamed") / "logs" / "attempt-01" / "submitted.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"job": None}))
     second = start("unnamed")
     assert second.wait() == 0, second.log.read_text()
@@ -106,7 +106,7 @@ def test_a_requeued_job_takes_up_at_the_newest_checkpoint(slurm, lab, calm, star
     wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 120)
     assert command.wait(400) == 0, command.log.read_text()
     lab.same("lost", "calm-slurm")
-    assert json.loads((lab.run_dir("lost") / "logs" / "attempt-01" / "order.json").read_text())["from_step"] >= 30
+    assert json.loads((lab.run_dir("lost") / "logs" / "attempt-01" / "job.json").read_text())["from_step"] >= 30
 
 
 def test_scancel_ends_the_run_with_a_checkpoint_and_the_same_command_carries_on(slurm, lab, calm, start):

@@ -13,9 +13,9 @@ PLAN = make_plan()
 def test_torchrun_leaves_nothing_in_the_folder_of_temporary_files(tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    command = local.torchrun(tmp_path / "no-order.json", PLAN, local.rendezvous("auto"))
+    command = local.torchrun(tmp_path, PLAN, local.rendezvous("auto"))
     ended = subprocess.run(
         command, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True, timeout=200, check=False
     )
-    assert "no-order.json" in ended.stderr, "the worker was started"
+    assert "job.json" in ended.stderr, "the worker was started"
     assert [path.name for path in Path(temporary).iterdir()] == []

@@ -1,6 +1,4 @@
-"""One rank without a process group, and strategies and jobs for tests of the worker."""
-
-from typing import Any
+"""One rank without a process group, and strategies for tests of the worker."""
 
 import torch
 
@@ -29,23 +27,3 @@ def alone(model: Llama, train: TrainingConfig | None = None) -> SingleRank:
     """The strategy of one rank, in the model's own precision."""
     settings = train or TrainingConfig()
     return SingleRank(model, settings, OneRank(), torch.autocast("cpu", enabled=False), build_optimizer)
-
-
-PLAN: dict[str, Any] = {
-    "device": "cpu",
-    "gpus": [],
-    "nproc_per_node": 1,
-    "threads": 1,
-    "precision": "fp32",
-    "attention_backend": "sdpa",
-    "distributed_backend": "gloo",
-    "micro_batch_size": 2,
-    "accumulation_steps": 1,
-    "env": {},
-}
-
-
-def timing(from_step: int = 0) -> dict[str, Any]:
-    """What `write_order` is told of an attempt's beginning."""
-    started = {"wall": 0.0, "monotonic": 0.0, "machine": "?"}
-    return {"began": started, "spent": {}, "from_step": from_step, "grace_period": 1.0}

@@ -3,7 +3,7 @@
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.tasks.patch_environment.planning.devices import Devices, Notes
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import Device, Precision
+from infini_llama.tasks.records.plan import Compile, Device, Precision
 
 HALF_ONLY = ("varlen", "flash2", "flash4")
 # In the order in which `auto` takes them. torch's own attention includes a flash kernel, but not for several documents in a sequence.
@@ -114,7 +114,7 @@ def compile_fault(device: Device, facts: MachineFacts) -> str:
     return "" if "triton" in facts.versions else "triton is not installed (pip install triton)"
 
 
-def compilation(train: TrainingConfig, device: Device, facts: MachineFacts, notes: Notes) -> str:
+def compilation(train: TrainingConfig, device: Device, facts: MachineFacts, notes: Notes) -> Compile:
     """The configuration's train.compile, checked; off where it leaves that open."""
     fault = compile_fault(device, facts)
     if train.compile in ("block", "whole") and fault:

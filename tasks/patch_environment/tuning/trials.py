@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from infini_llama.configs.architecture import architecture
 from infini_llama.configs.ranks import groups_of
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.patch_environment.tuning.attention_trial import AttentionCase
 from infini_llama.tasks.records.environment import Trial
+from infini_llama.tasks.records.job import StepTrial, StepTrialResult
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
 
@@ -67,16 +69,18 @@ def steps(config: PipelineConfig, plan: EnvironmentPlan, seconds: float, limit: 
     Raises:
         TrialFailed: with the reason.
     """
-    train, length = config.train.model_dump(mode="json"), config.data.sequence_length
-    if config.train.parallel == "deepspeed":  # whose engine is not what is compared
-        train |= {"parallel": "ddp"}
+    train, length = config.train, config.data.sequence_length
+    if train.parallel == "deepspeed":  # whose engine is not what is compared
+        train = train.model_copy(update={"parallel": "ddp", "zero_stage": None, "deepspeed_config": None})
     fields = architecture(config.model.model_dump(mode="json"), config.data.tokenizer.vocab_size, length)
-    order = {"config": {"train": train}, "plan": plan.to_json(), "model": fields, "init_from": None}
-    case = json.dumps({"order": order, "length": length, "seconds": seconds})
-    answers = _run("infini_llama.tasks.train.worker.step_trial", case, plan.env, plan.nproc_per_node, limit)
-    step = max(answer["step"] for answer in answers)
-    tokens = plan.micro_batch_size * length * groups_of(train, plan.nproc_per_node)
-    return StepTiming(tokens / step, max(answer["first"] for answer in answers), step)
+    model = LlamaConfig.from_dict(fields)
+    case = StepTrial(train=train, plan=plan, model=model, sequence_length=length, seconds=seconds)
+    module = "infini_llama.tasks.train.worker.step_trial"
+    answers = _run(module, case.model_dump_json(), plan.env, plan.nproc_per_node, limit)
+    results = [StepTrialResult.from_json(answer) for answer in answers]
+    step = max(result.step for result in results)
+    tokens = plan.micro_batch_size * length * groups_of(train.model_dump(), plan.nproc_per_node)
+    return StepTiming(tokens / step, max(result.first for result in results), step)
 
 
 def _run(module: str, case: str, env: dict[str, str], workers: int, limit: float) -> list[Any]:

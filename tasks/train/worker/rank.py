@@ -5,6 +5,7 @@ import faulthandler
 import logging
 import signal
 import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.status import write_status
 from infini_llama.tasks.train.worker.callbacks.memory import dump_gpu_memory, memory
 from infini_llama.tasks.train.worker.callbacks.update_policy import Diverged
+from infini_llama.tasks.train.worker.strategies.consistency import require_same_nodes
 from infini_llama.tasks.train.worker.strategies.preflight import preflight_timeout
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
@@ -70,12 +72,13 @@ def run_rank(job: TrainingJob, attempt_dir: Path, rank: int) -> int:
     torch.set_num_threads(job.plan.threads)
     try:
         stop = StopRequest()
-        environment = job.config.environment
+        environment, several = job.config.environment, job.plan.nnodes > 1
         ranks = Ranks(
             job.plan.device,
             job.plan.distributed_backend,
             environment.communication_timeout,
             preflight_timeout(environment, job.plan.nnodes),
+            *([partial(require_same_nodes, job)] if several else []),
         )
         trainer = Trainer(job, ranks, stop, heartbeat)
         outcome = trainer.fit()

@@ -3,15 +3,11 @@
 import json
 import statistics
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from infini_llama.configs.schema import TrainingConfig
-from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.records.job import StepTrial, StepTrialResult
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import build_model
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
@@ -21,32 +17,18 @@ from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
 
 
-class StepTrialResult(Record):
-    """Seconds of the first step, and the median of the other `steps`."""
-
-    first: float
-    step: float
-    steps: int
-
-
-def try_steps(
-    train: TrainingConfig, plan: EnvironmentPlan, model: LlamaConfig, length: int, seconds: float
-) -> StepTrialResult:
-    """Time the trainer's own steps of one micro-batch.
-
-    Args:
-        length: tokens of a sequence.
-        seconds: time to spend after the first step.
-    """
+def try_steps(trial: StepTrial) -> StepTrialResult:
+    """Time the trainer's own steps of one micro-batch."""
+    train, plan = trial.train, trial.plan
     torch.set_num_threads(plan.threads)
     ranks = Ranks(plan.device, plan.distributed_backend)
     ranks.use_context_parallel(train.context_parallel)
-    llama = build_model(model, train, plan, ranks.device)
+    llama = build_model(trial.model, train, plan, ranks.device)
     strategy = build_strategy(llama, train, plan.precision, plan.micro_batch_size, ranks, build_optimizer)
     if plan.compile != "off":
         Compiled(strategy.module, llama, plan.compile).switch_on()
-    shape = (plan.micro_batch_size, length)
-    inputs, labels = (torch.randint(model.vocab_size, shape, device=ranks.device) for _ in range(2))
+    shape = (plan.micro_batch_size, trial.sequence_length)
+    inputs, labels = (torch.randint(trial.model.vocab_size, shape, device=ranks.device) for _ in range(2))
     batch = GlobalBatch([(inputs, labels)], labels.numel() * ranks.data_world_size)
 
     def step() -> float:
@@ -58,7 +40,7 @@ def try_steps(
 
     first = step()
     # All ranks have to make the same number of steps, so the first one decides it.
-    count = torch.tensor([max(3, min(20, int(seconds / max(first, 1e-3))))], device=ranks.device)
+    count = torch.tensor([max(3, min(20, int(trial.seconds / max(first, 1e-3))))], device=ranks.device)
     dist.broadcast(count, 0)
     times = [step() for _ in range(int(count))]
     ranks.leave()
@@ -67,13 +49,4 @@ def try_steps(
 
 def main(case: str) -> None:
     """Run the trial that `tuning.trials.steps` describes, and print its result as the last line."""
-    given: dict[str, Any] = json.loads(case)
-    order = given["order"]
-    found = try_steps(
-        TrainingConfig.model_validate(order["config"]["train"]),
-        EnvironmentPlan.from_json(order["plan"]),
-        LlamaConfig.from_dict(order["model"]),
-        given["length"],
-        given["seconds"],
-    )
-    print("\n" + found.model_dump_json())
+    print("\n" + try_steps(StepTrial.from_json(json.loads(case))).model_dump_json())

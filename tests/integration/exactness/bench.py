@@ -17,9 +17,10 @@ from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.job_file import write_job
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
-from infini_llama.tasks.train.attempt import write_order
 from infini_llama.tasks.train.lineage import claim
+from infini_llama.tasks.train.prepare import training_job
 from support.laboratory import exact_metrics
 from support.records import make_context
 from support.stages import preprocess
@@ -115,7 +116,7 @@ class Bench:
         reference = self.references[cell["epoch"]]
         plan = resolve(config, self.facts)
         context = make_context(run, config, dataset=DatasetRef.from_json(reference), plan=plan)
-        claim(run, config, context.train, context.model, context.dataset)
+        claim(run, config, context.train.model_dump(mode="json"), context.model, context.dataset)
         remove_staging(run)
         if lose_newest:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0])
@@ -123,7 +124,7 @@ class Bench:
         cut_metrics(run, checkpoints.step_of(chosen) if chosen else 0)
         attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
         attempt_dir.mkdir(parents=True)
-        write_order(attempt_dir, context, chosen, 0, 1.0)
+        write_job(attempt_dir, training_job(context, chosen, 0, 1.0))
         item = {"attempt_dir": str(attempt_dir), "stop_after": stop_after}
         self.queue.setdefault(cell["world"], []).append(item)
 

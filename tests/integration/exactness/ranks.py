@@ -12,8 +12,8 @@ from typing import cast
 
 import torch
 
-from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.runs.job_file import read_job
 from infini_llama.tasks.train.worker import trainer
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -51,7 +51,7 @@ def main() -> None:
     for item in json.loads(Path(sys.argv[1]).read_text()):
         folder = Path(item["attempt_dir"])
         Noted.file = folder / f"rows-{ranks.rank}.jsonl"
-        job = TrainingJob.from_json(json.loads((folder / "order.json").read_text()))
+        job = read_job(folder)
         torch._dynamo.reset()
         try:
             stop = cast(trainer.StopRequest, StopAfter(item["stop_after"]))

@@ -48,7 +48,7 @@ class StepMetrics(Callback):
     def on_train_start(self, state: TrainState) -> None:
         job, train = self.job, self.job.config.train
         if self.ranks.is_first:
-            found = reporters(train.report_to, job.run_dir, state.step, job.config.model_dump(mode="json"))
+            found = reporters(train.report_to, job.run_dir, state.step, job.settings())
             self.writer = MetricsWriter(job.run_dir, train.log_every, found)
         half = torch.float16 if job.plan.precision == "fp16" else torch.bfloat16
         dtype = half if job.plan.precision != "fp32" else torch.float32

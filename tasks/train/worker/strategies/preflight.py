@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -21,7 +22,13 @@ def preflight_timeout(environment: EnvironmentConfig, nnodes: int) -> float:
     return seconds if nnodes > 1 else max(seconds, environment.communication_timeout)
 
 
-def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> Store:
+def preflight(
+    rank: int,
+    world_size: int,
+    seconds: float,
+    afterwards: float,
+    check: Callable[[Store], None] = lambda store: None,
+) -> Store:
     """Every rank reports to torchrun's store; then one barrier and one sum over a process group.
 
     The group is destroyed again: that of the training has other timeouts.
@@ -29,6 +36,7 @@ def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> 
     Args:
         seconds: for the whole preflight.
         afterwards: seconds that the store waits for a key from then on.
+        check: what else has to hold, once every rank is there; all of them call it.
 
     Returns:
         the store for the training's process group.
@@ -41,6 +49,7 @@ def preflight(rank: int, world_size: int, seconds: float, afterwards: float) -> 
     store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
     store.set(f"there-{rank}", socket.gethostname())
     _await(store, "there", world_size, until, f"has not responded within {seconds:g} s (environment.preflight_timeout)")
+    check(store)
     try:
         dist.init_process_group(
             "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=timeout

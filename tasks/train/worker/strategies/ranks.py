@@ -1,11 +1,13 @@
 """The ranks: process group, device and collective decisions."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.context import Context
@@ -18,10 +20,16 @@ class Ranks:
     Args:
         timeout_seconds: of every collective call.
         preflight_seconds: of `preflight`; None: it is skipped.
+        check: of `preflight`.
     """
 
     def __init__(
-        self, device: str, backend: str, timeout_seconds: float = 600.0, preflight_seconds: float | None = None
+        self,
+        device: str,
+        backend: str,
+        timeout_seconds: float = 600.0,
+        preflight_seconds: float | None = None,
+        check: Callable[[Store], None] = lambda store: None,
     ) -> None:
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
@@ -31,7 +39,7 @@ class Ranks:
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
         if preflight_seconds is not None and self.world_size > 1:
-            store = preflight(self.rank, self.world_size, preflight_seconds, timeout_seconds)
+            store = preflight(self.rank, self.world_size, preflight_seconds, timeout_seconds, check)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         else:
             dist.init_process_group(backend, timeout=timeout)

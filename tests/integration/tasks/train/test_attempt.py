@@ -13,15 +13,18 @@ import pytest
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import AttemptRecord, RankError
+from infini_llama.tasks.runs.job_file import write_job
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import RESERVE, attempt, record_attempt, record_killed_attempts
+from infini_llama.tasks.train.attempt import attempt, record_attempt
+from infini_llama.tasks.train.prepare import RESERVE, record_killed_attempts
 from infini_llama.tasks.train.retries import Retries
 from support.made_up_runs import LINEAGE
-from support.records import make_context
+from support.records import make_context, make_job
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
@@ -53,8 +56,8 @@ def run(tmp_path) -> RunFolder:
 def train(run, monkeypatch):
     """Makes one attempt at the run."""
 
-    def command(order_path: Path, plan: dict, where: list[str]) -> list[str]:
-        return [sys.executable, "-c", WORKER, str(order_path.parent)]
+    def command(attempt_dir: Path, plan: EnvironmentPlan, where: list[str]) -> list[str]:
+        return [sys.executable, "-c", WORKER, str(attempt_dir)]
 
     monkeypatch.setattr(local, "torchrun", command)
     own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
@@ -132,7 +135,7 @@ def full(*arguments: object) -> None:
 def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
     attempt_dir = run.path / "logs" / "attempt-01"
     attempt_dir.mkdir(parents=True)
-    (attempt_dir / "order.json").write_text('{"from_step": 0, "began": {"wall": 0}}')
+    write_job(attempt_dir, make_job(run.path))
     (attempt_dir / RESERVE).write_bytes(bytes(10))
     append = {True: full, False: append_attempt}
     monkeypatch.setattr(
@@ -144,7 +147,7 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
 
 
 def test_an_attempt_that_a_full_disk_refused_is_none(run, train, monkeypatch):
-    monkeypatch.setattr("infini_llama.tasks.train.attempt.write_order", full)
+    monkeypatch.setattr("infini_llama.tasks.train.prepare.write_job", full)
     with pytest.raises(OSError, match="No space"):
         train()
     assert record_killed_attempts(run) == 0 and attempts(run) == []

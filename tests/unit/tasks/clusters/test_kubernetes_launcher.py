@@ -11,7 +11,8 @@ from infini_llama.configs.schema import EnvironmentConfig, KubernetesConfig
 from infini_llama.tasks.clusters import kubernetes
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.clusters.manifests import name_of
-from infini_llama.tasks.clusters.node_records import read_job
+from infini_llama.tasks.clusters.node_records import read_submitted
+from infini_llama.tasks.records.cluster import SubmittedJob
 from support.kubernetes_server import Cluster
 from support.records import make_plan
 
@@ -52,6 +53,12 @@ def start(attempt_dir: Path, **changed):
     return kubernetes.start(attempt_dir, wishes(attempt_dir, **changed), PLAN, 30.0)
 
 
+def submitted(attempt_dir: Path) -> SubmittedJob:
+    found = read_submitted(attempt_dir)
+    assert found is not None
+    return found
+
+
 def wait_for(condition) -> None:
     until = time.monotonic() + 10
     while not condition():
@@ -63,11 +70,11 @@ def test_the_name_is_on_record_before_the_job_is_created_and_its_conditions_are_
     cluster, attempt_dir, monkeypatch
 ):
     create, seen = cluster.create, []
-    monkeypatch.setattr(cluster, "create", lambda *given: (seen.append(read_job(attempt_dir)), create(*given))[1])
+    monkeypatch.setattr(cluster, "create", lambda *given: (seen.append(submitted(attempt_dir)), create(*given))[1])
     job = start(attempt_dir)
     name = name_of(attempt_dir)
-    assert seen[0]["name"] == name and seen[0]["uid"] is None and seen[0]["namespace"] == "team"
-    assert read_job(attempt_dir)["uid"] == cluster.objects["jobsets", "team", name]["metadata"]["uid"]
+    assert (seen[0].name, seen[0].uid, seen[0].namespace) == (name, None, "team")
+    assert submitted(attempt_dir).uid == cluster.objects["jobsets", "team", name]["metadata"]["uid"]
     assert job.poll() is None
     cluster.set_condition("jobsets", "team", name, "Completed")
     wait_for(lambda: job.poll() == 0)
@@ -130,7 +137,7 @@ def test_a_job_that_was_written_down_but_never_created_is_no_job(cluster, attemp
     cluster.forbidden = "POST"
     with pytest.raises(ConfigError):
         start(attempt_dir)
-    assert read_job(attempt_dir)["name"] == name_of(attempt_dir)
+    assert submitted(attempt_dir).name == name_of(attempt_dir)
     assert ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir))).attach(attempt_dir) is None
 
 

@@ -1,6 +1,7 @@
 """A machine's part in a run, around the training itself: whom it follows, what it is told, and when it ends."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -13,14 +14,14 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.tasks.clusters import node
-from infini_llama.tasks.clusters import node_records as records
-from infini_llama.tasks.clusters import rendezvous as meeting
-from infini_llama.tasks.clusters.leader import Leader
+from infini_llama.tasks.clusters.leader import Leader, newest_attempt
+from infini_llama.tasks.clusters.node_records import is_over
 from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.runs.job_file import write_job
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.storage.lease import Lease
-from support.records import make_plan
+from support.records import make_job, make_plan
 
 
 def wait_until(condition) -> None:
@@ -73,63 +74,54 @@ def test_a_leader_is_not_dead_because_this_process_was_stopped(tmp_path):
         assert not leader.lives
 
 
-def test_the_order_of_an_attempt_that_has_ended_is_not_followed(run):
-    assert node.newest_order(run) is None
+def test_an_attempt_that_has_ended_is_not_followed(run):
+    assert newest_attempt(run) is None
     for number in (1, 2):
         folder = run.path / "logs" / f"attempt-{number:02d}"
         folder.mkdir(parents=True)
-        (folder / "order.json").write_text("{}")
-    assert node.newest_order(run).parent.name == "attempt-02"
+        (folder / "job.json").write_text("{}")
+    assert newest_attempt(run).name == "attempt-02"
     append_attempt(run, AttemptRecord(attempt=2, kind="failed", code=70))
-    assert node.newest_order(run) is None
+    assert newest_attempt(run) is None
     for number in (99, 100):
         folder = run.path / "logs" / f"attempt-{number:02d}"
         folder.mkdir()
-        (folder / "order.json").write_text("{}")
-    assert node.newest_order(run).parent.name == "attempt-100"
+        (folder / "job.json").write_text("{}")
+    assert newest_attempt(run).name == "attempt-100"
 
 
-def test_after_a_meeting_that_failed_a_node_takes_part_in_the_next_attempt(run, monkeypatch, caplog):
+def test_after_nodes_that_did_not_come_together_a_node_takes_part_in_the_next_attempt(run, monkeypatch, caplog):
     """And another fault than one that a next attempt may be without ends its part."""
-    order = {
-        "plan": {"nnodes": 2, "master_addr": "127.0.0.1", "port": "auto", "rendezvous": "c10d"},
-        "config": {"environment": {"join_timeout": 0.0}},
-    }
-    monkeypatch.setattr(meeting, "facts", lambda order: {})  # of a dataset that this test does not need
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(node, "_train", lambda *given: 70)  # torchrun, when no other node has come
 
-    def begin(number: int, **changed) -> Path:
+    def begin(number: int, nnodes: int = 2) -> Path:
         folder = run.path / "logs" / f"attempt-{number:02d}"
         folder.mkdir(parents=True)
-        (folder / "order.json").write_text(json.dumps(order | {"plan": order["plan"] | changed}))
+        write_job(folder, make_job(run.path, plan=make_plan(nnodes=nnodes, master_addr="127.0.0.1")))
         return folder
 
     with ThreadPoolExecutor(1) as pool, Lease(run.path / "lease", renew=0.05):
         attempts = [begin(1)]
         following = pool.submit(node.follow, run, node.NodeSettings(nnodes=2, node_rank=0), 5.0)
-        wait_until(lambda: records.word(attempts[0]).get("state") == "refused" or following.done())
+        wait_until(lambda: is_over(attempts[0]) or following.done())
         attempts.append(begin(2))
-        wait_until(lambda: records.word(attempts[1]).get("state") == "refused" or following.done())
+        wait_until(lambda: is_over(attempts[1]) or following.done())
         assert not following.done()
         begin(3, nnodes=3)
         with pytest.raises(ConfigError, match="NNODES=2"):
             following.result(20)
-    assert caplog.text.count("Node 1 of 2 has not joined") == 2
+    assert caplog.text.count("ended with 70 here") == 2
 
 
 def test_the_workers_get_the_grace_period_that_was_measured(tmp_path, monkeypatch):
     """It reaches torchrun, which ends them, as a variable."""
     say = "import os, sys; open(sys.argv[1], 'w').write(os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT'])"
     command = [sys.executable, "-c", say, str(tmp_path / "said")]
-    monkeypatch.setattr(node.local, "torchrun", lambda order_path, plan, where: command)
-    order = {
-        "grace_period": 39.0,
-        "plan": make_plan().to_json(),
-        "config": {"environment": {"launcher": "local"}, "runtime": {"grace_period": 25.0, "hang_after": 300.0}},
-    }
+    monkeypatch.setattr(node.local, "torchrun", lambda attempt_dir, plan, where: command)
     attempt_dir = tmp_path / "runs" / "mine" / "logs" / "attempt-01"
     attempt_dir.mkdir(parents=True)
-    place = meeting.Place(attempt_dir, 0, 1, "c10d", "127.0.0.1", 1)
-    node._train(attempt_dir / "order.json", order, place, [], lambda: None)
+    node._train(attempt_dir, 0, make_job(tmp_path, grace_period=39.0), [], lambda: None)
     assert (tmp_path / "said").read_text() == "39"
 
 
@@ -219,30 +211,47 @@ def test_the_end_of_an_earlier_attempt_is_not_that_of_one_whose_leader_was_kille
         following.result(20)
 
 
-def test_command_line_then_variables_then_the_order_say_where_a_node_is(monkeypatch, tmp_path):
+def test_command_line_then_variables_then_the_plan_say_where_a_node_is(monkeypatch, tmp_path):
     for name, value in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}.items():
         monkeypatch.setenv(name, value)
-    plan = {"nnodes": 2, "master_addr": "auto", "port": "auto"}
+    plan = make_plan(nnodes=2)
     where, requested = node.parse([str(tmp_path), "--master-addr=b"])
     assert where == tmp_path and requested == node.NodeSettings(2, 1, "b", 7)
-    assert requested.over(plan) == {"nnodes": 2, "master_addr": "b", "port": 7}
+    over = requested.over(plan)
+    assert (over.nnodes, over.master_addr, over.port) == (2, "b", 7)
     assert node.NodeSettings().over(plan) == plan
-    with pytest.raises(ConfigError, match=r"NNODES=2, but the run has environment.nnodes=4"):
-        requested.over(plan | {"nnodes": 4})
+    with pytest.raises(ConfigError, match=r"NNODES=2, .* environment.nnodes=4"):
+        requested.over(make_plan(nnodes=4))
     monkeypatch.setenv("NODE_RANK", "first")
     with pytest.raises(ConfigError, match="NODE_RANK=first is not an integer"):
         node.parse([str(tmp_path)])
 
 
-def test_a_node_has_its_own_interface_and_no_masked_secrets(tmp_path, caplog):
-    place = node.meeting.Place(tmp_path, 3, 4, "c10d", "127.0.0.1", 1)
-    order = {"plan": {"env": {"OMP_NUM_THREADS": "2", "WANDB_API_KEY": "***"}}}
-    assert node.environment(order, place) == {"OMP_NUM_THREADS": "2", "INFINI_LLAMA_NODE": "3"}
+@pytest.mark.parametrize("variable", ["SLURM_NODEID", "JOB_COMPLETION_INDEX", "NODE_RANK"])
+def test_a_node_of_a_job_knows_its_number(run, monkeypatch, variable):
+    attempt_dir = run.path / "logs" / "attempt-01"
+    attempt_dir.mkdir(parents=True)
+    taken = []
+    monkeypatch.setattr(node, "take_part", lambda where, requested, leader: taken.append(requested.node_rank) or 0)
+    monkeypatch.setenv(variable, "3")
+    assert node.serve(*node.parse([str(attempt_dir)])) == 0 and taken == [3]
+
+
+def test_a_node_has_its_own_interface_and_no_masked_secrets(caplog):
+    env = {"OMP_NUM_THREADS": "2", "WANDB_API_KEY": "***"}
+    assert node.environment(make_plan(env=env, nnodes=4, master_addr="127.0.0.1"), 3) == {
+        "OMP_NUM_THREADS": "2",
+        "INFINI_LLAMA_NODE": "3",
+    }
     assert "environment.env.WANDB_API_KEY" in caplog.text
     addresses = {"cable": "10.0.0.9"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("infini_llama.tasks.clusters.address.addresses", lambda: addresses)
         patch.setattr("infini_llama.tasks.clusters.address.own_address_towards", lambda host: "10.0.0.9")
-        assert node.environment(order, place)["GLOO_SOCKET_IFNAME"] == "cable"
-        order["plan"]["env"]["GLOO_SOCKET_IFNAME"] = "mine"
-        assert node.environment(order, place)["GLOO_SOCKET_IFNAME"] == "mine"
+        assert (
+            node.environment(make_plan(env=env, nnodes=4, master_addr="127.0.0.1"), 3)["GLOO_SOCKET_IFNAME"] == "cable"
+        )
+        env["GLOO_SOCKET_IFNAME"] = "mine"
+        assert (
+            node.environment(make_plan(env=env, nnodes=4, master_addr="127.0.0.1"), 3)["GLOO_SOCKET_IFNAME"] == "mine"
+        )

@@ -1,135 +1,125 @@
-"""Nodes start together or not at all, and it is said why."""
+"""Where the nodes of an attempt find each other; that one is missing, or out of reach, is on record before any worker starts."""
 
-import shutil
+import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError, DataError, PipelineError
-from infini_llama.tasks.clusters import node_records as records
-from infini_llama.tasks.clusters import rendezvous as meeting
-from infini_llama.tasks.clusters.consistency import code_digest, differences
-from support.stages import preprocess
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.tasks.clusters import rendezvous
+from infini_llama.tasks.clusters.node_records import claim, is_over, node_path, read_node
+from support.records import make_plan
+
+PLAN = make_plan(nnodes=2, master_addr="127.0.0.1")
 
 
-def refusal(attempt_dir: Path) -> PipelineError | None:
-    nodes = meeting.Nodes()
-    nodes.attempt_dir = attempt_dir
-    return nodes.refusal()
-
-
-REQUESTED = {"nnodes": 2, "master_addr": "127.0.0.1", "port": "auto"}
-
-
-def order_for(home: Path, reference: dict, join_timeout: float = 60.0) -> dict:
-    return {
-        "dataset": str(home / reference["path"]),
-        "chunks": reference["chunks"],
-        "weights": None,
-        "plan": {"rendezvous": "c10d"},
-        "config": {
-            "environment": {"join_timeout": join_timeout},
-            "data": {"curriculum": []},
-            "train": {"seed": 1, "global_batch_size": 8},
-        },
-    }
+class Stop(Exception):
+    """Ends a wait."""
 
 
 @pytest.fixture
-def attempt_dir(tmp_path):
+def attempt_dir(tmp_path, monkeypatch):
     """With the places of both nodes taken."""
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.0)
     folder = tmp_path / "runs" / "mine" / "logs" / "attempt-01"
     folder.mkdir(parents=True)
-    assert records.claim(folder, 0, 2) == 0 and records.claim(folder, None, 2) == 1
+    assert claim(folder, 0, 2) == 0 and claim(folder, None, 2) == 1
     return folder
 
 
-def both(attempt_dir: Path, first: dict, other: dict, wishes_of_other: dict = REQUESTED) -> tuple:
-    """What the two nodes' meeting ends with, a place or an exception each."""
-    stop = threading.Event()
-
-    def poll() -> None:
-        if stop.is_set():
-            raise TimeoutError
-
-    def part(meet, *arguments):
-        try:
-            return meet(*arguments, poll)
-        except PipelineError as error:
-            return error
-
-    with ThreadPoolExecutor(2) as pool:
-        led = pool.submit(part, meeting.gather, attempt_dir, first, REQUESTED)
-        joined = pool.submit(part, meeting.meet, attempt_dir, other, wishes_of_other, 1)
-        try:
-            return led.result(90), joined.result(90)
-        finally:
-            stop.set()
+def nodes(attempt_dir) -> rendezvous.Nodes:
+    found = rendezvous.Nodes()
+    found.attempt_dir = attempt_dir
+    return found
 
 
-def test_nodes_that_are_the_same_start_at_one_place(attempt_dir, built):
-    order = order_for(*built)
-    first, other = both(attempt_dir, order, order)
-    assert (first.node, other.node, first.nnodes) == (0, 1, 2)
-    assert (first.address, first.port) == (other.address, other.port) and first.port > 0
-    assert records.word(attempt_dir)["state"] == "go" and refusal(attempt_dir) is None
-    assert f"--rdzv-endpoint=127.0.0.1:{first.port}" in other.torchrun()
-    assert "--rdzv-conf=is_host=1" in first.torchrun() and "--rdzv-conf=is_host=0" in other.torchrun()
+def test_the_other_nodes_find_the_first_where_it_listens(attempt_dir):
+    first = rendezvous.host(attempt_dir, PLAN)
+    with socket.create_server(("127.0.0.1", int(first.port))):
+        other = rendezvous.reach(attempt_dir, 1, PLAN, lambda: None)
+    assert (other.master_addr, other.port) == (first.master_addr, first.port) == ("127.0.0.1", first.port)
+    for node, plan in enumerate((first, other)):
+        options = rendezvous.torchrun_options(attempt_dir, node, plan, 60.0)
+        assert f"--rdzv-endpoint=127.0.0.1:{first.port}" in options and "--nnodes=2" in options
+        assert f"--rdzv-conf=is_host={int(node == 0)},join_timeout=60" in options
 
 
-def test_another_dataset_is_refused_with_the_node_and_both_values(attempt_dir, built, data, tmp_path):
-    order = order_for(*built)
-    unlike = order_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), str(tmp_path / "other")))
-    first, other = both(attempt_dir, order, unlike)
-    assert isinstance(first, ConfigError) and str(first) == str(other) == str(refusal(attempt_dir))
-    here, there = (records.read(records.node_path(attempt_dir, node))["facts"]["dataset"] for node in (0, 1))
-    assert here != there and f"has dataset {there}, but node 0" in str(first) and "node 1 (" in str(first)
-    assert "has order and tokens of the first rows" in str(first)
+def test_ranks_are_given_to_static_nodes_by_their_numbers(attempt_dir):
+    plan = make_plan(nnodes=2, rendezvous="static", master_addr="127.0.0.1", port=7)
+    options = rendezvous.torchrun_options(attempt_dir, 1, plan, 60.0)
+    assert "--node-rank=1" in options and "--master-port=7" in options and "--rdzv-conf=timeout=60" in options
 
 
-def test_a_node_that_does_not_see_the_dataset_ends_the_attempt_as_bad_data(attempt_dir, built):
-    home, reference = built
-    elsewhere = home.with_name("unmounted")
-    first, other = both(attempt_dir, order_for(home, reference), order_for(elsewhere, reference))
-    assert isinstance(first, DataError) and isinstance(other, DataError)
-    assert "node 1 (" in str(first) and str(elsewhere) in str(first)
+def test_what_one_node_sets_is_before_what_the_first_wrote_down(attempt_dir):
+    rendezvous.host(attempt_dir, PLAN)
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        port = elsewhere.getsockname()[1]
+        found = rendezvous.reach(attempt_dir, 1, PLAN.model_copy(update={"port": port}), lambda: None)
+    assert found.port == port
 
 
-def test_a_node_that_cannot_reach_the_first_is_named_with_what_to_open(attempt_dir, built, monkeypatch):
-    monkeypatch.setattr(meeting, "PATIENCE", 0.5)
-    order = order_for(*built, join_timeout=3.0)
-    first, other = both(attempt_dir, order, order, REQUESTED | {"port": 9})
-    assert type(first) is type(other) is PipelineError, "it may work the next time"
-    assert "after 3 s (environment.join_timeout): Node 1 (" in str(first)
-    assert "at 127.0.0.1:9: Connection refused; allow TCP" in str(first)
+def test_a_port_in_use_may_be_free_the_next_time(attempt_dir):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PipelineError, match=rf"environment\.port={port}") as refused:
+            rendezvous.host(attempt_dir, PLAN.model_copy(update={"port": port}))
+    assert refused.value.exit_code == PipelineError.exit_code
 
 
-def test_a_node_that_does_not_come_is_named_with_the_command_to_start(attempt_dir, built):
-    records.node_path(attempt_dir, 1).unlink()
-    with pytest.raises(
-        PipelineError, match=r"Node 1 of 2 has not joined; start `infini-llama join .*/mine` on each other"
-    ):
-        meeting.gather(attempt_dir, order_for(*built, join_timeout=0.5), REQUESTED, lambda: None)
-    assert refusal(attempt_dir).exit_code == PipelineError.exit_code
+def test_a_machine_without_an_address_is_asked_for_one(attempt_dir, monkeypatch):
+    monkeypatch.setattr(rendezvous, "own_address", lambda: None)
+    with pytest.raises(ConfigError, match=r"environment\.master_addr"):
+        rendezvous.host(attempt_dir, make_plan(nnodes=2))
 
 
-def test_versions_and_code_are_compared(tmp_path):
-    first = {"node": 0, "host": "a", "facts": {"torch": "2.13.0", "code of infini-llama": "x"}}
-    other = {"node": 3, "host": "b", "facts": {"torch": "2.12.1", "code of infini-llama": "x"}}
-    assert differences(first, other) == ["node 3 (b) has torch 2.12.1, but node 0 (a) has 2.13.0."]
-    root = Path(meeting.__file__).parents[2]
-    for package in ("configs", "model", "tasks"):
-        shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    assert code_digest(tmp_path) == code_digest()
-    with (tmp_path / "model" / "llama.py").open("a") as file:
-        file.write("#")
-    assert code_digest(tmp_path) != code_digest()
+def test_a_node_that_does_not_reach_the_first_is_named_until_it_does(attempt_dir):
+    first = rendezvous.host(attempt_dir, PLAN)
+    waiting, looks = rendezvous.WaitingForNodes(attempt_dir, 2), iter(range(3))
+
+    def stop() -> None:
+        if next(looks) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        rendezvous.reach(attempt_dir, 1, PLAN, stop)
+    waiting.poll(started=False)
+    (sentence,) = nodes(attempt_dir).notices()
+    assert "Node 1 (" in sentence and f"127.0.0.1:{first.port}: Connection refused" in sentence
+    refusal = nodes(attempt_dir).refusal()
+    assert type(refusal) is PipelineError and sentence in str(refusal), "it may work the next time"
+    with socket.create_server(("127.0.0.1", int(first.port))):
+        rendezvous.reach(attempt_dir, 1, PLAN, lambda: None)
+    waiting.poll(started=False)
+    assert nodes(attempt_dir).notices() == [] and nodes(attempt_dir).refusal() is None
 
 
-def test_ended_nodes_are_not_waited_for(attempt_dir):
-    for node in (0, 1):
-        records.update(attempt_dir, node, state="ended")
-    meeting.end_nodes(attempt_dir)
-    assert records.word(attempt_dir)["state"] == "over"
+def test_a_node_that_does_not_come_is_named_with_the_command_to_start(attempt_dir):
+    node_path(attempt_dir, 1).unlink()
+    waiting = rendezvous.WaitingForNodes(attempt_dir, 2)
+    waiting.poll(started=False)
+    assert f"infini-llama join {attempt_dir.parents[1]}" in nodes(attempt_dir).notices()[0]
+    waiting.poll(started=True)
+    assert nodes(attempt_dir).notices() == []
+
+
+def test_nodes_that_come_within_seconds_are_not_complained_about(attempt_dir, monkeypatch):
+    monkeypatch.setattr(rendezvous, "PATIENCE", 60.0)
+    node_path(attempt_dir, 1).unlink()
+    rendezvous.WaitingForNodes(attempt_dir, 2).poll(started=False)
+    assert nodes(attempt_dir).notices() == []
+
+
+def test_a_node_waits_for_a_first_one_that_has_not_come_yet(attempt_dir):
+    found = []
+
+    def wait() -> None:
+        found.append(rendezvous.reach(attempt_dir, 1, PLAN, lambda: None))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    first = rendezvous.host(attempt_dir, PLAN)
+    with socket.create_server(("127.0.0.1", int(first.port))):
+        waiting.join(30)
+    assert found[0].port == first.port
+    record = read_node(attempt_dir, 0)
+    assert record is not None and record.port == first.port and not is_over(attempt_dir)

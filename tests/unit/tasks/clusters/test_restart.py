@@ -1,13 +1,17 @@
 """A job before its workers start: whose attempt it is, and where one that starts again takes up."""
 
 import json
+import signal
+from pathlib import Path
 
 import pytest
 
-from infini_llama.tasks.clusters import job, restart
+from infini_llama.tasks.clusters import node, restart
 from infini_llama.tasks.clusters.restart import prepare
 from infini_llama.tasks.clusters.slurm import ENDED
+from infini_llama.tasks.runs.job_file import read_job, write_job
 from infini_llama.tasks.train.launcher import HUNG
+from support.records import make_job
 
 
 @pytest.fixture
@@ -15,11 +19,19 @@ def attempt_dir(tmp_path):
     path = tmp_path / "runs" / "big" / "logs" / "attempt-99"
     path.mkdir(parents=True)
     (tmp_path / "runs" / "big" / "checkpoints").mkdir()
-    order = {"resume_from": None, "init_from": "weights", "from_step": 0, "began": {"wall": 1.0, "machine": "another"}}
-    (path / "order.json").write_text(json.dumps(order))
+    write_job(path, make_job(tmp_path / "runs" / "big", init_from=Path("weights")))
     lines = [json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, 9)]
     (tmp_path / "runs" / "big" / "metrics.jsonl").write_text("".join(lines))
     return path
+
+
+@pytest.fixture
+def signals():
+    """Puts back the handlers that a node's agent sets."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_an_attempt_belongs_to_the_job_that_comes_first(attempt_dir):
@@ -28,12 +40,11 @@ def test_an_attempt_belongs_to_the_job_that_comes_first(attempt_dir):
     assert prepare(attempt_dir, "17") is None
 
 
-def test_a_job_that_comes_after_its_attempt_was_given_up_does_not_start(attempt_dir, monkeypatch):
+def test_a_job_that_comes_after_its_attempt_was_given_up_does_not_start(attempt_dir, signals):
     attempt_dir.with_name("attempt-100").mkdir()  # by number, not by name
     assert "has come too late" in str(prepare(attempt_dir, "17"))
     assert not (attempt_dir / restart.STARTED).exists()
-    monkeypatch.setattr("sys.argv", ["job", str(attempt_dir)])
-    assert job.main() == 70
+    assert node.main([str(attempt_dir)]) == 70
 
 
 def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the_ranks_words_aside(
@@ -48,17 +59,17 @@ def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the
     monkeypatch.setattr(restart.checkpoints, "newest_good", lambda folder: folder / "step-00000005")
     monkeypatch.setattr(restart.checkpoints, "read_state", lambda path: restart.checkpoints.TrainState(step=5))
     assert prepare(attempt_dir, "17") is None
-    order = json.loads((attempt_dir / "order.json").read_text())
-    assert order["from_step"] == 5 and order["resume_from"].endswith("step-00000005") and order["init_from"] is None
-    assert order["began"]["machine"] != "another" and order["began"]["wall"] > 1.0
+    renewed = read_job(attempt_dir)
+    assert renewed.resume_from is not None and renewed.resume_from.name == "step-00000005"
+    assert renewed.from_step == 5 and renewed.init_from is None
+    assert renewed.started.machine != "another" and renewed.started.wall > 1.0
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
     assert not (attempt_dir / "status-0.json").exists() and (attempt_dir / "start-1" / "status-0.json").exists()
     assert not (attempt_dir / HUNG).exists() and not (attempt_dir / ENDED).exists()
 
 
-def test_without_a_checkpoint_it_begins_where_the_order_said(attempt_dir):
+def test_without_a_checkpoint_it_begins_where_it_began(attempt_dir):
     prepare(attempt_dir, "17")
     prepare(attempt_dir, "17")
-    order = json.loads((attempt_dir / "order.json").read_text())
-    assert order["from_step"] == 0 and order["init_from"] == "weights"
+    assert read_job(attempt_dir).from_step == 0 and read_job(attempt_dir).init_from == Path("weights")
     assert (attempt_dir.parents[1] / "metrics.jsonl").read_text() == ""

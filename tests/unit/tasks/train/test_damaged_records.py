@@ -21,7 +21,7 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.runs.runs import list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.train.attempt import record_killed_attempts
+from infini_llama.tasks.train.prepare import record_killed_attempts
 from infini_llama.tasks.train.stage import finished, summarize
 from support.made_up_runs import LINEAGE, add_checkpoint
 
@@ -41,10 +41,10 @@ def run(tmp_path) -> RunFolder:
     return run
 
 
-def add_attempt(run: RunFolder, number: int, order: object) -> Path:
+def add_attempt(run: RunFolder, number: int, job: object) -> Path:
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
-    (folder / "order.json").write_text(json.dumps(order))
+    (folder / "job.json").write_text(json.dumps(job))
     return folder
 
 

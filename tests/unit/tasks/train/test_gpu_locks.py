@@ -1,22 +1,19 @@
 """One run at a time on a GPU: waited for, given up when asked to stop, freed by the holder's death."""
 
-import json
-
 import pytest
 
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts
 from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.train.gpu_locks import gpus_of, locked
 from support.records import make_plan
 
 
-def test_the_gpus_of_a_plan_by_identity_in_one_order(tmp_path):
-    run = RunFolder(tmp_path)
-    facts = {"gpus": [{"uuid": "b"}, {"uuid": "a"}, {"uuid": ""}]}
-    (tmp_path / "environment.json").write_text(json.dumps({"facts": facts}))
-    assert gpus_of(run, make_plan(device="cuda", gpus=[0, 1])) == ["a", "b"]
-    assert gpus_of(run, make_plan(device="cuda", gpus=[2])) == ["number-2"]
-    assert gpus_of(run, make_plan()) == []
+def test_the_gpus_of_a_plan_by_identity_in_one_order():
+    gpus = tuple(Gpu(name="one", uuid=uuid) for uuid in ("b", "a", ""))
+    facts = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=gpus)
+    assert gpus_of(facts, make_plan(device="cuda", gpus=[0, 1])) == ["a", "b"]
+    assert gpus_of(facts, make_plan(device="cuda", gpus=[2])) == ["number-2"]
+    assert gpus_of(facts, make_plan()) == []
 
 
 def test_a_wait_ends_when_the_run_is_asked_to_stop(tmp_path):

@@ -16,8 +16,8 @@ from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.attempt import choose_checkpoint, refuse_other_model
 from infini_llama.tasks.train.length import resolve_max_steps
+from infini_llama.tasks.train.prepare import choose_checkpoint, refuse_other_model
 from infini_llama.tasks.train.run_context import RunContext
 from infini_llama.tasks.train.worker.callbacks.reporters import reporters
 from support.made_up_runs import LINEAGE

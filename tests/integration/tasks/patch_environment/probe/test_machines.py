@@ -140,10 +140,10 @@ def test_cores_that_others_want_make_workers_of_threads(tmp_path):
 
 
 def test_other_runs_and_low_limits(tmp_path):
-    order = "/home/x/workspace/runs/big/logs/attempt-01/order.json"
+    job = "/home/x/workspace/runs/big/logs/attempt-01/job.json"
     files = {
-        "proc/77/cmdline": f"python\0-m\0infini_llama.tasks.train.worker\0{order}\0",
-        "proc/78/cmdline": f"python\0-m\0torch.distributed.run\0--module\0infini_llama.tasks.train.worker\0{order}\0",
+        "proc/77/cmdline": f"python\0-m\0infini_llama.tasks.train.worker\0{job}\0",
+        "proc/78/cmdline": f"python\0-m\0torch.distributed.run\0--module\0infini_llama.tasks.train.worker\0{job}\0",
         "proc/self/limits": "Max open files            256                  4096  files\nMax file size   1073741824  unlimited  bytes\n",
     }
     found = findings(report(lay_out(tmp_path, files), tmp_path))

@@ -1,18 +1,16 @@
 """The best model is kept: a new lowest validation loss is saved wherever it is measured, also after a resume."""
 
-import json
 from collections.abc import Callable
 
 import pytest
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.attempt import write_order
 from infini_llama.tasks.train.lineage import claim
+from infini_llama.tasks.train.prepare import training_job
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_context
@@ -33,11 +31,11 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
         run = RunFolder(home / "runs" / name)
         context = make_context(run, config, dataset=DatasetRef.from_json(reference))
-        claim(run, config, context.train, context.model, context.dataset)
+        claim(run, config, context.train.model_dump(mode="json"), context.model, context.dataset)
         chosen = checkpoints.newest_good(run.checkpoints)
         attempt_dir = run.path / "logs" / "attempt-01"
         attempt_dir.mkdir(parents=True, exist_ok=True)
-        write_order(attempt_dir, context, chosen, 0, 1.0)
+        job = training_job(context, chosen, 0, 1.0)
         heartbeat = Heartbeat(attempt_dir, 0)
 
         def measure(*arguments: object) -> Validation:
@@ -50,7 +48,6 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
                 pass
 
         monkeypatch.setattr(ValidationSet, "measure", measure)
-        job = TrainingJob.from_json(json.loads((attempt_dir / "order.json").read_text()))
         Trainer(job, ranks, Stop(), heartbeat).fit()
         return run
 

@@ -1,0 +1,127 @@
+"""What has to be the same on every node before the first step: code, versions, dataset and its order.
+
+The nodes exchange it over the store in which torchrun's agents have found each other.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pydantic import Field
+from torch.distributed.distributed_c10d import Store
+
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.runs.status import NODE
+from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.train.worker.data.mixture import mixed_rows, parts_of
+from infini_llama.tasks.train.worker.data.order import sample_rows
+
+ROOT = Path(__file__).parents[4]
+PACKAGES = ("configs", "model", "tasks")  # all that a worker runs
+VERSIONS = (
+    "infini-llama",
+    "torch",
+    "numpy",
+    "pyarrow",
+    "tokenizers",
+    "safetensors",
+    "triton",
+    "flash-attn",
+    "flash-attn-4",
+)
+ROWS = 64  # whose tokens are read
+
+
+def code_digest(root: Path = ROOT) -> str:
+    """Of every Python file that workers may import from us, by path and bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class NodeFacts(Record):
+    """What one node has. fault: why its data cannot be read."""
+
+    node: int
+    host: str
+    facts: dict[str, str] = Field(default_factory=dict)
+    fault: str = ""
+
+
+def require_same_nodes(job: TrainingJob, store: Store) -> None:
+    """Compare the nodes of an attempt; a collective call of all ranks, which raise the same.
+
+    Raises:
+        ConfigError: a sentence for each difference.
+        DataError: a node does not see the dataset, or sees a damaged one.
+    """
+    if os.environ["LOCAL_RANK"] == "0":
+        mine = NodeFacts(node=int(os.environ[NODE]), host=socket.gethostname())
+        try:
+            mine = mine.model_copy(update={"facts": facts(job)})
+        except DataError as fault:
+            mine = mine.model_copy(update={"fault": f"node {mine.node} ({mine.host}): {fault}"})
+        store.set(f"facts-{mine.node}", mine.model_dump_json())
+    nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(job.plan.nnodes)]
+    if faults := [node.fault for node in nodes if node.fault]:
+        raise DataError("\n".join(faults))
+    if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:
+        raise ConfigError("the nodes differ:\n  " + "\n  ".join(unlike))
+
+
+def facts(job: TrainingJob) -> dict[str, str]:
+    """What this machine has and sees, by a name for people.
+
+    Raises:
+        DataError: the dataset of `job` is not here, or damaged.
+    """
+    dataset = job.dataset
+    tables = [job.chunks, *(stage.chunks for stage in job.curriculum)]
+    return {
+        "code of infini-llama": code_digest(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in VERSIONS},
+        "dataset": read_manifest(dataset, "dataset").digest,
+        "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks").digest for table in tables),
+        "order and tokens of the first rows": first_rows_digest(job),
+    }
+
+
+def first_rows_digest(job: TrainingJob) -> str:
+    """Of a global batch at the beginning of the row table: its row numbers, and the tokens of some of them as they are read here."""
+    reader = TokenReader(job.dataset, job.chunks, "train")
+    train = job.config.train
+    if job.source_weights:
+        parts = parts_of(reader.sources, job.source_weights)
+        rows = mixed_rows(0, train.global_batch_size, parts, train.seed)
+    else:
+        rows = sample_rows(0, train.global_batch_size, len(reader), train.seed)
+    digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16)
+    digest.update(reader.gather(rows[:ROWS]).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
+    """A sentence for each fact in which a node differs from the first one."""
+    return [
+        f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, but node 0 ({first.host}) has {here}."
+        for name, here in first.facts.items()
+        if other.facts.get(name) != here
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,81 @@
+"""Nodes train together only if they have the same code, versions, dataset and order; what differs is named on all of them."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.train.worker.strategies import consistency
+from infini_llama.tasks.train.worker.strategies.consistency import NodeFacts, code_digest, differences, facts
+from support.records import make_job, make_plan
+from support.stages import preprocess
+
+
+def job_for(home: Path, reference: dict) -> TrainingJob:
+    return make_job(home, dataset=home / reference["path"], chunks=reference["chunks"], plan=make_plan(nnodes=2))
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """both(first, other): what the first ranks of two nodes with these jobs raise."""
+
+    def raised(job: TrainingJob, store: HashStore) -> PipelineError | None:
+        try:
+            consistency.require_same_nodes(job, store)
+        except PipelineError as error:
+            return error
+
+    def compare(first: TrainingJob, other: TrainingJob) -> list[PipelineError | None]:
+        store = HashStore()
+        with ThreadPoolExecutor(2) as pool:
+            pending = []
+            for node, job in enumerate((first, other)):
+                monkeypatch.setenv("LOCAL_RANK", "0")
+                monkeypatch.setenv("INFINI_LLAMA_NODE", str(node))
+                pending.append(pool.submit(raised, job, store))
+                while not store.check([f"facts-{node}"]):  # it has read its variables
+                    pass
+            monkeypatch.setenv("LOCAL_RANK", "1")  # another rank of the last node publishes nothing and raises the same
+            return [*(one.result(60) for one in pending), raised(other, store)]
+
+    return compare
+
+
+def test_nodes_that_are_the_same_start(built, both):
+    job = job_for(*built)
+    assert both(job, job) == [None, None, None]
+
+
+def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, tmp_path, both):
+    job = job_for(*built)
+    unlike = job_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), str(tmp_path / "other")))
+    errors = both(job, unlike)
+    assert all(isinstance(error, ConfigError) for error in errors) and len({str(error) for error in errors}) == 1
+    here, there = (facts(one)["dataset"] for one in (job, unlike))
+    assert here != there and f"has dataset {there}, but node 0" in str(errors[0]) and "node 1 (" in str(errors[0])
+    assert "has order and tokens of the first rows" in str(errors[0])
+
+
+def test_a_node_that_does_not_see_the_dataset_is_bad_data_on_all(built, both):
+    home, reference = built
+    elsewhere = home.with_name("unmounted")
+    errors = both(job_for(home, reference), job_for(elsewhere, reference))
+    assert all(isinstance(error, DataError) for error in errors)
+    assert "node 1 (" in str(errors[0]) and str(elsewhere) in str(errors[0])
+
+
+def test_versions_and_code_are_compared(tmp_path):
+    first = NodeFacts(node=0, host="a", facts={"torch": "2.13.0", "code of infini-llama": "x"})
+    other = NodeFacts(node=3, host="b", facts={"torch": "2.12.1", "code of infini-llama": "x"})
+    assert differences(first, other) == ["node 3 (b) has torch 2.12.1, but node 0 (a) has 2.13.0."]
+    for package in consistency.PACKAGES:
+        assert (consistency.ROOT / package).is_dir()
+        shutil.copytree(consistency.ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert code_digest(tmp_path) == code_digest()
+    with (tmp_path / "model" / "llama.py").open("a") as file:
+        file.write("#")
+    assert code_digest(tmp_path) != code_digest()
