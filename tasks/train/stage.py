@@ -68,12 +68,7 @@ def train(
         Busy: another process, here or on another machine, trains this run.
     """
     run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
-    with take(run, config.runtime) as (lock, lease):
-
-        def poll() -> None:
-            lease.check()
-            each_poll()
-
+    with take(run, config.runtime, each_poll) as (lock, poll):
         plan = environment.plan
         model, settings, lineage = bind(run, config, dataset, plan)
         write_atomic(run.path / "environment.json", json.dumps(environment.record.to_json(), indent=1))
@@ -102,8 +97,13 @@ def train(
 
 
 @contextmanager
-def take(run: RunFolder, runtime: RuntimeConfig) -> Iterator[tuple[Lock, Lease]]:
+def take(
+    run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]
+) -> Iterator[tuple[Lock, Callable[[], None]]]:
     """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
+
+    Yields:
+        the lock; and `each_poll`, which now also raises Busy if the lease is lost.
 
     Raises:
         Busy: another one does.
@@ -115,7 +115,12 @@ def take(run: RunFolder, runtime: RuntimeConfig) -> Iterator[tuple[Lock, Lease]]
         Lock(run.path / "lock", wait=grace_period(run, runtime) + 5) as lock,
         Lease(run.path / "lease") as lease,
     ):
-        yield lock, lease
+
+        def poll() -> None:
+            lease.check()
+            each_poll()
+
+        yield lock, poll
 
 
 def bind(
