@@ -19,6 +19,7 @@ from infini_llama.tasks.train.launch import Torchrun
 log = logging.getLogger("infini_llama.nodes")
 POLL_SECONDS = 0.2
 PATIENCE = 5.0  # seconds before the first warning about nodes that are missing
+START_SECONDS = 30.0  # in which torchrun of node 0 may only be starting
 
 
 def torchrun_options(attempt_dir: Path, node: int, plan: EnvironmentPlan, join_timeout: float) -> list[str]:
@@ -92,7 +93,7 @@ def reach(attempt_dir: Path, node: int, plan: EnvironmentPlan, each_poll: Callab
                 f"{here} to port {port} of {first.host} (and between all ports above 1023 of both, for the workers), or set "
                 "environment.master_addr."
             )
-            if sentence != reported and time.monotonic() - since > PATIENCE:  # torchrun there may only be starting
+            if sentence != reported and time.monotonic() - since > START_SECONDS:
                 log.warning(sentence)
                 update_node(attempt_dir, node, fault=sentence)
                 reported = sentence

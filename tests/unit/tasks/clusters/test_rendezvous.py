@@ -21,6 +21,7 @@ class Stop(Exception):
 def attempt_dir(tmp_path, monkeypatch):
     """With the places of both nodes taken."""
     monkeypatch.setattr(rendezvous, "PATIENCE", 0.0)
+    monkeypatch.setattr(rendezvous, "START_SECONDS", 0.0)
     folder = tmp_path / "runs" / "mine" / "logs" / "attempt-01"
     folder.mkdir(parents=True)
     assert claim(folder, 0, 2) == 0 and claim(folder, None, 2) == 1
