@@ -77,15 +77,16 @@ class Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
-        self.head_dim, self.backend, self.dropout = config.head_dim, backend, config.attention_dropout
+        self.head_dim, self.backend, self.dropout = config.head_size, backend, config.attention_dropout
         self.kv_heads = config.num_key_value_heads
-        width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(width, width, bias=False)
+        width, q_width = config.hidden_size, config.num_attention_heads * config.head_size
+        kv_width = config.num_key_value_heads * config.head_size
+        self.q_proj = nn.Linear(width, q_width, bias=False)
         self.k_proj = nn.Linear(width, kv_width, bias=False)
         self.v_proj = nn.Linear(width, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.o_proj = nn.Linear(q_width, width, bias=False)
+        self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""

@@ -15,6 +15,8 @@ class LlamaConfig:
     """What decides the parameters and the function of a Llama or Infini-Llama.
 
     Attributes:
+        head_dim: width of a head; None: hidden_size / num_attention_heads. `head_size` is the resolved one. Infini-attention's memory has
+            head_dim x head_dim entries a key-value head.
         max_position_embeddings: the length it is trained at, kept for Hugging Face's readers: nothing here depends on it.
         rope_scaling: as Hugging Face's, {"rope_type": "linear" | "llama3" | "yarn", "factor": …}; None is plain RoPE.
         hidden_act: of the gated feed-forward block; silu makes it SwiGLU, gelu GeGLU.
@@ -25,6 +27,8 @@ class LlamaConfig:
             segment's (`model.memory.memories`).
         first_segment: local leaves the gate out where there is no memory to read; literal mixes in zeros, as the paper's
             equations read.
+        memory_write_jitter: in training, what each segment writes is scaled by a random factor between 1 / memory_write_jitter and 1, so
+            that a fact is also found among more that was written than the rows' other segments hold; 1: never. Not in the paper.
         memory_gradient_segments: the gradient reaches at most so many segments back through the memory; None: all.
 
     Raises:
@@ -53,6 +57,8 @@ class LlamaConfig:
     memory_update: MemoryUpdate = "linear"
     first_segment: Literal["local", "literal"] = "local"
     memory_gradient_segments: int | None = None
+    memory_write_jitter: float = 1.0
+    head_dim: int | None = None
 
     def __post_init__(self) -> None:
         for field in SIZES:
@@ -63,7 +69,9 @@ class LlamaConfig:
                 raise ValueError(f"{field}={value!r} is not a number")
         if not isinstance(self.tie_word_embeddings, bool):
             raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false")
-        if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
+        if self.head_dim is not None and (self.head_dim < 2 or self.head_dim % 2):
+            raise ValueError(f"head_dim={self.head_dim} is no even number of at least 2")
+        if self.head_dim is None and (self.hidden_size % self.num_attention_heads or self.head_size % 2):
             raise ValueError(
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is not an even "
                 "integer"
@@ -83,13 +91,15 @@ class LlamaConfig:
         for field, lowest in (("segment_length", 1), ("memory_gradient_segments", 1)):
             if (value := getattr(self, field)) is not None and value < lowest:
                 raise ValueError(f"{field}={value} is below {lowest}")
+        if self.memory_write_jitter < 1:
+            raise ValueError(f"memory_write_jitter={self.memory_write_jitter} is below 1")
         for field in ("attention_dropout", "hidden_dropout"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} is outside [0, 1)")
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LlamaConfig":

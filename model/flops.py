@@ -5,7 +5,7 @@ from infini_llama.model.config import LlamaConfig
 
 def parameters(config: LlamaConfig) -> int:
     """All weights: of matrices, the embedding where the head has a matrix of its own, norms and gates."""
-    norms = 2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
+    norms = 2 * config.hidden_size + (2 * config.head_size if config.qk_norm else 0)
     gates = config.num_attention_heads if config.attention == "infini" else 0
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     rest = config.num_hidden_layers * (norms + gates) + config.hidden_size
@@ -15,8 +15,8 @@ def parameters(config: LlamaConfig) -> int:
 def matrix_parameters(config: LlamaConfig) -> int:
     """Weights that every token is multiplied by: projections, feed-forward and head; the embedding is only looked up."""
     width = config.hidden_size
-    kv_width = config.num_key_value_heads * config.head_dim
-    layer = 2 * width * width + 2 * width * kv_width + 3 * width * config.intermediate_size
+    q_width, kv_width = (n * config.head_size for n in (config.num_attention_heads, config.num_key_value_heads))
+    layer = 2 * width * q_width + 2 * width * kv_width + 3 * width * config.intermediate_size
     return config.num_hidden_layers * layer + config.vocab_size * width
 
 
@@ -27,7 +27,7 @@ def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
     head to read (numerator and denominator), 2 d d a token and key-value head to write; the first segment does not read,
     the last does not write. A delta update adds 2 d (d + 1) a written token and 2 d^3 a segment and key-value head.
     """
-    size, window = config.head_dim, sequence_length
+    size, window = config.head_size, sequence_length
     if config.attention != "softmax":
         window = min(window, config.segment_length)
     full, tail = divmod(sequence_length, window)

@@ -29,9 +29,10 @@ SAME = {
     "hidden_act": "silu",
     "attention_dropout": 0.0,
 }
-ROPE = {"rope_theta", "rope_scaling"}
+# Expressed by keys of their own.
+OF_THEIR_OWN = {"rope_theta", "rope_scaling", "head_dim"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
-TRAINING = {"hidden_dropout", "memory_gradient_segments"}
+TRAINING = {"hidden_dropout", "memory_gradient_segments", "memory_write_jitter"}
 # Of attention in segments: without effect on softmax, and covered by naming the other attention.
 SEGMENTS = {"segment_length", "memory_update", "first_segment"}
 
@@ -39,7 +40,7 @@ SEGMENTS = {"segment_length", "memory_update", "first_segment"}
 def beyond_llama(config: LlamaConfig) -> list[str]:
     """The settings, as name=value, that Hugging Face's Llama has no place for; empty where it can express the model."""
     defaults = {field.name: field.default for field in fields(config)}
-    ours = defaults.keys() - SAME.keys() - ROPE - TRAINING - SEGMENTS
+    ours = defaults.keys() - SAME.keys() - OF_THEIR_OWN - TRAINING - SEGMENTS
     return [
         f"{name}={value}" for name in defaults if name in ours and (value := getattr(config, name)) != defaults[name]
     ]
@@ -61,7 +62,7 @@ def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **{name: ours[name] for name in SAME},
-        "head_dim": config.head_dim,
+        "head_dim": config.head_size,
         "attention_bias": False,
         "mlp_bias": False,
         "rope_theta": config.rope_theta,
@@ -78,7 +79,7 @@ def config_to_own(config: LlamaConfig) -> dict[str, Any]:
         "architectures": ["InfiniLlamaForCausalLM"],
         "model_type": OWN,
         **{name: ours[name] for name in SAME},
-        "head_dim": config.head_dim,
+        "head_dim": config.head_size,
         OWN: ours,
     }
 
@@ -99,8 +100,11 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     if missing := [name for name, value in found.items() if value is None]:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)
-    config = LlamaConfig.from_dict(found | {"rope_theta": theta, "rope_scaling": scaling})
-    for name, ours in (("attention_bias", False), ("mlp_bias", False), ("head_dim", config.head_dim)):
+    size, heads = values.get("head_dim"), found["num_attention_heads"]
+    usual = isinstance(size, int) and size * heads == found["hidden_size"]  # then it says nothing more
+    rope = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
+    config = LlamaConfig.from_dict(found | rope)
+    for name, ours in (("attention_bias", False), ("mlp_bias", False)):
         if (value := values.get(name, ours)) not in (ours, None):
             raise ValueError(f"{name}={value!r} cannot be expressed here, only {ours!r}")
     return config

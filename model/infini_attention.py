@@ -1,5 +1,7 @@
 """Infini-attention (Munkhdalai et al. 2024, arXiv 2404.07143): softmax inside segments, a compressive memory across them."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -58,6 +60,7 @@ class InfiniAttention(Attention):
         self.segment_length = config.segment_length
         self.update: MemoryUpdate = config.memory_update
         self.gradient_segments = config.memory_gradient_segments
+        self.write_jitter = config.memory_write_jitter
         self.literal = config.first_segment == "literal"
         self.has_memory = self.uses_memory = config.attention == "infini"
         if self.has_memory:
@@ -112,14 +115,13 @@ class InfiniAttention(Attention):
         with torch.autocast(q.device.type, enabled=False):
             before = state.memory if state is not None and state.segments[0] else None
             last = k.shape[1] if state is not None else k.shape[1] - 1  # of those that write
-            after = None
+            after, all_writes = None, self._jittered(layout.writes, k) if self.training else layout.writes
             if layout.context is not None:
-                keeps, writes = layout.keeps, layout.writes
                 after, before = shared_memories(
-                    k, v, self.update, layout.context, keeps, writes, self.gradient_segments
+                    k, v, self.update, layout.context, layout.keeps, all_writes, self.gradient_segments
                 )
             elif last:
-                keeps, writes = (None if x is None else x[:, :last] for x in (layout.keeps, layout.writes))
+                keeps, writes = (None if x is None else x[:, :last] for x in (layout.keeps, all_writes))
                 after = memories(k[:, :last], v[:, :last], self.update, before, keeps, writes, self.gradient_segments)
             first = 0 if before is not None else 1  # the first segment that has something to read
             parts = [self._without_memory(local[:, :first])]
@@ -130,6 +132,17 @@ class InfiniAttention(Attention):
                 reads = None if layout.reads is None else layout.reads[:, first:]
                 parts.append(mix(local[:, first:], retrieve(q[:, first:], M, z), self.gate, reads, self.literal))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
+
+    def _jittered(self, writes: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor | None:
+        """`writes` [B, S, N] times a random factor per row and segment, log-uniform between 1 / write_jitter and 1.
+
+        A segment that writes with 1/32 among others is found among as much else as in a text of 32 times as many segments.
+        """
+        if self.write_jitter == 1:
+            return writes
+        drawn = torch.rand(*k.shape[:2], 1, device=k.device, dtype=torch.promote_types(k.dtype, torch.float32))
+        factors = torch.exp(-math.log(self.write_jitter) * drawn)
+        return factors if writes is None else factors * writes
 
     def _without_memory(self, local: torch.Tensor) -> torch.Tensor:
         """Outputs [..., H, N, d] of queries that find nothing."""

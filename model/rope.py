@@ -46,7 +46,7 @@ def scaled_frequencies(config: LlamaConfig, device: torch.device, dtype: torch.d
     Raises:
         ValueError: rope_scaling has an unknown type, or a key is missing or out of its range.
     """
-    size, theta = config.head_dim, config.rope_theta
+    size, theta = config.head_size, config.rope_theta
     plain = 1.0 / theta ** (torch.arange(0, size, 2, device=device).to(dtype) / size)
     scaling = config.rope_scaling or {"rope_type": "default"}
     match scaling.get("rope_type"):
@@ -75,7 +75,7 @@ def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
 
 def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> tuple[torch.Tensor, float]:
     """YaRN (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4): a ramp over the index of the frequency, and a temperature."""
-    size, theta = config.head_dim, config.rope_theta
+    size, theta = config.head_size, config.rope_theta
     factor = _number(scaling, "factor", 1.0)
     trained = _number(scaling, "original_max_position_embeddings", 1.0)
     fast, slow = _number(scaling, "beta_fast", 0.0, 32.0), _number(scaling, "beta_slow", 0.0, 1.0)

@@ -230,6 +230,20 @@ class DataConfig(TextConfig):
         "least). padded: one document per sequence.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
+    loss_on: Literal["all", "answer"] = Field(
+        default="all",
+        title="Loss on",
+        description="Labels that count in the loss. all: every token of a document. answer: only what follows the last "
+        "data.answer_after of each document.",
+        json_schema_extra=on_resume(Resume.FIXED),
+    )
+    answer_after: str = Field(
+        default="",
+        title="Answer after",
+        description="Text that ends the prompt of a document (loss_on: answer), for example ' The pass key is'. What follows its "
+        "last occurrence is the answer. Prompt and answer are tokenized separately. Every document must contain it.",
+        json_schema_extra=on_resume(Resume.FIXED),
+    )
     stride: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Stride",
@@ -336,6 +350,15 @@ class DataConfig(TextConfig):
         if any(after <= before for before, after in pairwise(ends)):
             raise ValueError(
                 f"curriculum has stages that end at {ends}; each stage must end later than the one before it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_have_a_beginning(self) -> DataConfig:
+        if (self.loss_on == "answer") != bool(self.answer_after):
+            raise ValueError(
+                f"loss_on={self.loss_on} and answer_after={self.answer_after!r} do not agree: 'answer' needs the text that ends "
+                "the prompt, 'all' has none"
             )
         return self
 

@@ -116,7 +116,7 @@ class ModelConfig(Section):
     num_attention_heads: Annotated[int, Field(ge=1)] = Field(
         default=4,
         title="Attention heads",
-        description="Query heads. Must divide hidden_size.",
+        description="Query heads. Must divide hidden_size, unless model.head_dim is set.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     num_key_value_heads: Annotated[int, Field(ge=1)] | None = Field(
@@ -124,6 +124,13 @@ class ModelConfig(Section):
         title="Key-value heads",
         description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: "
         "num_attention_heads.",
+        json_schema_extra=on_resume(Resume.FIXED),
+    )
+    head_dim: Annotated[int, Field(ge=2, multiple_of=2)] | None = Field(
+        default=None,
+        title="Head size",
+        description="Width of a head. Infini-attention's memory has head_dim x head_dim entries per key-value head, so this is its "
+        "capacity. Default: hidden_size / num_attention_heads.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
     rope_theta: Annotated[float, Field(gt=0)] = Field(
@@ -214,6 +221,13 @@ class ModelConfig(Section):
         "attention. literal: zeros are mixed in, as in the paper's equations.",
         json_schema_extra=on_resume(Resume.FIXED),
     )
+    memory_write_jitter: Annotated[float, Field(ge=1)] = Field(
+        default=1.0,
+        title="Memory write jitter",
+        description="In training, what each segment writes to the memory is scaled by a random factor between 1 / this value and 1. "
+        "A fact is then also found among more text than the training sequences have. 1: no scaling. Not in the paper.",
+        json_schema_extra=on_resume(Resume.FIXED),
+    )
     memory_gradient_segments: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         title="Gradient through the memory",
@@ -224,11 +238,11 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelConfig:
         key_value_heads = self.num_key_value_heads or self.num_attention_heads
-        if self.hidden_size % self.num_attention_heads:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}; change one of them"
             )
-        if (self.hidden_size // self.num_attention_heads) % 2:
+        if self.head_dim is None and (self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError(
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} gives an odd head size; "
                 "rotary positions need an even one"

@@ -63,10 +63,13 @@ def evaluate(arguments: Namespace) -> Answer:
 def passkey(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     from infini_llama.flows.cli.tables import passkey_text
-    from infini_llama.tasks.evaluate.stage import find_passkeys
+    from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 
     lengths, depths = arguments.lengths or [], arguments.depths
-    record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
+    if arguments.segments:
+        record = find_passkeys_across(run, arguments.checkpoint, arguments.segments, arguments.samples, arguments.seed)
+    else:
+        record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
     return record.to_json(), passkey_text(record)
 
 

@@ -134,6 +134,8 @@ def _results(added: dict[str, Parser]) -> None:
                          help="lengths of the texts in tokens (default: 1, 2, 4 and 8 sequence lengths)")  # fmt: skip
     passkey.add_argument("--depths", type=share_or_zero, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0], metavar="D",
                          help="positions of the number; 0: beginning, 1: end (default: 0 0.25 0.5 0.75 1)")  # fmt: skip
+    passkey.add_argument("--segments", type=at_least_one, nargs="+", metavar="N",
+                         help="instead: segment ends between every token of the number and its answer")  # fmt: skip
     passkey.add_argument("--samples", type=at_least_one, default=10, metavar="N", help="numbers per length and depth")
     passkey.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the numbers")
 

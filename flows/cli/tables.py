@@ -147,12 +147,21 @@ def evaluation_text(record: "Perplexity") -> str:
 
 
 def passkey_text(record: "PasskeyRetrieval") -> str:
-    """Fraction of passkeys found: one line per length, one column per depth."""
+    """Fraction of passkeys found: one line per length, one column per depth; or one line per number of segment ends."""
     shown = record.model_dump(include={"run", "checkpoint", "trained_length", "samples"})
     for name, words in MEASURED.items():
         if (cells := getattr(record, name)) is not None:
             lines: dict[int, dict] = {}
             for one in cells:
+                if one.right_by_token is not None:
+                    tokens = " ".join(f"{share:.0%}" for share in one.right_by_token)
+                    lines[len(lines)] = {
+                        "segment ends": one.segments,
+                        "tokens": one.tokens,
+                        "found": f"{one.found:.0%}",
+                        "by token": tokens,
+                    }
+                    continue
                 line = lines.setdefault(one.length, {"tokens": one.tokens})
                 line[f"depth {one.depth:g}"] = f"{one.found:.0%}"
             shown[f"found {words}".strip()] = list(lines.values())

@@ -8,7 +8,7 @@ greedy writing would give it.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import chain, cycle, islice
 from random import Random
 
 import torch
@@ -27,30 +27,26 @@ PIECE = 4096  # tokens that are read at a time
 class Asked:
     """One text with its question, as tokens that are made as they are read, and the answer."""
 
-    parts: tuple[list[int], list[int], int, list[int], int]  # head, filler, times before, hidden, times after
+    parts: tuple[
+        list[int], list[int], int, list[int], int
+    ]  # head, filler, tokens of it before, hidden, tokens of it after
     question: list[int]
     answer: list[int]
 
     def tokens(self) -> Iterator[int]:
         head, filler, before, hidden, after = self.parts
-        return chain(
-            head,
-            chain.from_iterable(repeat(filler, before)),
-            hidden,
-            chain.from_iterable(repeat(filler, after)),
-            self.question,
-        )
+        return chain(head, islice(cycle(filler), before), hidden, islice(cycle(filler), after), self.question)
 
     @property
     def length(self) -> int:
         """Tokens from the first to the last of the question."""
-        head, filler, before, hidden, after = self.parts
-        return len(head) + len(filler) * (before + after) + len(hidden) + len(self.question)
+        head, _, before, hidden, after = self.parts
+        return len(head) + before + len(hidden) + after + len(self.question)
 
     @property
     def distance(self) -> int:
         """Tokens between the hidden number and the question."""
-        return len(self.parts[1]) * self.parts[4]
+        return self.parts[4]
 
 
 def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
@@ -60,12 +56,7 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         ConfigError: the length has no room for the number and the question.
     """
 
-    def ids(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False).ids
-
-    head, filler, hidden, question, answer = (
-        ids(text) for text in (HEAD, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}")
-    )
+    head, filler, hidden, question, answer = encoded(tokenizer, key)
     least = len(head) + len(hidden) + len(question)
     if length < least:
         raise ConfigError(
@@ -74,7 +65,47 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         )
     count = (length - least) // len(filler)
     before = round(depth * count)
-    return Asked((head, filler, before, hidden, count - before), question, answer)
+    return Asked((head, filler, before * len(filler), hidden, (count - before) * len(filler)), question, answer)
+
+
+def encoded(tokenizer: Tokenizer, key: str) -> list[list[int]]:
+    """Head, filler, hidden text, question and answer, as tokens."""
+    texts = (HEAD, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}")
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def ask_across(tokenizer: Tokenizer, segment_length: int, ends: int, key: str, random: Random) -> Asked:
+    """A text in which every token of the answer is predicted `ends` segment ends behind the key's last mention.
+
+    That mention stands whole in one segment, and all tokens from which the answer is predicted in another. The key's other mention is
+    at least as far. Filler may be cut at any token.
+
+    Raises:
+        ConfigError: a segment is too short for the key, or the question alone crosses more ends.
+    """
+    head, filler, hidden, question, answer = encoded(tokenizer, key)
+    size, given = len(answer), len(answer) - 1
+    last = next((at for at in range(len(hidden) - size, -1, -1) if hidden[at : at + size] == answer), None)
+    if last is None or size > segment_length:
+        raise ConfigError(
+            f"--segments: the key's {size} tokens do not fit into segments of {segment_length}, or this tokenizer joins them to other "
+            "text; use a tokenizer whose digits stay single and longer segments."
+        )
+    before = random.randrange(2 * segment_length)
+    while (len(head) + before + last) % segment_length > segment_length - size:
+        before += 1
+    start = (
+        len(head) + before + len(hidden) + len(question) - 1
+    )  # from where the first token is predicted, without more filler
+    target = (len(head) + before + last) // segment_length + ends
+    first = max(start, target * segment_length)
+    if first + given >= (target + 1) * segment_length:
+        raise ConfigError(
+            f"--segments {ends}: the text between number and answer alone crosses more ends of segments of {segment_length} tokens; "
+            "give more segments."
+        )
+    after = random.randint(first, (target + 1) * segment_length - 1 - given) - start
+    return Asked((head, filler, before, hidden, after), question, answer)
 
 
 @torch.inference_mode()
@@ -121,4 +152,36 @@ def passkey(
             found.append(result)
             done = {"done": len(found), "total": len(lengths) * len(depths), "unit": "texts"}
             log.info("length %d, depth %g: %.0f %%", length, depth, 100 * result.found, extra={"progress": done})
+    return found
+
+
+def passkey_across(
+    model: Llama, tokenizer: Tokenizer, ends: list[int], samples: int, seed: int = 0
+) -> list[PasskeyResult]:
+    """Retrieval over so many segment ends, by token of the answer and as a whole, over `samples` numbers each.
+
+    Raises:
+        ConfigError: as `ask_across`.
+    """
+    found = []
+    for count in ends:
+        random = Random(f"{seed}-{count}")
+        texts = [
+            ask_across(tokenizer, model.config.segment_length, count, new_key(random), random) for _ in range(samples)
+        ]
+        answers = [right_tokens(model, asked) for asked in texts]
+        by_token = [sum(column) / samples for column in zip(*answers, strict=True)]
+        result = PasskeyResult(
+            length=max(asked.length for asked in texts),
+            tokens=max(asked.length for asked in texts),
+            depth=0.0,
+            distance=max(asked.distance for asked in texts),
+            segments=count,
+            found=sum(map(all, answers)) / samples,
+            right_tokens=sum(by_token) / len(by_token),
+            right_by_token=tuple(by_token),
+        )
+        found.append(result)
+        done = {"done": len(found), "total": len(ends), "unit": "distances"}
+        log.info("%d segment ends: %.0f %%", count, 100 * result.found, extra={"progress": done})
     return found

@@ -11,10 +11,16 @@ import torch
 from tokenizers import Tokenizer
 
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.passkey import passkey
+from infini_llama.tasks.evaluate.passkey import passkey, passkey_across
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.evaluation import Evaluated, EvaluationRequest, PasskeyRetrieval, Perplexity
+from infini_llama.tasks.records.evaluation import (
+    Evaluated,
+    EvaluationRequest,
+    PasskeyResult,
+    PasskeyRetrieval,
+    Perplexity,
+)
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
 from infini_llama.tasks.runs.run_folder import append_line
@@ -81,13 +87,32 @@ def find_passkeys(
         lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained.
         request: as in `evaluate`.
     """
-    model, tokenizer, about = _open(run_dir, checkpoint)
     row = lineage_of(run_dir).dataset.sequence_length
     lengths = lengths or [row, 2 * row, 4 * row, 8 * row]
-    measured = with_and_without_memory(model, lambda: passkey(model, tokenizer, lengths, depths, samples, seed))
+    measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed)
+    return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request)
+
+
+def find_passkeys_across(
+    run_dir: Path, checkpoint: str, segments: list[int], samples: int, seed: int
+) -> PasskeyRetrieval:
+    """As `find_passkeys`, by the number of segment ends between the number and the answer."""
+    measure = partial(passkey_across, ends=segments, samples=samples, seed=seed)
+    return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, None)
+
+
+def _retrieval(
+    run_dir: Path,
+    checkpoint: str,
+    measure: Callable[[Llama, Tokenizer], list[PasskeyResult]],
+    settings: dict[str, int],
+    request: EvaluationRequest | None,
+) -> PasskeyRetrieval:
+    model, tokenizer, about = _open(run_dir, checkpoint)
+    measured = with_and_without_memory(model, partial(measure, model, tokenizer))
     found = {name: tuple(cells) for name, cells in measured.items()}
-    settings = {"samples": samples, "seed": seed, "trained_length": row}
-    result = PasskeyRetrieval.model_validate(dict(about) | settings | found)
+    row = {"trained_length": lineage_of(run_dir).dataset.sequence_length}
+    result = PasskeyRetrieval.model_validate(dict(about) | settings | row | found)
     _append(run_dir, "passkey", result, request)
     return result
 

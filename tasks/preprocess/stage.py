@@ -28,7 +28,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     train,
 )
 from infini_llama.tasks.preprocess.tokens.build import Encoding, do_units
-from infini_llama.tasks.preprocess.tokens.journal import Journal, JournalEntry
+from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION, chunks_key, tokens_key
 from infini_llama.tasks.preprocess.tokens.plan import Plan, plan_units
 from infini_llama.tasks.preprocess.tokens.reuse import reuse, with_keys
@@ -196,9 +196,10 @@ def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, ke
         dtype=dtype_for(size).name,
         eos_id=eos,
         text_yields_special_tokens=False,
-        train=_described(plan, "train", journal.work, written, size),
-        validation=_described(plan, "validation", journal.work, written, size),
+        train=_described(plan, "train", journal, size, data.loss_on == "answer"),
+        validation=_described(plan, "validation", journal, size, data.loss_on == "answer"),
         lossless=is_lossless(tokenizer),
+        loss_on=data.loss_on,
     )
     meta = DatasetMeta(
         **describe(data).to_json(),
@@ -239,22 +240,25 @@ def _encode(
     journal: Journal,
 ) -> None:
     """Every shard by this engine: what is done, what earlier datasets have, and the rest, which is tokenized."""
-    plan = with_keys(plan, journal.work / "tokenizer.json", eos, engine)
+    plan = with_keys(plan, journal.work / "tokenizer.json", eos, engine, data.answer_after)
     done = journal.entries()
     missing = [unit for unit in plan.units if unit.file not in done or done[unit.file].key != unit.key]
     journal.discard(unit.file for unit in missing)  # written by another engine or version than today's
     if len(missing) < len(plan.units):
         log.info("resuming: %d of %d shards are finished", len(plan.units) - len(missing), len(plan.units))
-    do_units(plan, reuse(missing, datasets, journal), journal, Encoding(tokenizer, eos, engine.name), data)
+    do_units(
+        plan, reuse(missing, datasets, journal), journal, Encoding(tokenizer, eos, engine.name, data.answer_after), data
+    )
 
 
-def _described(plan: Plan, split: str, work: Path, written: dict[str, JournalEntry], vocab_size: int) -> SplitContent:
+def _described(plan: Plan, split: str, journal: Journal, vocab_size: int, has_prompts: bool) -> SplitContent:
+    written = journal.entries()
     shards = [
         WrittenShard(unit.file, written[unit.file].documents, written[unit.file].tokens, unit.size, unit.source)
         for unit in plan.units
         if unit.split == split
     ]
-    return describe_split(work / split, vocab_size, sum(shard.size for shard in shards), shards)
+    return describe_split(journal.work / split, vocab_size, sum(shard.size for shard in shards), shards, has_prompts)
 
 
 def _first_texts(plan: Plan) -> list[str]:

@@ -27,12 +27,13 @@ class TextLoss(Record):
 
 
 class PasskeyResult(Record):
-    """Retrieval at one length and depth.
+    """Retrieval at one length and depth, or over a number of segment ends.
 
     Attributes:
         length: as requested; tokens: of the longest text.
         distance: tokens between the number and the question; segments: the same in segments.
         found: fraction of numbers; right_tokens: fraction of their tokens.
+        right_by_token: the same by place in the number, where `segments` is exact: every token crosses so many segment ends.
     """
 
     length: int
@@ -42,6 +43,7 @@ class PasskeyResult(Record):
     segments: int | None = None
     found: float
     right_tokens: float
+    right_by_token: tuple[float, ...] | None = None
 
 
 class Evaluated(Record):

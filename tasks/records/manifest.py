@@ -101,7 +101,12 @@ class SplitContent(Record):
 
 
 class DatasetContent(ContentRecord):
-    """The token level; `lossless`: decoding gives every text back."""
+    """The token level.
+
+    Attributes:
+        lossless: decoding gives every text back.
+        loss_on: "answer" where the shards have the length of each document's prompt, whose labels do not count (data.loss_on).
+    """
 
     vocab_size: int
     dtype: str
@@ -110,6 +115,7 @@ class DatasetContent(ContentRecord):
     train: SplitContent
     validation: SplitContent
     lossless: bool = True
+    loss_on: str = "all"
 
     def __getitem__(self, split: str) -> SplitContent:
         return self.train if split == SPLITS[0] else self.validation

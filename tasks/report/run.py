@@ -158,7 +158,7 @@ def _time(run: RunRecord) -> str:
 
 def _evaluations(run: RunRecord) -> list[str]:
     """What was measured of the model by itself: losses of text, and numbers found in it by length and depth."""
-    rows, found = [], []
+    rows, found, across = [], [], []
     for record in run.evaluations:
         for name, words in (("model", ""), ("memory", "with memory"), ("no_memory", "without memory")):
             if name not in record:
@@ -167,6 +167,9 @@ def _evaluations(run: RunRecord) -> list[str]:
             if record["kind"] == "passkey":
                 depths: dict[int, dict[str, Any]] = {}
                 for one in record[name]:
+                    if one.get("right_by_token"):
+                        across.append(about | {"segment ends": one["segments"], "found": f"{one['found']:.0%}"})
+                        continue
                     line = depths.setdefault(one["length"], about | {"tokens": one["tokens"]})
                     line[f"depth {one['depth']:g}"] = f"{one['found']:.0%}"
                 found += depths.values()
@@ -174,7 +177,8 @@ def _evaluations(run: RunRecord) -> list[str]:
                 kept = {key.replace("_", " "): record[name][key] for key in ("loss", "perplexity", "bits_per_byte")}
                 rows.append(about | kept | {"text": shown(record["text"])})
     heading = "<h3>Passkey: numbers found, by length and depth</h3>" if found else ""
-    return [page.table(rows), heading, page.table(found)]
+    far = "<h3>Passkey: numbers found, by segment ends crossed</h3>" if across else ""
+    return [page.table(rows), heading, page.table(found), far, page.table(across)]
 
 
 def _samples(run: RunRecord) -> list[str]:

@@ -18,6 +18,7 @@ FREE = {
     "memory_update",
     "first_segment",
     "memory_gradient_segments",
+    "memory_write_jitter",
     "attention_dropout",
     "hidden_dropout",
     "initializer_range",

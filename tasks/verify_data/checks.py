@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,10 +18,11 @@ from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token_bytes
+from infini_llama.tasks.preprocess.tokens.answers import map_prompts
 from infini_llama.tasks.preprocess.tokens.keys import chunks_key
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.records.dataset import Check, DatasetRef, SplitStatistics, VerifyReport
-from infini_llama.tasks.records.manifest import SPLITS, BySplit, Shard, SourceRows
+from infini_llama.tasks.records.manifest import SPLITS, BySplit, DatasetContent, SourceRows
 from infini_llama.tasks.storage.artifacts import (
     Damaged,
     check,
@@ -215,11 +216,15 @@ def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
             yield values[start:end]
 
 
-def _document(dataset: Path, shards: Sequence[Shard], number: int) -> np.ndarray:
-    shard = next(shard for shard in reversed(shards) if shard.first_document <= number)
+def _document(dataset: Path, content: DatasetContent, split: str, number: int) -> list[np.ndarray]:
+    """A document without its end, in the parts that were tokenized separately: prompt and answer, or all of it."""
+    shard = next(shard for shard in reversed(content[split].shards) if shard.first_document <= number)
     offsets, values = map_list(dataset / shard.file)
-    start, end = offsets[number - shard.first_document], offsets[number - shard.first_document + 1]
-    return values[start:end]
+    place = number - shard.first_document
+    document = values[offsets[place] : offsets[place + 1] - 1]
+    if content.loss_on == "all":
+        return [document]
+    return np.split(document, [map_prompts(dataset / shard.file)[place]])
 
 
 def _text(dataset: Path) -> str:
@@ -229,11 +234,11 @@ def _text(dataset: Path) -> str:
         return "this tokenizer changes text (it normalizes), so decoding need not give it back"
     for split in SPLITS:
         for number in np.unique(np.linspace(0, content[split].documents - 1, DECODED).astype(int)).tolist():
-            ids = _document(dataset, content[split].shards, number)[:-1].tolist()
-            text = encoder.decode(ids, skip_special_tokens=False)
-            again = within_limits(partial(encoder.encode, text, add_special_tokens=False), bytes_of([text]))
-            if again.ids != ids:
-                raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
+            for ids in (part.tolist() for part in _document(dataset, content, split, number)):
+                text = encoder.decode(ids, skip_special_tokens=False)
+                again = within_limits(partial(encoder.encode, text, add_special_tokens=False), bytes_of([text]))
+                if again.ids != ids:
+                    raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
     return f"up to {DECODED} documents a split decoded and encoded again"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from infini_llama.tasks.preprocess.tokens.answers import map_prompts
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits
 from infini_llama.tasks.records.dataset import SplitStatistics
@@ -89,7 +90,14 @@ def _check(dataset: Path, content: DatasetContent, placed: tuple[Shard, int, int
         raise Damaged(f"{path} has document offsets that do not ascend from 0 to its end.")
     if not np.array_equal(np.flatnonzero(values == content.eos_id), offsets[1:] - 1):
         raise Damaged(f"{path} has documents that do not end with the one end-of-text token they should have.")
+    if content.loss_on == "answer" and not _fit(map_prompts(path), lengths):
+        raise Damaged(f"{path} has prompts that are longer than their documents.")
     counts = np.zeros(content.vocab_size, dtype=np.int64)
     for start in range(0, len(values), AT_ONCE):
         counts += np.bincount(values[start : start + AT_ONCE], minlength=len(counts))
     return ShardCounts(lengths, counts)
+
+
+def _fit(prompts: np.ndarray, lengths: np.ndarray) -> bool:
+    """Whether there is a prompt for each document, and room behind it for the document's end."""
+    return len(prompts) == len(lengths) and bool((prompts >= 0).all() and (prompts < lengths).all())

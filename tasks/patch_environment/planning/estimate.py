@@ -41,11 +41,12 @@ def bytes_needed(
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     half = 4 if precision == "fp32" else 2
     tokens = micro * config.data.sequence_length // train.context_parallel
-    kept = 4 * 4 * width + half * (8 * width + 4 * inner)
+    q_width = model.num_attention_heads * model.head_size
+    kept = 4 * 4 * width + half * (4 * width + 4 * q_width + 4 * inner)
     if model.attention == "infini":
-        kv_width, copies = model.num_key_value_heads * model.head_dim, 0 if half == 4 else 2
-        kept += 4 * ((2 + 2 * copies) * width + (2 + copies) * kv_width)
-        kept += 3 * 4 * kv_width * (model.head_dim + 1) // model.segment_length
+        kv_width, copies = model.num_key_value_heads * model.head_size, 0 if half == 4 else 2
+        kept += 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
+        kept += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
     total = 4 * parameters(model)
     shards = shards_of(train.model_dump(mode="json"), workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards

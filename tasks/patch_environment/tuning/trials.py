@@ -51,7 +51,7 @@ def attention(config: PipelineConfig, plan: EnvironmentPlan, candidates: list[st
         heads=model.num_attention_heads,
         kv_heads=model.num_key_value_heads or model.num_attention_heads,
         length=length,
-        head_dim=model.hidden_size // model.num_attention_heads,
+        head_dim=model.head_dim or model.hidden_size // model.num_attention_heads,
         documents=config.train.document_isolation,
     )
     module = "infini_llama.tasks.patch_environment.tuning.attention_trial"

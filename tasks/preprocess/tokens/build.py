@@ -23,6 +23,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import special_ids
+from infini_llama.tasks.preprocess.tokens.answers import encode_answers
 from infini_llama.tasks.preprocess.tokens.clusters import do_on_cluster
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, shares_of
@@ -36,11 +37,18 @@ Finish = Callable[[str, str, int, int], None]  # name of the shard's file, key, 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What turns text into tokens; `eos`: the token that ends a document, `engine`: the name of what encodes."""
+    """What turns text into tokens.
+
+    Attributes:
+        eos: the token that ends a document.
+        engine: name of what encodes.
+        answer_after: ends the prompt of a document, which is encoded apart (data.answer_after); empty where there is none.
+    """
 
     tokenizer: Tokenizer
     eos: int
     engine: str
+    answer_after: str = ""
 
 
 def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding, data: DataConfig) -> None:
@@ -51,7 +59,7 @@ def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding
         EngineDiffers: a fast engine was caught with other ids than the reference's.
     """
     if data.engine != "local":
-        do = partial(_do_remotely, encoding.eos, encoding.engine)
+        do = partial(_do_remotely, (encoding.eos, encoding.engine, encoding.answer_after))
         do_on_cluster(do, plan, units, journal, data, lambda: _log_shares(units, journal))
         return
     shares = shares_of(units, -(-len(units) // data.num_workers))
@@ -99,8 +107,11 @@ def _begin(threads: int, ends: Connection) -> None:
     threading.Thread(target=lambda: wait_for([parent.sentinel, ends]) and os._exit(1), daemon=True).start()
 
 
-def _do_remotely(eos: int, engine: str, plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish) -> None:
-    encoding = Encoding(Tokenizer.from_file(str(work / "tokenizer.json")), eos, engine)
+def _do_remotely(
+    encoder: tuple[int, str, str], plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish
+) -> None:
+    """As `_do`; `encoder`: the fields of `Encoding` but the tokenizer, which is no plain value."""
+    encoding = Encoding(Tokenizer.from_file(str(work / "tokenizer.json")), *encoder)
     _do(plan, units, encoding, into, finish)
 
 
@@ -118,7 +129,15 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
         done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
         first = unit.first
         for batch, size in batches(islice(texts, unit.documents)):
-            ids, offsets = encode(batch)
+            try:
+                ids, offsets, prompts = encode_answers(encode, batch, encoding.answer_after)
+            except ValueError:
+                number = next(place for place, text in enumerate(batch) if encoding.answer_after not in text)
+                raise DataError(
+                    f"{plan.source(unit.split, first + number)} has a document without data.answer_after="
+                    f"{encoding.answer_after!r} ({batch[number][:60]!r} …), so it has no answer; leave it out, correct the "
+                    "key, or set data.loss_on=all."
+                ) from None
             if (found := special.take(ids)).any():
                 place = int(found.argmax())
                 source = plan.source(unit.split, first + int(np.searchsorted(offsets, place, side="right")) - 1)
@@ -127,7 +146,7 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
                     f"token with this tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or "
                     f"leave the file out of {source.key}."
                 )
-            stream.add(ids, offsets, encoding.eos)
+            stream.add(ids, offsets, encoding.eos, prompts)
             first += len(batch)
             done += size
             if verbose:
@@ -136,7 +155,8 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
                 log.info(LABELS[unit.split], extra={"progress": progress})
         path = into / unit.file
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_shard(path, stream.values[: stream.filled], np.concatenate(stream.lengths))
+        prompts = np.concatenate(stream.prompts) if stream.prompts else None
+        write_shard(path, stream.values[: stream.filled], np.concatenate(stream.lengths), prompts)
         finish(unit.file, unit.key, unit.documents, stream.filled)
         following = (unit.split, unit.first + unit.documents)
 

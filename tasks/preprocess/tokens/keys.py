@@ -26,6 +26,7 @@ def tokens_key(data: DataConfig, identity: dict[str, object], units: int = 1) ->
         }
         | identity
         | ({"layout": "a shard a unit"} if units > 1 else {})
+        | ({"answer_after": data.answer_after} if data.loss_on == "answer" else {})
     )
 
 

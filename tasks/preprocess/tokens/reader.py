@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.tokens.answers import map_prompts, mark_answers
 from infini_llama.tasks.records.manifest import RowTableManifest, Shard, SourceRows
 from infini_llama.tasks.storage.artifacts import file_checksum, read_dataset, read_row_table
 
@@ -54,6 +55,7 @@ class TokenReader:
         packed = f"{split}.pieces.npy"
         self.pieces = self._table(folder, table, packed) if packed in table.files else None
         self.padding = manifest.content.eos_id
+        self.loss_on_answers = manifest.content.loss_on == "answer"
         shards = manifest.content[split].shards
         self.paths = [dataset / shard.file for shard in shards]
         self.checksums = [manifest.files[shard.file].checksum for shard in shards]
@@ -63,6 +65,7 @@ class TokenReader:
         self.ends: list[int] = np.cumsum(self.tokens).tolist()
         self.dtype = np.dtype(manifest.content.dtype)
         self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.prompts: dict[int, np.ndarray] = {}
         self.views: dict[
             int, tuple[int, memoryview]
         ] = {}  # of a shard: its first token's place in the stream, its tokens
@@ -89,15 +92,24 @@ class TokenReader:
     def targets(self, rows: np.ndarray) -> np.ndarray | None:
         """bool [len(rows), sequence_length]: which labels count; None where all do.
 
-        Padding is none, nor is the first token of a piece, which nothing before it in the row leads to.
+        Padding is none, nor is the first token of a piece, which nothing before it in the row leads to. Where the dataset has prompts
+        (data.loss_on: answer), their tokens are none, either.
         """
-        if self.pieces is None:
+        if self.pieces is None and not self.loss_on_answers:
             return None
         mask = np.zeros((len(rows), self.sequence_length + 1), dtype=bool)
         for target, row in zip(mask, rows, strict=True):
-            sizes = self._pieces_of(row)[:, 1]
-            target[: sizes.sum()] = True
-            target[sizes.cumsum() - sizes] = False
+            if self.pieces is None:
+                self._mark_answers(int(self.starts[row]), target)
+                continue
+            pieces = self._pieces_of(row)
+            sizes = pieces[:, 1]
+            begins = sizes.cumsum() - sizes
+            target[: sizes.sum()] = not self.loss_on_answers
+            if self.loss_on_answers:
+                for begin, (start, size) in zip(begins.tolist(), pieces.tolist(), strict=True):
+                    self._mark_answers(start, target[begin : begin + size])
+            target[begins] = False
         return mask[:, 1:]
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
@@ -145,6 +157,9 @@ class TokenReader:
 
     def count_targets(self, rows: np.ndarray) -> int:
         """How many labels of the given rows count."""
+        if self.loss_on_answers:
+            mask = self.targets(rows)
+            return 0 if mask is None else int(mask.sum())
         if self.pieces is None:
             return len(rows) * self.sequence_length
         return sum(int(pieces[:, 1].sum()) - len(pieces) for pieces in map(self._pieces_of, rows))
@@ -186,6 +201,14 @@ class TokenReader:
             filled += len(piece)
             shard += 1
 
+    def _mark_answers(self, start: int, target: np.ndarray) -> None:
+        """Marks what is of answers in `target`, bool, one element for each token of the stream from `start` on."""
+        shard = bisect_right(self.ends, start)
+        while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < start + len(target):
+            offsets = self._shard(shard)[0]
+            mark_answers(target, start - base, offsets, self.prompts[shard])
+            shard += 1
+
     def _beginnings(self, start: int) -> np.ndarray:
         """Places, after the first, in the row that begins at token `start` at which documents begin, int64, ascending."""
         end, found = start + self.sequence_length + 1, []
@@ -207,6 +230,8 @@ class TokenReader:
                 raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[shard]}.")
             if values.dtype != self.dtype:
                 raise DataError(f"{path} has tokens of {values.dtype}; the manifest says {self.dtype}.")
+            if self.loss_on_answers:
+                self.prompts[shard] = map_prompts(path)
             self.mapped[shard] = offsets, values
         return self.mapped[shard]
 

@@ -32,15 +32,23 @@ class EarlierShard:
     counts: Shard
 
 
-def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: EngineChoice) -> Plan:
+def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: EngineChoice, answer_after: str = "") -> Plan:
     """The plan with a key in each unit: a hash of all that decides its shard's bytes.
 
     These are the texts of its documents in order, the tokenizer, the engine that encodes (whose ids are only sampled against the
-    reference's, so that it may be refused later), the token that ends a document, and who writes the file. Where the documents lie,
+    reference's, so that it may be refused later), the token that ends a document, what ends a prompt,
+    and who writes the file. Where the documents lie,
     what their files are called and which shard of its dataset it is decide nothing.
     """
     encoder = [engine.name, engine.version, tokenizers.__version__, *RULES]
-    common = [TOKENS_VERSION, *encoder, pa.__version__, file_checksum(tokenizer), eos]
+    common = [
+        TOKENS_VERSION,
+        *encoder,
+        pa.__version__,
+        file_checksum(tokenizer),
+        eos,
+        *([answer_after] * bool(answer_after)),
+    ]
 
     def key(unit: Unit) -> str:
         text = blake3()

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
+from infini_llama.tasks.preprocess.tokens.answers import COLUMN
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.records.manifest import Shard, SourceStats, SplitContent
 from infini_llama.tasks.storage.artifacts import sync
@@ -40,10 +41,17 @@ class Stream:
     def __init__(self, dtype: np.dtype, capacity: int) -> None:
         self.values = np.empty(capacity, dtype=dtype)
         self.lengths: list[np.ndarray] = []
+        self.prompts: list[np.ndarray] = []
         self.filled = 0
 
-    def add(self, ids: np.ndarray, offsets: np.ndarray, eos: int) -> None:
-        """Several documents, each with its end: their ids, joined, and where in them each begins, [documents + 1]."""
+    def add(self, ids: np.ndarray, offsets: np.ndarray, eos: int, prompts: np.ndarray | None = None) -> None:
+        """Several documents, each with its end: their ids, joined, and where in them each begins, [documents + 1].
+
+        Args:
+            prompts: tokens of each one's prompt [documents], where the dataset has them.
+        """
+        if prompts is not None:
+            self.prompts.append(prompts)
         lengths = np.diff(offsets) + 1
         end = self.filled + len(ids) + len(lengths)
         if end > len(self.values):  # a tokenizer that makes more tokens than there are bytes
@@ -61,10 +69,12 @@ class Stream:
         self.filled = end
 
 
-def write_shard(path: Path, values: np.ndarray, lengths: np.ndarray | list[int]) -> None:
+def write_shard(
+    path: Path, values: np.ndarray, lengths: np.ndarray | list[int], prompts: np.ndarray | None = None
+) -> None:
     """One Arrow stream of one record batch; `datasets` reads streams, and one batch can be memory-mapped as one array.
 
-    Under its name it is whole and on the disk.
+    Under its name it is whole and on the disk. `prompts`: tokens of each document's prompt, a second column.
     """
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -72,7 +82,11 @@ def write_shard(path: Path, values: np.ndarray, lengths: np.ndarray | list[int])
     tokens = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
     lists, buffers = pa.large_list(tokens.type), [None, pa.py_buffer(offsets)]
     column = pa.LargeListArray.from_buffers(lists, len(lengths), buffers, children=[tokens])
-    batch = pa.record_batch([column], names=["input_ids"])
+    columns: list[pa.Array] = [column]
+    if prompts is not None:
+        prompts = np.ascontiguousarray(prompts, dtype=np.int64)
+        columns.append(pa.Array.from_buffers(pa.int64(), len(prompts), [None, pa.py_buffer(prompts)]))
+    batch = pa.record_batch(columns, names=["input_ids", COLUMN][: len(columns)])
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     # Not a file of Python's, for which pyarrow copies all of the tokens.
     with pa.OSFile(str(part), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
@@ -81,12 +95,15 @@ def write_shard(path: Path, values: np.ndarray, lengths: np.ndarray | list[int])
     part.rename(path)
 
 
-def describe_split(folder: Path, vocab_size: int, size: int, written: Sequence[WrittenShard]) -> SplitContent:
+def describe_split(
+    folder: Path, vocab_size: int, size: int, written: Sequence[WrittenShard], has_prompts: bool = False
+) -> SplitContent:
     """Reads the shards of a split once more, adds the files by which `datasets.load_from_disk` opens the folder.
 
     Args:
         size: bytes of the split's text.
         written: its shards in order.
+        has_prompts: whether they have a column with the tokens of each document's prompt.
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
     shortest, longest, documents, tokens, stream, shards = 2**62, 0, 0, 0, blake3(), []
@@ -110,7 +127,10 @@ def describe_split(folder: Path, vocab_size: int, size: int, written: Sequence[W
         documents, tokens = documents + len(lengths), tokens + len(values)
     feature = {"feature": {"dtype": dtype_for(vocab_size).name, "_type": "Value"}, "_type": "LargeList"}
     files = [Path(shard.file).name for shard in written]
-    _describe_for_datasets(folder, files, {"input_ids": feature}, stream.hexdigest()[:16])
+    features: dict[str, object] = {"input_ids": feature}
+    if has_prompts:
+        features[COLUMN] = {"dtype": "int64", "_type": "Value"}
+    _describe_for_datasets(folder, files, features, stream.hexdigest()[:16])
     return SplitContent(
         documents=documents,
         tokens=tokens,

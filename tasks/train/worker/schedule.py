@@ -33,3 +33,8 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
             decay = max(1, round(train.lr_decay_ratio * total))
             return 1 - (1 - low) * min(1.0, max(0, step - (total - decay)) / decay)
     return 1.0
+
+
+def gate_reach(train: TrainingConfig, max_steps: int) -> float:
+    """How far Adam can move a gate, before the sigmoid, in a run: the sum of the gates' learning rates over its steps."""
+    return train.gate_learning_rate * sum(factor(train, max_steps, step) for step in range(max_steps))

@@ -32,6 +32,7 @@ from infini_llama.tasks.train.worker.data.resident import is_resident
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.result import write_result
+from infini_llama.tasks.train.worker.schedule import gate_reach
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
@@ -100,7 +101,9 @@ class Trainer:
         token_bytes = np.load(job.dataset / "token_bytes.npy", allow_pickle=False)
         validation = validation_set(reader_of(job.chunks, "validation"), token_bytes, train, job.micro_batch_size)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
-        self.metrics = StepMetrics(job, self.strategy, self.batches, ranks, heartbeat.ledger)
+        self.metrics = StepMetrics(
+            job, self.strategy, self.batches, ranks, heartbeat.ledger, gate_reach(train, job.max_steps)
+        )
         evaluation = Evaluation(self.strategy, validation, train, job.max_steps, ranks, self.metrics, heartbeat)
         self.callbacks: list[Callback] = [
             self.policy,

@@ -27,6 +27,7 @@ def test_softmax_by_hand(config):
         {"attention": "infini", "pre_norm": False},
         {"attention": "local"},
         {"attention": "infini", "tie_word_embeddings": False, "num_key_value_heads": 1},
+        {"attention": "infini", "head_dim": 14, "qk_norm": True},
     ],
 )
 def test_parameters_are_those_of_the_model(config, fields):

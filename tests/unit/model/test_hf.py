@@ -15,6 +15,7 @@ from infini_llama.model.config import LlamaConfig
     [
         {},
         {"num_key_value_heads": 1, "rope_theta": 5e5, "tie_word_embeddings": True},
+        {"head_dim": 16},
         {"hidden_act": "gelu", "attention_dropout": 0.1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     ],
 )
@@ -52,7 +53,7 @@ def test_infini_attention_is_beyond_their_llama(config):
         ({"model_type": "mistral"}, "model_type='mistral'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
-        ({"head_dim": 16}, "head_dim=16"),
+        ({"head_dim": 15}, "head_dim=15"),
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),

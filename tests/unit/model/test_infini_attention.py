@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infini_llama.model.infini_attention import InfiniAttention
-from infini_llama.model.layout import segments
+from infini_llama.model.layout import Segments, segments
 from infini_llama.model.llama import Llama
 from infini_llama.model.memory import memories, retrieve, sigma
 from support.differences import largest, relative
@@ -67,6 +67,24 @@ def test_equals_the_paper_literally(config, update, kv_heads, length):
     layer = attention(config, num_key_value_heads=kv_heads, memory_update=update)
     x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
     assert_literal(layer, x, layout(config, x))
+
+
+@pytest.mark.parametrize("update", ["linear", "delta_bounded"])
+def test_write_jitter_scales_what_each_segment_writes_in_training_alone(config, update):
+    plain = attention(config, memory_update=update)
+    layer = attention(config, memory_update=update, memory_write_jitter=32.0)
+    layer.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 4 * N + 3, 32, dtype=torch.float64)
+    assert torch.equal(layer.eval()(x, layout(config, x)), plain(x, layout(config, x)))
+    torch.manual_seed(1)
+    found = layer.train()(x, layout(config, x))
+    torch.manual_seed(1)
+    factors = 32.0 ** -torch.rand(2, 5, 1, dtype=torch.float64)
+    assert factors.min() < 0.3 < 0.7 < factors.max()
+    scaled = Segments(layout(config, x).rotary, writes=factors.expand(-1, -1, N))
+    q, k, v = plain.project(x)
+    assert largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-12
+    assert largest(found, plain(x, layout(config, x))) > 1e-3
 
 
 @pytest.mark.parametrize("length", [N - 1, 4 * N + 3])

@@ -17,7 +17,7 @@ def literal_norm(x, weight, eps):
 
 def literal_attention(x, weights, config):
     """One row x [T, hidden_size]: each head by itself, query head h with key-value head h // (H / Hkv)."""
-    size, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+    size, group = config.head_size, config.num_attention_heads // config.num_key_value_heads
     q, k, v = (x @ weights[f"self_attn.{name}_proj.weight"].T for name in "qkv")
     heads = []
     for head in range(config.num_attention_heads):

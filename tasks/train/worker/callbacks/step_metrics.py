@@ -12,8 +12,10 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.goodput import Ledger
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.storage.tensors import full_tensor, local_shard
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
+from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_shares
 from infini_llama.tasks.train.worker.callbacks.memory import memory_peak
 from infini_llama.tasks.train.worker.callbacks.metrics_hook import call_hook, load_hook
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
@@ -32,17 +34,25 @@ class StepMetrics(Callback):
 
     Args:
         ledger: of goodput, on the first rank.
+        gate_reach: of `schedule.gate_reach`.
 
     Attributes:
         writer: of metrics.jsonl, on the first rank while training.
     """
 
     def __init__(
-        self, job: TrainingJob, strategy: Strategy, batches: TrainBatches, ranks: Ranks, ledger: Ledger | None
+        self,
+        job: TrainingJob,
+        strategy: Strategy,
+        batches: TrainBatches,
+        ranks: Ranks,
+        ledger: Ledger | None,
+        gate_reach: float,
     ) -> None:
         self.job, self.strategy, self.batches, self.ranks, self.ledger = job, strategy, batches, ranks, ledger
         self.hook = load_hook(job.config.train.metrics_hook)
         self.writer: MetricsWriter | None = None
+        self.gate_warnings = GateWarnings(job.config.train, job.max_steps, gate_reach)
         self.peak_flops, self.report_time = 0.0, 0.0
 
     def on_train_start(self, state: TrainState) -> None:
@@ -50,6 +60,9 @@ class StepMetrics(Callback):
         if self.ranks.is_first:
             found = reporters(train.report_to, job.run_dir, state.step, job.settings())
             self.writer = MetricsWriter(job.run_dir, train.log_every, found)
+            if job.model.attention == "infini":
+                longest = read_dataset(job.dataset).content.train.longest_document
+                self.gate_warnings.at_start(job.model.segment_length, longest)
         half = torch.float16 if job.plan.precision == "fp16" else torch.bfloat16
         dtype = half if job.plan.precision != "fp32" else torch.float32
         self.peak_flops = self.ranks.sum(peak_flops(self.ranks.device, dtype))[0]
@@ -87,6 +100,9 @@ class StepMetrics(Callback):
         record["param_norm"] = parameter_norm(model)
         if gates := gate_means(model, self.ranks):
             record["gates"] = gates
+            record["gate_heads"] = gate_shares(model)
+            if self.writer:
+                self.gate_warnings.observe(record["step"], record["gate_heads"])
         if self.hook and name:
             record["custom"] = call_hook(self.hook, name, model, record)
 

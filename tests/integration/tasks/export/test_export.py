@@ -91,6 +91,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"rope_scaling": YARN},
         {"hidden_act": "gelu", "attention_dropout": 0.1, "hidden_dropout": 0.2},
         {"hidden_act": "gelu_pytorch_tanh"},
+        {"head_dim": 24},
     ],
 )
 def test_what_their_llama_can_express_opens_without_our_code(run_of, tmp_path, changes):

@@ -1,5 +1,7 @@
 """The hidden number: where it stands, that pieces read it as one pass would, and that the answer is what greedy writing gives."""
 
+from random import Random
+
 import pytest
 
 from infini_llama.configs.errors import ConfigError
@@ -7,8 +9,8 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.model.generate import generate
 from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.evaluate import passkey as module
-from infini_llama.tasks.evaluate.passkey import Asked, ask, passkey, right_tokens
-from infini_llama.tasks.evaluate.stage import find_passkeys
+from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, passkey, right_tokens
+from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import sources
 from infini_llama.tasks.report.run import write_report
@@ -77,6 +79,39 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
         assert getattr(record, name)[0].segments > 0 == getattr(record, name)[1].segments
     write_report(folder)
     assert "Passkey" in read_page((folder / "report.html").read_text()).text
+
+
+@pytest.mark.parametrize("ends", [2, 3, 9, 40])
+def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(tokenizer, ends):
+    size, places = 64, set()
+    for seed in range(30):
+        asked = ask_across(tokenizer, size, ends, "12345", Random(seed))
+        tokens, answer = list(asked.tokens()), asked.answer
+        assert len(tokens) == asked.length
+        mentions = [at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer]
+        assert len(mentions) == 2  # the question has none
+        places.add(mentions[1] % size)
+        last = {(mentions[1] + place) // size for place in range(len(answer))}
+        predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
+        assert len(last) == len(predicted) == 1 and predicted.pop() - last.pop() == ends
+        assert mentions[0] < mentions[1]
+    assert len(places) > 10
+
+
+def test_a_distance_that_the_text_alone_exceeds_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match="--segments"):
+        ask_across(tokenizer, 4, 1, "12345", Random(0))
+
+
+def test_retrieval_by_segment_ends_with_and_without_memory(run_of, read_page):
+    folder, _ = run_of(attention="infini", segment_length=64)
+    record = find_passkeys_across(folder, "latest", [2, 5], samples=2, seed=3)
+    for name in ("memory", "no_memory"):
+        found = getattr(record, name)
+        assert [one.segments for one in found] == [2, 5]
+        assert all(len(one.right_by_token) >= 1 and one.found == 0 for one in found)
+    write_report(folder)
+    assert "segment ends" in read_page((folder / "report.html").read_text()).text
 
 
 def test_shares_are_those_of_the_samples(run_of, monkeypatch):

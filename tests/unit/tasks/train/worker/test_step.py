@@ -10,6 +10,7 @@ from torch import nn
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
 from infini_llama.tasks.train.worker.callbacks.step_metrics import gate_means, parameter_norm
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
@@ -121,6 +122,9 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
 def test_gate_means_are_reported_by_layer():
     assert gate_means(small_model(), OneRank()) == [0.5, 0.5]
     assert gate_means(small_model("softmax"), OneRank()) == []
+    heads = gate_shares(small_model())
+    assert len(heads) == 2 and all(share == 0.5 for layer in heads for share in layer)
+    assert gate_shares(small_model("softmax")) == []
 
 
 def test_the_parameter_norm_is_that_of_one_vector():

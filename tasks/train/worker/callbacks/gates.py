@@ -1,0 +1,81 @@
+"""Infini-attention's gates while training: their values by head, and warnings where they cannot do their work.
+
+A gate passes gradient in proportion to g (1 - g), so one that saturates rarely returns: its head then ignores the memory or everything
+else (docs/infini-attention.md).
+"""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.storage.tensors import full_tensor
+
+LOWEST, HIGHEST = 1e-3, 0.999
+REACH = 1.0  # by which a gate, before the sigmoid, should be able to move: from 0.5 to 0.27 or 0.73
+log = logging.getLogger("infini_llama.worker")
+
+
+def gate_shares(model: Llama) -> list[list[float]]:
+    """Share of memory in the output of each head, by layer; empty without Infini-attention. A collective call."""
+    gates = [value.detach() for name, value in model.named_parameters() if name.endswith(".gate")]
+    return [full_tensor(gate).sigmoid().tolist() for gate in gates]
+
+
+class GateWarnings:
+    """Logs each fault of a run's gates once per attempt.
+
+    Args:
+        reach: how far Adam can move a gate, before the sigmoid, in a run (`schedule.gate_reach`).
+    """
+
+    def __init__(self, train: TrainingConfig, max_steps: int, reach: float) -> None:
+        self.train, self.max_steps, self.reach = train, max_steps, reach
+        self.saturated = set[tuple[int, int]]()
+
+    def at_start(self, segment_length: int, longest_document: int) -> None:
+        """Before the first step.
+
+        Args:
+            longest_document: tokens of the longest training text.
+        """
+        if (most := self.reach) < REACH:
+            low, high = (torch.tensor(sign * most).sigmoid().item() for sign in (-1, 1))
+            log.warning(
+                "train.gate_learning_rate=%g moves a gate of 0.5 at most to %.2f or %.2f in %d steps; raise it, or train longer",
+                self.train.gate_learning_rate,
+                low,
+                high,
+                self.max_steps,
+            )
+        if longest_document <= segment_length:
+            log.warning(
+                "the longest training text has %d tokens, one segment of model.segment_length=%d, so the memory has nothing of a text's "
+                "own to carry; train on longer texts, or set shorter segments",
+                longest_document,
+                segment_length,
+            )
+
+    def observe(self, step: int, shares: Sequence[Sequence[float]]) -> None:
+        """After a step before the last one; `shares` of `gate_shares`."""
+        found = {
+            (layer, head): share
+            for layer, heads in enumerate(shares)
+            for head, share in enumerate(heads)
+            if not LOWEST <= share <= HIGHEST and (layer, head) not in self.saturated
+        }
+        if not found or step >= self.max_steps:
+            return
+        self.saturated |= found.keys()
+        (layer, head), share = next(iter(found.items()))
+        log.warning(
+            "step %d: %d gate(s) saturated, the first in layer %d, head %d at %.1e of memory; a saturated gate gets almost no gradient. "
+            "A train.gate_learning_rate of 0.003 to 0.01 keeps gates between the ends",
+            step,
+            len(found),
+            layer,
+            head,
+            share,
+        )

@@ -1,0 +1,70 @@
+"""The shortened form of benchmarks/memory.py: facts are where it says, and the memory carries them beyond the trained length."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+spec = importlib.util.spec_from_file_location("memory", Path(__file__).parents[2] / "benchmarks" / "memory.py")
+assert spec and spec.loader
+memory = importlib.util.module_from_spec(spec)
+sys.modules["memory"] = memory  # its dataclasses look for their module
+spec.loader.exec_module(memory)
+
+
+def rows(name: str, segments: int, far: bool):
+    """Each row's tokens, and its labels by place."""
+    inputs, labels = memory.TASKS[name].rows(40, segments, torch.Generator().manual_seed(0), far)
+    for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
+        yield row, {place: label for place, label in enumerate(wanted) if label != memory.IGNORE_INDEX}
+
+
+@pytest.mark.parametrize(("segments", "far"), [(2, False), (6, False), (6, True)])
+def test_a_passkey_is_whole_in_an_earlier_segment_and_asked_for_in_the_last(segments, far):
+    key, question = memory.FILLERS + 10, memory.FILLERS + 11
+    seen = set()
+    for row, wanted in rows("passkey", segments, far):
+        hidden, asked = row.index(key), row.index(question)
+        digits = row[hidden + 1 : hidden + 6]
+        assert wanted == {asked + place: digit for place, digit in enumerate(digits)}
+        assert all(memory.FILLERS <= digit < key for digit in digits)
+        assert hidden // 16 == (hidden + 5) // 16 and asked // 16 == (asked + 5) // 16 == segments - 1
+        seen.add(hidden // 16)
+    assert seen == ({0} if far else set(range(segments - 1)))
+
+
+def test_a_pair_is_asked_for_by_its_key_alone():
+    key, question = memory.FILLERS + 14, memory.FILLERS + 15
+    for row, wanted in rows("pairs", 5, False):
+        starts = [place for place, token in enumerate(row) if token == key]
+        facts = {tuple(row[start + 1 : start + 3]): row[start + 3 : start + 5] for start in starts}
+        asked = row.index(question)
+        assert len(starts) == 3 == len(facts) and asked // 16 == (asked + 4) // 16 == 4
+        answer = facts[row[asked + 1], row[asked + 2]]
+        assert wanted == {asked + 2: answer[0], asked + 3: answer[1]}
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_measurement_is_that_of_the_whole_rows_at_once():
+    task = memory.TASKS["recall"]
+    with torch.inference_mode(False):
+        model, _ = memory.train(replace(task, recipe=replace(task.recipe, steps=150)), "jitter", seed=0)
+    inputs, labels = task.rows(200, 8, torch.Generator().manual_seed(10_007), True)
+    asked = labels != memory.IGNORE_INDEX
+    right = (model(inputs).argmax(dim=-1) == labels)[asked].float().mean().item()
+    assert memory.measure(task, model, 7)["whole"] == pytest.approx(right) and right > 0
+
+
+@pytest.mark.slow
+def test_recall_beyond_the_trained_length():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model, _ = memory.train(memory.TASKS["recall"], "jitter", seed=0)
+    assert memory.measure(memory.TASKS["recall"], model, 32)["whole"] > 0.9
+    model.use_memory(False)
+    assert memory.measure(memory.TASKS["recall"], model, 4)["whole"] < 0.12
+    torch.set_num_threads(threads)

@@ -1,0 +1,162 @@
+"""data.loss_on: answer, from the text to the gradients."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.loading import load_config
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.tokens.answers import encode_answers, map_prompts
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from support.stages import plan, preprocess, verify
+
+MARK = "\nAnswer: "
+ANSWERS = {"loss_on": "answer", "answer_after": MARK}
+STRATEGIES = [{"strategy": name} for name in ("concat", "padded", "best_fit", "greedy")]
+STRATEGIES += [{"strategy": "window", "stride": 5}]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    """Documents with prompts and answers of several lengths; some have the mark twice, one has no text behind it."""
+    file = tmp_path_factory.mktemp("answers") / "texts.jsonl"
+    random = np.random.default_rng(0)
+    words = ["green", "sky", "«größer»", "7 1 4", "\n"]
+
+    def some(least: int) -> str:
+        return " ".join(random.choice(words, size=random.integers(least, 12)))
+
+    lines = [f"{number} {some(0)}{MARK}{some(1)}" for number in range(40)]
+    lines += [f"{number} {some(1)}{MARK}{some(1)}{MARK}{some(1)}" for number in range(40, 60)] + [f"60 empty{MARK}"]
+    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The stream of a split and whether each token is of an answer, from the decoded texts alone."""
+    tokenizer, ids, answers = Tokenizer.from_file(str(folder / "tokenizer.json")), [], []
+    for shard in sorted((folder / split).glob("*.arrow")):
+        offsets, values = map_list(shard)
+        for start, end in pairwise(offsets):
+            text = tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False)
+            before, mark, after = text.rpartition(MARK)
+            prompt, answer = (tokenizer.encode(part, add_special_tokens=False).ids for part in (before + mark, after))
+            ids += [*prompt, *answer, 0]
+            answers += [False] * len(prompt) + [True] * (len(answer) + 1)
+    return np.array(ids), np.array(answers)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["strategy"])
+def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(data, texts, tmp_path, strategy):
+    reference = preprocess(data(files=[str(texts)], shard_size=1024, **ANSWERS, **strategy), tmp_path)
+    folder = tmp_path / reference["path"]
+    assert len(list((folder / "train").glob("*.arrow"))) > 2
+    for split in ("train", "validation"):
+        ids, answers = literal(folder, split)
+        reader = TokenReader(folder, reference["chunks"], split)
+        assert np.concatenate([map_list(path)[1] for path in reader.paths]).tolist() == ids.tolist()
+        rows = np.arange(len(reader))
+        mask, counted = reader.targets(rows), 0
+        assert mask is not None and mask.shape == (len(rows), 16)
+        for row, targets in zip(rows, mask, strict=True):
+            if reader.pieces is None:
+                start = int(reader.starts[row])
+                assert targets.tolist() == answers[start + 1 : start + 17].tolist()
+                counted += int(targets.sum())
+                continue
+            expected: list[bool] = []
+            for start, size in reader._pieces_of(int(row)).tolist():
+                expected += [False, *answers[start + 1 : start + size]]
+            expected += [False] * (17 - len(expected))
+            assert targets.tolist() == expected[1:]
+            counted += sum(expected)
+        assert reader.count_targets(rows) == counted > 0
+    verify(reference, tmp_path, "deep", 0)
+
+
+def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(data, texts, tmp_path):
+    reference = preprocess(data(files=[str(texts)], **ANSWERS, strategy="padded", sequence_length=32), tmp_path)
+    folder = tmp_path / reference["path"]
+    reader = TokenReader(folder, reference["chunks"], "train")
+    batches = TrainBatches(reader, seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1)
+    ids, answers = literal(folder, "train")
+    config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)
+    torch.manual_seed(0)
+    model = Llama(config).double()
+
+    def gradients(total: torch.Tensor) -> list[torch.Tensor]:
+        model.zero_grad()
+        total.backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    inputs, labels = torch.zeros(4, 32, dtype=torch.int64), torch.full((4, 32), -100)
+    for row, number in enumerate(batches.rows(8)):
+        ((start, size),) = reader._pieces_of(number).tolist()
+        inputs[row, : size - 1] = torch.from_numpy(ids[start : start + size - 1])
+        targets = torch.from_numpy(ids[start + 1 : start + size])
+        labels[row, : size - 1] = targets.where(torch.from_numpy(answers[start + 1 : start + size]), -100)
+    expected, count = model.loss(inputs, labels)
+    wanted = gradients(expected)
+    sums = [model.loss(batch[0], batch[1]) for batch in batches.micro_batches(8, torch.device("cpu"))]
+    found = gradients(torch.stack([total for total, _ in sums]).sum())
+    assert batches.targets(8) == int(count) == sum(int(part) for _, part in sums)
+    assert all(torch.allclose(one, other, rtol=1e-9, atol=1e-12) for one, other in zip(wanted, found, strict=True))
+
+
+def test_any_number_of_workers_writes_the_same_bytes(data, texts, tmp_path, digests):
+    for workers in (1, 2):
+        settings = data(files=[str(texts)], shard_size=1024, num_workers=workers, **ANSWERS)
+        preprocess(settings, tmp_path / str(workers))
+    assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "2" / "datasets")
+
+
+def test_other_answers_are_another_dataset_and_take_none_of_its_shards(data, texts, tmp_path):
+    settings = [
+        data(files=[str(texts)]),
+        data(files=[str(texts)], **ANSWERS),
+        data(files=[str(texts)], **ANSWERS | {"answer_after": ": "}),
+    ]
+    assert len({plan(each, tmp_path)["key"] for each in settings}) == 3
+    for each in settings:
+        folder = tmp_path / preprocess(each, tmp_path)["path"]
+        (shard, *_) = sorted((folder / "train").glob("*.arrow"))
+        if each["loss_on"] == "all":
+            with pytest.raises(DataError):
+                map_prompts(shard)
+        else:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            (start, *_), values = map_list(shard)
+            prompt = values[start : start + map_prompts(shard)[0]]
+            assert tokenizer.decode(prompt.tolist()).endswith(each["answer_after"])
+
+
+def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text(f"{number}{MARK}{number}" if number != 17 else "no mark here")
+    with pytest.raises(DataError, match=r"17\.txt .*answer_after"):
+        preprocess(data(files=[str(tmp_path / "*.txt")], **ANSWERS), tmp_path)
+
+
+@pytest.mark.parametrize("changes", [["data.loss_on=answer"], ["data.answer_after=x"]])
+def test_answers_need_both_keys(tmp_path, changes):
+    (tmp_path / "c.yaml").write_text("data:\n  files: [a.txt]\n")
+    with pytest.raises(ConfigError, match="loss_on"):
+        load_config(tmp_path / "c.yaml", changes)
+
+
+def test_without_a_mark_the_encoding_is_the_whole_text():
+    def encode(batch: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(sum(map(len, batch))), np.cumsum([0, *map(len, batch)])
+
+    ids, offsets, prompts = encode_answers(encode, ["abc", "de"], "")
+    assert len(ids) == 5 and offsets.tolist() == [0, 3, 5] and prompts is None
+    ids, offsets, prompts = encode_answers(encode, ["a:bc", "d:e:f"], ":")
+    assert prompts is not None and prompts.tolist() == [2, 4] and offsets.tolist() == [0, 4, 9]

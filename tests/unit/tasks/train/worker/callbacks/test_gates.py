@@ -1,0 +1,44 @@
+"""Warnings of gates that cannot do their work."""
+
+import logging
+
+import pytest
+
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings
+from infini_llama.tasks.train.worker.schedule import gate_reach
+
+
+def warnings(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_the_reach_is_the_sum_of_the_rates():
+    train = TrainingConfig(gate_learning_rate=0.01, lr_schedule="constant", warmup_steps=10, max_steps=100)
+    assert gate_reach(train, 100) == pytest.approx(0.01 * (90 + 5.5))
+
+
+def test_a_schedule_that_cannot_move_a_gate_is_named(caplog):
+    for steps, count in ((1000, 0), (50, 1)):
+        train = TrainingConfig(gate_learning_rate=0.01, warmup_steps=5, max_steps=steps)
+        GateWarnings(train, steps, gate_reach(train, steps)).at_start(segment_length=32, longest_document=33)
+        assert len(warnings(caplog)) == count
+    assert "train.gate_learning_rate=0.01" in warnings(caplog)[0]
+
+
+def test_texts_no_longer_than_a_segment_are_named(caplog):
+    GateWarnings(TrainingConfig(max_steps=1000), 1000, 2.0).at_start(segment_length=32, longest_document=32)
+    (message,) = warnings(caplog)
+    assert "model.segment_length=32" in message
+
+
+def test_each_saturated_gate_is_named_once_and_before_the_last_step(caplog):
+    found = GateWarnings(TrainingConfig(max_steps=1000), 100, 2.0)
+    found.observe(10, [[0.5, 0.002], [0.998, 0.3]])
+    assert not warnings(caplog)
+    for step in (20, 30):
+        found.observe(step, [[0.5, 0.0005], [0.9995, 0.3]])
+    found.observe(40, [[0.5, 0.0005], [0.9995, 0.0001]])
+    found.observe(100, [[1e-9, 0.0005], [0.9995, 0.0001]])
+    first, second = warnings(caplog)
+    assert "2 gate(s)" in first and "layer 0, head 1" in first and "layer 1, head 1" in second
