@@ -111,13 +111,6 @@ def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(da
     assert all(torch.allclose(one, other, rtol=1e-9, atol=1e-12) for one, other in zip(wanted, found, strict=True))
 
 
-def test_any_number_of_workers_writes_the_same_bytes(data, texts, tmp_path, digests):
-    for workers in (1, 2):
-        settings = data(files=[str(texts)], shard_size=1024, num_workers=workers, **ANSWERS)
-        preprocess(settings, tmp_path / str(workers))
-    assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "2" / "datasets")
-
-
 def test_other_answers_are_another_dataset_and_take_none_of_its_shards(data, texts, tmp_path):
     settings = [
         data(files=[str(texts)]),
