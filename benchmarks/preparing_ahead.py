@@ -28,9 +28,8 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.loading import load_config
-from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.schema import DataConfig, ModelConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.stage import preprocess
@@ -126,7 +125,9 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
     once = preparation(given, folder / "again")
     ahead_of_time = WhileTraining(texts, dataset / "tokenizer.json", reader.padding, length)
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(**architecture(config["model"], reference["vocab_size"], length))).to(device)
+    model = Llama(LlamaConfig(**ModelConfig(**config["model"]).architecture(reference["vocab_size"], length))).to(
+        device
+    )
     sides = {
         "prepared": prepared(reader),
         "while training": iter(ahead_of_time),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import TrainingConfig
 
 # What changes how ZeRO communicates and where it keeps things, but not what is computed (https://www.deepspeed.ai/docs/config-json).
 TAKEN = {
@@ -34,11 +35,12 @@ TAKEN = {
     "wall_clock_breakdown": None,
     "memory_breakdown": None,
 }
+Json = dict[str, Any]
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam"}
 KEY = "train.deepspeed_config"
 
 
-def read_json(given: str | dict[str, Any] | None) -> dict[str, Any]:
+def read_json(given: str | Json | None) -> Json:
     """The contents of train.deepspeed_config: a file's path, or already the contents; {} where it is not given.
 
     Raises:
@@ -57,36 +59,37 @@ def read_json(given: str | dict[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def engine_settings(train: dict, precision: str, workers: int) -> dict[str, Any]:
+def engine_settings(train: TrainingConfig, micro_batch_size: int, precision: str, workers: int) -> Json:
     """What DeepSpeed's engine is given: the run's own keys, and from train.deepspeed_config what they leave open.
 
     Args:
-        train: the run's section, its `deepspeed_config` a path or the contents.
+        micro_batch_size: sequences, as planned or in force.
         precision: the plan's: fp32, bf16 or fp16.
 
     Raises:
         ConfigError: what contradicts the run's keys or is unknown, one line per problem.
     """
-    given = _without_auto(read_json(train["deepspeed_config"]))
-    problems = list(_problems(given, train, precision, workers))
+    given = _without_auto(read_json(train.deepspeed_config))
+    accumulation = train.global_batch_size // (micro_batch_size * workers)
+    sizes = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": accumulation}
+    problems = list(_problems(given, train, sizes, precision))
     if problems:
         raise ConfigError(f"{KEY} does not fit the run:\n  " + "\n  ".join(problems))
     zero = given.get("zero_optimization", {})
     return {name: value for name, value in given.items() if name in TAKEN} | {
-        "train_micro_batch_size_per_gpu": train["micro_batch_size"],
-        "gradient_accumulation_steps": train["global_batch_size"] // (train["micro_batch_size"] * workers),
-        "gradient_clipping": train["max_grad_norm"],
-        "zero_optimization": zero | {"stage": zero.get("stage", train["zero_stage"] or 2)},
+        **sizes,
+        "gradient_clipping": train.max_grad_norm,
+        "zero_optimization": {"stage": train.zero_stage or 2} | zero,
     }
 
 
-def _problems(given: dict[str, Any], train: dict, precision: str, workers: int) -> Iterator[str]:
-    accumulation = train["global_batch_size"] // (train["micro_batch_size"] * workers)
+def _problems(given: Json, train: TrainingConfig, sizes: dict[str, int], precision: str) -> Iterator[str]:
+    micro, accumulation = sizes.values()
     own = {
-        "train_batch_size": ("train.global_batch_size", train["global_batch_size"]),
-        "train_micro_batch_size_per_gpu": ("train.micro_batch_size", train["micro_batch_size"]),
+        "train_batch_size": ("train.global_batch_size", train.global_batch_size),
+        "train_micro_batch_size_per_gpu": ("train.micro_batch_size", micro),
         "gradient_accumulation_steps": ("global batch / (micro-batch x workers)", accumulation),
-        "gradient_clipping": ("train.max_grad_norm", train["max_grad_norm"]),
+        "gradient_clipping": ("train.max_grad_norm", train.max_grad_norm),
     }
     for name, value in given.items():
         if name in own:
@@ -109,8 +112,8 @@ def _problems(given: dict[str, Any], train: dict, precision: str, workers: int) 
         stage = zero["stage"]
         if isinstance(stage, bool) or stage not in (1, 2, 3):
             yield f"zero_optimization.stage={stage!r} is not 1, 2 or 3; without ZeRO use train.parallel=ddp."
-        elif train["zero_stage"] is not None:
-            yield from _disagreement("zero_optimization.stage", stage, "train.zero_stage", train["zero_stage"])
+        elif train.zero_stage is not None:
+            yield from _disagreement("zero_optimization.stage", stage, "train.zero_stage", train.zero_stage)
 
 
 def _precision(name: str, value: Any, precision: str) -> Iterator[str]:
@@ -124,13 +127,13 @@ def _precision(name: str, value: Any, precision: str) -> Iterator[str]:
         yield f"{name}.{key}: weights stay in fp32 and fp16's scale is the run's own; take it out."
 
 
-def _optimizer(value: Any, train: dict) -> Iterator[str]:
+def _optimizer(value: Any, train: TrainingConfig) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"optimizer={value!r} is no JSON object."
         return
-    if "type" in value and OPTIMIZERS.get(str(value["type"])) != train["optimizer"]:
+    if "type" in value and OPTIMIZERS.get(str(value["type"])) != train.optimizer:
         yield (
-            f"optimizer.type={value['type']!r}, but train.optimizer={train['optimizer']} (AdamW is adamw, Adam is adam); change one."
+            f"optimizer.type={value['type']!r}, but train.optimizer={train.optimizer} (AdamW is adamw, Adam is adam); change one."
         )
     for name in value.keys() - {"type", "params"}:
         yield f"optimizer.{name} is not known here; take it out."
@@ -139,10 +142,10 @@ def _optimizer(value: Any, train: dict) -> Iterator[str]:
         yield f"optimizer.params={params!r} is no JSON object."
         return
     own = {
-        "lr": ("train.learning_rate", train["learning_rate"]),
-        "betas": ("train.adam_beta1 and adam_beta2", [train["adam_beta1"], train["adam_beta2"]]),
-        "eps": ("train.adam_epsilon", train["adam_epsilon"]),
-        "weight_decay": ("train.weight_decay", train["weight_decay"]),
+        "lr": ("train.learning_rate", train.learning_rate),
+        "betas": ("train.adam_beta1 and adam_beta2", [train.adam_beta1, train.adam_beta2]),
+        "eps": ("train.adam_epsilon", train.adam_epsilon),
+        "weight_decay": ("train.weight_decay", train.weight_decay),
     }
     for name, found in params.items():
         if name in own:

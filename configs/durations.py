@@ -33,12 +33,3 @@ def count(value: int | str) -> int:
         return value
     text = value.strip()
     return round(float(text.rstrip("kMGT").strip()) * SCALE.get(text[-1], 1))
-
-
-def planned_steps(train: dict, sequence_length: int) -> int:
-    """About how many steps a run has, before its dataset is at hand: an epoch is taken for 1000, every position for a target."""
-    if train["max_steps"] is not None:
-        return train["max_steps"]
-    if train["max_tokens"] is not None:
-        return max(1, count(train["max_tokens"]) // (train["global_batch_size"] * sequence_length))
-    return max(1, round(1000 * train["num_epochs"]))

@@ -12,7 +12,6 @@ from pydantic.fields import FieldInfo
 from infini_llama.configs import other_names
 from infini_llama.configs.durations import COUNT, DURATION
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
-from infini_llama.configs.schema.data import SOURCE_NAME
 from infini_llama.configs.schema.deployment import FIVE_FIELDS, SLUG
 from infini_llama.configs.schema.environment import HOST
 from infini_llama.configs.schema.launchers import (
@@ -24,6 +23,7 @@ from infini_llama.configs.schema.launchers import (
     SBATCH_OPTION,
     SLURM_TIME,
 )
+from infini_llama.configs.schema.sources import SOURCE_NAME
 
 # Patterns of the schema in words.
 PATTERNS = {

@@ -4,16 +4,18 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from infini_llama.tasks.records.evaluation import PasskeyResult
+from infini_llama.tasks.records.manifest import RowCosts
 
 NATS_PER_BIT = math.log(2)
-
+Cells = Mapping[str, object]  # of a card, a page or a text table: values by the words that stand beside them
 log = logging.getLogger("infini_llama.cards")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as text, with thousands separators and four significant digits."""
     if value is None:
         return "–"
@@ -23,7 +25,7 @@ def shown(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return ", ".join(f"{key}={shown(item)}" for key, item in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):
         return ", ".join(shown(item) for item in value) or "nothing"
@@ -48,11 +50,47 @@ def in_time(seconds: float) -> str:
     return " ".join(found[:2])
 
 
-def packed(costs: dict[str, Any]) -> dict[str, str]:
-    """What packing cost a split, as a row table's manifest has it; nothing where that does not say it."""
-    filled = {"filled": f"{costs['efficiency']:.2%}"} if "efficiency" in costs else {}
-    names = {"cut_documents": "documents cut", "lost_tokens": "tokens in no row", "targets": "targets"}
-    return filled | {words: f"{costs[name]:,}" for name, words in names.items() if name in costs}
+def packed(costs: RowCosts) -> dict[str, str]:
+    """What packing cost a split."""
+    return {
+        "filled": f"{costs.efficiency:.2%}",
+        "documents cut": f"{costs.cut_documents:,}",
+        "tokens in no row": f"{costs.lost_tokens:,}",
+        "targets": f"{costs.targets:,}",
+    }
+
+
+def passkey_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
+    """Fraction of passkeys found: one row per length, one column per depth."""
+    rows: dict[int, dict[str, object]] = {}
+    for one in (cell for cell in cells if cell.right_by_token is None):
+        rows.setdefault(one.length, {"tokens": one.tokens})[f"depth {one.depth:g}"] = f"{one.found:.0%}"
+    return list(rows.values())
+
+
+def distance_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
+    """Fraction of passkeys found: one row per number of segment ends crossed."""
+    return [
+        {
+            "segment ends": one.segments,
+            "tokens": one.tokens,
+            "found": f"{one.found:.0%}",
+            "by token": " ".join(f"{right:.0%}" for right in one.right_by_token),
+        }
+        for one in cells
+        if one.right_by_token is not None
+    ]
+
+
+def in_words(values: Cells) -> dict[str, object]:
+    """Field names as words."""
+    return {name.replace("_", " "): value for name, value in values.items()}
+
+
+def side_by_side(columns: Mapping[str, Cells]) -> list[dict[str, object]]:
+    """One row per name that any column has, one column per mapping."""
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    return [{"": name} | {column: values.get(name) for column, values in columns.items()} for name in names]
 
 
 def share(value: float) -> str:

@@ -3,16 +3,44 @@
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 SECONDS_BETWEEN = 5.0
 log = logging.getLogger("infini_llama.live")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far a stage is; a log record carries it as `extra={"progress": Reached(...)}`.
+
+    Attributes:
+        total: None: unknown.
+        due: shown whatever was shown a moment ago.
+        loss: of a training step, NaN if its update was skipped; None in other stages.
+    """
+
+    done: float
+    total: float | None
+    unit: str
+    due: bool = False
+    loss: float | None = None
+
+
+def megabytes(done: int, total: int) -> Reached:
+    """Of bytes."""
+    return Reached(round(done / 1e6, 1), round(total / 1e6, 1), "MB")
+
+
+def progress_of(record: logging.LogRecord) -> Reached | None:
+    """What a log record carries."""
+    return getattr(record, "progress", None)
 
 
 class Live(logging.Handler):
     """Hands the newest progress record of a logger to `show` in a thread of its own; within `with`.
 
     Args:
-        name: of the logger, one of those below "infini_llama" that carry `extra={"progress": {"done", "total", "unit"}}`.
+        name: of the logger, one of those below "infini_llama" whose records carry a `Reached`.
         show: takes percent (None where no total is known) and the record's message; whatever it raises is logged once, and ignored.
         seconds: between two calls.
     """
@@ -26,10 +54,10 @@ class Live(logging.Handler):
         self.thread = threading.Thread(target=self._run, name=f"live {name}", daemon=True)
 
     def emit(self, record: logging.LogRecord) -> None:
-        progress = getattr(record, "progress", None)
-        if progress is None or not progress["total"]:
+        progress = progress_of(record)
+        if progress is None or not progress.total:
             return
-        self.newest = min(100.0, 100 * progress["done"] / progress["total"]), record.getMessage()
+        self.newest = min(100.0, 100 * progress.done / progress.total), record.getMessage()
         self.news.set()
 
     def __enter__(self) -> "Live":

@@ -1,4 +1,4 @@
-"""Which text is read, how it becomes tokens and rows, and how much of that is checked."""
+"""How text becomes tokens and rows, and how much of that is checked."""
 
 from __future__ import annotations
 
@@ -7,169 +7,29 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from infini_llama.configs.schema.section import Resume, Section, on_resume
+from infini_llama.configs.schema.section import Section, fixed, free
+from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
-
-SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-
-
-class PasskeyConfig(Section):
-    """Texts generated for `data.source: passkey`: a number hidden in repetitive filler text, and a question for it at the
-    end.
-    """
-
-    documents: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
-        default=20_000,
-        title="Documents",
-        description="Number of texts to generate.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    repetitions: Annotated[int, Field(ge=1)] = Field(
-        default=3,
-        title="Repetitions",
-        description="Maximum repetitions of the filler text. The number is drawn for each text, from 1 to this value.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    seed: Annotated[int, Field(ge=0)] = Field(
-        default=0,
-        title="Seed",
-        description="Seed of the numbers, lengths and positions.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-
-
-class TextConfig(Section):
-    """Where the text of one source is, and how to read it."""
-
-    source: Literal["files", "python-stdlib", "huggingface", "passkey"] = Field(
-        default="files",
-        title="Source",
-        description="files: the paths in data.files. python-stdlib: the .py files of the running Python's standard library, "
-        "without a download. huggingface: data.dataset, through the datasets library. passkey: texts generated as "
-        "data.passkey describes.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    files: list[str] = Field(
-        default_factory=list,
-        title="Files",
-        description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
-        "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl, csv, parquet and arrow files "
-        "have one document per record; a tar file has the documents of its files. All can be compressed with gz, xz, zst or bz2.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    validation_files: list[str] = Field(
-        default_factory=list,
-        title="Validation files",
-        description="Held-out text, in the same formats as data.files, instead of data.validation_fraction. Training "
-        "documents that are also in these files are skipped.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    dataset: str = Field(
-        default="",
-        title="Dataset",
-        description="Name of a dataset on the Hugging Face Hub, a local dataset folder, or a folder written by "
-        "save_to_disk (source: huggingface).",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    dataset_config: str | None = Field(
-        default=None,
-        title="Dataset configuration",
-        description="Configuration of the dataset, if it has several.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    revision: str | None = Field(
-        default=None,
-        title="Dataset revision",
-        description="Branch, tag or commit of data.dataset on the Hugging Face Hub. Default: its main branch. The manifest records "
-        "the commit that was read.",
-        min_length=1,
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    dataset_split: str = Field(
-        default="train",
-        title="Dataset split",
-        description="Split of data.dataset to train on.",
-        min_length=1,
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    validation_split: str | None = Field(
-        default=None,
-        title="Validation split",
-        description="Split of data.dataset to hold out. Default: data.validation_fraction of data.dataset_split.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    streaming: bool = Field(
-        default=False,
-        title="Streaming",
-        description="Read data.dataset without a local copy. The result is the same. For a Hub dataset, the contents of a commit "
-        "are cached. Any other dataset is read again by every `run`, including a resume, to check for changes; "
-        "`train --dataset` does not.",
-        json_schema_extra=on_resume(Resume.FREE),
-    )
-    passkey: PasskeyConfig = Field(
-        default_factory=PasskeyConfig, title="Passkey", description="Texts to generate (source: passkey)."
-    )
-    text_column: str = Field(
-        default="text",
-        title="Text column",
-        description="Column or field that contains the text of a record.",
-        min_length=1,
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = Field(
-        default="auto",
-        title="Format",
-        description="Format of the files. auto: by file extension. The compression is always detected by the extension. For a tar "
-        "file, it selects the files in it.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-
-
-class SourceConfig(TextConfig):
-    """One of several sources that are mixed."""
-
-    name: Annotated[str, Field(pattern=SOURCE_NAME)] = Field(
-        title="Name",
-        description="Name of the source in the dataset, in reports and in metrics.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
-        default=None,
-        title="Weight",
-        description="Share of the training sequences: weight / sum of weights. If no source has a weight, every "
-        "sequence is used once per epoch.",
-        json_schema_extra=on_resume(Resume.FIXED),
-    )
-    licence: str = Field(
-        default="not stated",
-        title="Licence",
-        description="Licence of the text, recorded in the manifest.",
-        min_length=1,
-        json_schema_extra=on_resume(Resume.FREE),
-    )
 
 
 class CurriculumStage(Section):
     """Shorter sequences at the beginning of a run."""
 
-    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
+    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
         title="Sequence length",
         description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it. Every "
         "step has the same number of tokens.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    until_step: Annotated[int, Field(ge=1)] | None = Field(
+    until_step: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
         title="Until step",
         description="Last step of this stage.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = fixed(
         default=None,
         title="Until fraction",
         description="Last step of this stage, as a fraction of the steps of the run. It is fixed at the start; a "
         "later change of train.max_steps does not move it.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
 
     @model_validator(mode="after")
@@ -184,132 +44,114 @@ class CurriculumStage(Section):
 class DataConfig(TextConfig):
     """Which text is read and how it becomes sequences of tokens."""
 
-    sources: list[SourceConfig] = Field(
+    sources: list[SourceConfig] = fixed(
         default_factory=list,
         title="Sources",
         description="Several sources instead of one, each with a name and its own files, dataset, format or "
         "text_column. No sequence contains text from two sources.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    min_length: Annotated[int, Field(ge=0)] = Field(
+    min_length: Annotated[int, Field(ge=0)] = fixed(
         default=0,
         title="Minimum length",
         description="Documents with fewer characters are skipped and counted.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    deduplicate: bool = Field(
+    deduplicate: bool = fixed(
         default=False,
         title="Deduplicate",
         description="Keep only the first of several documents with exactly the same text. Duplicates are counted in either case.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    on_bad_input: Literal["fail", "skip"] = Field(
+    on_bad_input: Literal["fail", "skip"] = fixed(
         default="fail",
         title="Bad input",
         description="fail: a damaged file or record ends the build with an error that names it. skip: it is skipped, "
         "listed and counted.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = fixed(
         default=0.05,
         title="Validation fraction",
         description="Fraction of documents to hold out, chosen by a hash of their content.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = Field(
+    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
         default=256,
         title="Sequence length",
         description="Tokens per training sequence (context length, block size).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    strategy: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = Field(
+    strategy: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = fixed(
         default="concat",
         title="Sequence strategy",
         description="concat: documents joined by the end-of-text token and cut. window: the same, overlapping by data.stride. "
         "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
         "least). padded: one document per sequence.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    loss_on: Literal["all", "answer"] = Field(
+    loss_on: Literal["all", "answer"] = fixed(
         default="all",
         title="Loss on",
         description="Labels that count in the loss. all: every token of a document. answer: only what follows the last "
         "data.answer_after of each document.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    answer_after: str = Field(
+    answer_after: str = fixed(
         default="",
         title="Answer after",
         description="Text that ends the prompt of a document (loss_on: answer), for example ' The pass key is'. What follows its "
         "last occurrence is the answer. Prompt and answer are tokenized separately. Every document must contain it.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    stride: Annotated[int, Field(ge=1)] | None = Field(
+    stride: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
         title="Stride",
         description="Tokens from the start of one sequence to the start of the next (strategy: window); at most sequence_length.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    curriculum: list[CurriculumStage] = Field(
+    curriculum: list[CurriculumStage] = fixed(
         default_factory=list,
         title="Curriculum",
         description="Stages of shorter sequences before data.sequence_length. Each stage reads the text from the beginning, in "
         "its own order.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
     )
-    tokenizer_engine: Literal["auto", "tokenizers", "gigatoken"] = Field(
+    tokenizer_engine: Literal["auto", "tokenizers", "gigatoken"] = free(
         default="auto",
         title="Tokenizer engine",
         description="Library that encodes the text. auto: gigatoken (the extra `fast`) if it is installed and gives "
         "the same tokens as `tokenizers`. The dataset is the same with either.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    shard_size: ByteSize = Field(
+    shard_size: ByteSize = fixed(
         default=ByteSize(256 * 1024**2),
         title="Shard size",
         description="Maximum size of one token shard, for example 256MiB.",
         ge=1024,
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    num_workers: Annotated[int, Field(ge=1, le=256)] = Field(
+    num_workers: Annotated[int, Field(ge=1, le=256)] = free(
         default=1,
         title="Preprocessing workers",
         description="Number of processes that tokenize. The dataset does not depend on it.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    engine: Literal["local", "dask", "ray"] = Field(
+    engine: Literal["local", "dask", "ray"] = free(
         default="local",
         title="Preprocessing engine",
         description="local: processes on this machine. dask, ray: workers of a cluster (extras of the same names) "
         "that can access runtime.home and the text. The dataset does not depend on it.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    engine_address: str | None = Field(
+    engine_address: str | None = free(
         default=None,
         title="Cluster address",
         description="Address of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379). Default: a "
         "temporary cluster of data.num_workers workers on this machine.",
         min_length=1,
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = free(
         default="auto",
         title="Row table device",
         description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU, which is faster at every size. The dataset "
         "does not depend on it.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
 
-    residency: Literal["auto", "device", "host"] = Field(
+    residency: Literal["auto", "device", "host"] = free(
         default="auto",
         title="Residency",
         description="Where training tokens are kept. device: in the memory of each worker's device, where batches are built. host: in "
         "mapped files; train.dataloader_num_workers prepares batches ahead. auto: on GPUs, device if the tokens take at most "
         "a tenth of the memory; otherwise host. The batches are the same with each.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
 
     @model_validator(mode="after")
@@ -378,17 +220,15 @@ class DataConfig(TextConfig):
 class VerifyConfig(Section):
     """How much of the dataset is checked before training."""
 
-    level: Literal["quick", "deep"] = Field(
+    level: Literal["quick", "deep"] = free(
         default="quick",
         title="Level",
         description="quick: manifest, sizes and tokenizer. deep: also every token, and decoded samples.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    full_below: ByteSize = Field(
+    full_below: ByteSize = free(
         default=ByteSize(20_000_000_000),
         title="Full checksums below",
         description="Up to this size, all checksums of a dataset are checked before training. For a larger dataset, "
         "each shard is checked when it is first read.",
         ge=0,
-        json_schema_extra=on_resume(Resume.FREE),
     )

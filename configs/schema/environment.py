@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
-from infini_llama.configs.schema.section import Resume, Section, on_resume
+from infini_llama.configs.schema.section import Section, exact, free
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 
@@ -17,110 +17,94 @@ class EnvironmentConfig(Section):
     it is, or refused.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
+    device: Literal["auto", "cpu", "cuda"] = exact(
         default="auto",
         title="Device",
         description="auto: GPUs if available, otherwise the CPU.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = Field(
+    gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = free(
         default="auto",
         title="GPUs",
         description="Indices of the GPUs to train on. auto: those that no other process uses, or all if every GPU is "
         "in use.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default="auto",
         title="Workers per node",
         description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = exact(
         default="auto",
         title="Precision",
         description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs "
         "that support it, and with environment.tune on CPUs that support it; otherwise fp32.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = Field(
+    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = exact(
         default="auto",
         title="Attention backend",
         description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn (flash2, flash4, or with "
         "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa; with "
         "environment.tune the fastest one that gives correct results.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = Field(
+    allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = exact(
         default="auto",
         title="Allocator",
         description="Memory allocator of CPU workers. auto: the system's; with environment.tune, tcmalloc or "
         "jemalloc if installed.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default="auto",
         title="Threads",
         description="CPU threads per worker. auto: the usable cores divided by the workers.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    distributed_backend: Literal["auto", "gloo", "nccl"] = Field(
+    distributed_backend: Literal["auto", "gloo", "nccl"] = exact(
         default="auto",
         title="Communication backend",
         description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    nnodes: Annotated[int, Field(ge=1, le=65536)] = Field(
+    nnodes: Annotated[int, Field(ge=1, le=65536)] = exact(
         default=1,
         title="Nodes",
         description="Number of machines (nodes), each with environment.nproc_per_node workers. Start `infini-llama "
         "join RUN` on the other nodes.",
-        json_schema_extra=on_resume(Resume.EXACT),
     )
-    node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+    node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = free(
         default="auto",
         title="Node rank",
         description="Rank of this node, from 0. auto: 0 for the command that leads the run, a free rank for nodes "
         "that join.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    master_addr: Annotated[str, Field(pattern=HOST)] = Field(
+    master_addr: Annotated[str, Field(pattern=HOST)] = free(
         default="auto",
         title="Master address",
         description="Host name or address of node 0 for the other nodes. auto: the address of its default route.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = Field(
+    port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = free(
         default="auto",
         title="Port",
         description="Port of the rendezvous on node 0. auto: a free port.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    rendezvous: Literal["c10d", "static"] = Field(
+    rendezvous: Literal["c10d", "static"] = free(
         default="c10d",
         title="Rendezvous",
         description="c10d: torchrun assigns node ranks, sorted by address. static: node ranks are "
         "environment.node_rank, and master_addr and port must be set; no other port is used.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    join_timeout: Annotated[float, Field(gt=0)] = Field(
+    join_timeout: Annotated[float, Field(gt=0)] = free(
         default=600.0,
         title="Join timeout",
         description="Seconds that nodes wait for each other before an attempt fails.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    preflight_timeout: Annotated[float, Field(gt=0)] = Field(
+    preflight_timeout: Annotated[float, Field(gt=0)] = free(
         default=120.0,
         title="Preflight timeout",
         description="Timeout of the connectivity check before the first step, in seconds; the error lists missing "
         "ranks. On one machine, it is at least environment.communication_timeout.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    communication_timeout: Annotated[float, Field(gt=0)] = Field(
+    communication_timeout: Annotated[float, Field(gt=0)] = free(
         default=600.0,
         title="Communication timeout",
         description="Timeout of collective operations during training, in seconds. The attempt then fails and is retried.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
     tune: Literal["off", "quick", "full"] = Field(
         default="off",
@@ -135,13 +119,12 @@ class EnvironmentConfig(Section):
         description="Environment variables of the workers. They override the plan's variables. The value "
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
     )
-    launcher: Literal["local", "slurm", "kubernetes"] = Field(
+    launcher: Literal["local", "slurm", "kubernetes"] = free(
         default="local",
         title="Launcher",
         description="How workers are started. local: torchrun on this machine. slurm: an sbatch job. kubernetes: a "
         "JobSet. A job continues if this command ends, and the next command with the same run name "
         "watches it.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
     node: NodeConfig = Field(
         default_factory=NodeConfig,

@@ -6,41 +6,36 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from infini_llama.configs.schema.section import Resume, Section, on_resume
+from infini_llama.configs.schema.section import Section, free
 
 
 class EvaluationConfig(Section):
     """What is measured of the trained model at the end of a run."""
 
-    after_training: list[Literal["perplexity", "passkey"]] = Field(
+    after_training: list[Literal["perplexity", "passkey"]] = free(
         default_factory=list,
         title="After training",
         description="Evaluations after training: perplexity (on the validation sequences), passkey (retrieval). An "
         "Infini-Llama is evaluated with and without memory. Empty: none.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    checkpoint: Literal["latest", "best"] = Field(
+    checkpoint: Literal["latest", "best"] = free(
         default="latest",
         title="Checkpoint",
         description="Checkpoint to evaluate.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    sequences: Annotated[int, Field(ge=1)] | None = Field(
+    sequences: Annotated[int, Field(ge=1)] | None = free(
         default=None,
         title="Sequences",
         description="Number of validation sequences for perplexity. null: all.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    passkey_lengths: list[Annotated[int, Field(ge=1)]] = Field(
+    passkey_lengths: list[Annotated[int, Field(ge=1)]] = free(
         default_factory=list,
         title="Passkey lengths",
         description="Lengths of the passkey texts in tokens. Empty: 1, 2, 4 and 8 sequence lengths.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    passkey_samples: int = Field(
+    passkey_samples: int = free(
         default=10,
         ge=1,
         title="Passkeys",
         description="Number of passkeys per length and depth.",
-        json_schema_extra=on_resume(Resume.FREE),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from infini_llama.configs.schema.section import Resume, Section, on_resume
+from infini_llama.configs.schema.section import Section, fixed
 
 
 class RopeScaling(Section):
@@ -14,70 +14,59 @@ class RopeScaling(Section):
     rope_scaling.
     """
 
-    rope_type: Literal["linear", "llama3", "yarn"] = Field(
+    rope_type: Literal["linear", "llama3", "yarn"] = fixed(
         title="Type",
         description="linear: divide all positions by the factor. llama3: scale only low frequencies. yarn: scale "
         "frequencies by their index.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    factor: Annotated[float, Field(ge=1)] = Field(
+    factor: Annotated[float, Field(ge=1)] = fixed(
         title="Factor",
         description="Maximum sequence length relative to the earlier training.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = Field(
+    original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
         title="Original length",
         description="Sequence length of the earlier training (llama3, yarn).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    low_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
+    low_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         title="Low frequency factor",
         description="Frequencies with fewer turns than this over the original length are scaled (llama3).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    high_freq_factor: Annotated[float, Field(gt=0)] | None = Field(
+    high_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         title="High frequency factor",
         description="Frequencies with more turns than this over the original length are kept (llama3).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    beta_fast: Annotated[float, Field(gt=0)] | None = Field(
+    beta_fast: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         title="Beta fast",
         description="Frequencies with more turns than this over the original length are kept (yarn). Default: 32.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    beta_slow: Annotated[float, Field(gt=0)] | None = Field(
+    beta_slow: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         title="Beta slow",
         description="Frequencies with fewer turns than this are scaled fully (yarn). Default: 1.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    attention_factor: Annotated[float, Field(gt=0)] | None = Field(
+    attention_factor: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         title="Attention factor",
         description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    mscale: Annotated[float, Field(gt=0)] | None = Field(
+    mscale: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         title="mscale",
         description="Weight of the factor's logarithm in the attention factor (yarn).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    mscale_all_dim: Annotated[float, Field(gt=0)] | None = Field(
+    mscale_all_dim: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         title="mscale of all dimensions",
         description="The same in its denominator (yarn).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    truncate: bool | None = Field(
+    truncate: bool | None = fixed(
         default=None,
         title="Truncate",
         description="Whether yarn's ramp starts and ends at whole indices. Default: true.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
 
     @model_validator(mode="after")
@@ -98,142 +87,131 @@ class RopeScaling(Section):
 class ModelConfig(Section):
     """The architecture, with the field names of Hugging Face's LlamaConfig."""
 
-    hidden_size: Annotated[int, Field(ge=1)] = Field(
+    hidden_size: Annotated[int, Field(ge=1)] = fixed(
         default=256,
         title="Hidden size",
         description="Width of the residual stream.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    intermediate_size: Annotated[int, Field(ge=1)] = Field(
+    intermediate_size: Annotated[int, Field(ge=1)] = fixed(
         default=768,
         title="Intermediate size",
         description="Inner width of the gated feed-forward block.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    num_hidden_layers: Annotated[int, Field(ge=1)] = Field(
-        default=4, title="Layers", description="Number of decoder layers.", json_schema_extra=on_resume(Resume.FIXED)
+    num_hidden_layers: Annotated[int, Field(ge=1)] = fixed(
+        default=4,
+        title="Layers",
+        description="Number of decoder layers.",
     )
-    num_attention_heads: Annotated[int, Field(ge=1)] = Field(
+    num_attention_heads: Annotated[int, Field(ge=1)] = fixed(
         default=4,
         title="Attention heads",
         description="Query heads. Must divide hidden_size, unless model.head_dim is set.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    num_key_value_heads: Annotated[int, Field(ge=1)] | None = Field(
+    num_key_value_heads: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
         title="Key-value heads",
         description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: "
         "num_attention_heads.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    head_dim: Annotated[int, Field(ge=2, multiple_of=2)] | None = Field(
+    head_dim: Annotated[int, Field(ge=2, multiple_of=2)] | None = fixed(
         default=None,
         title="Head size",
         description="Width of a head. Infini-attention's memory has head_dim x head_dim entries per key-value head, so this is its "
         "capacity. Default: hidden_size / num_attention_heads.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    rope_theta: Annotated[float, Field(gt=0)] = Field(
+    rope_theta: Annotated[float, Field(gt=0)] = fixed(
         default=10_000.0,
         title="RoPE theta",
         description="Base of the rotary frequencies.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    rms_norm_eps: Annotated[float, Field(gt=0)] = Field(
+    rms_norm_eps: Annotated[float, Field(gt=0)] = fixed(
         default=1e-5,
         title="RMSNorm epsilon",
         description="Epsilon of RMSNorm.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    initializer_range: Annotated[float, Field(gt=0)] = Field(
+    initializer_range: Annotated[float, Field(gt=0)] = fixed(
         default=0.02,
         title="Initializer range",
         description="Standard deviation of the initial weights.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    tie_word_embeddings: bool = Field(
+    tie_word_embeddings: bool = fixed(
         default=True,
         title="Tie embeddings",
         description="Use the input embedding as the weight of the output head.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    rope_scaling: RopeScaling | None = Field(
+    rope_scaling: RopeScaling | None = fixed(
         default=None,
         title="RoPE scaling",
         description="Scaling of rotary positions, as in Hugging Face's configurations.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = Field(
+    hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = fixed(
         default="silu",
         title="Activation",
         description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    pre_norm: bool = Field(
+    pre_norm: bool = fixed(
         default=True,
         title="Pre-norm",
         description="Normalize the input of each block (pre-norm). false: normalize its sum with the residual stream (post-norm).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    qk_norm: bool = Field(
+    qk_norm: bool = fixed(
         default=False,
         title="QK-norm",
         description="Apply RMSNorm to the queries and keys of each head, before rotary positions.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = fixed(
         default=0.0,
         title="Attention dropout",
         description="Dropout of attention weights in training.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+    hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = fixed(
         default=0.0,
         title="Dropout",
         description="Dropout of the output of each block in training.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    attention: Literal["softmax", "local", "infini"] = Field(
+    attention: Literal["softmax", "local", "infini"] = fixed(
         default="softmax",
         title="Attention",
         description="softmax: causal attention over the sequence. local: inside segments only. infini: inside segments plus a "
         "compressive memory of earlier ones (Munkhdalai et al. 2024, arXiv 2404.07143).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    segment_length: Annotated[int, Field(ge=1)] = Field(
+    segment_length: Annotated[int, Field(ge=1)] = fixed(
         default=64,
         title="Segment length",
         description="Tokens per segment (attention: infini or local).",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    memory_update: Literal["linear", "delta", "delta_bounded"] = Field(
+    memory_update: Literal["linear", "delta", "delta_bounded"] = fixed(
         default="linear",
         title="Memory update",
         description="linear: add each segment's keys and values (equation 8 of the paper). delta: first subtract "
         "what the memory already returns for these keys (equation 9). delta_bounded: delta with a "
         "denominator that keeps the memory bounded after short segments.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    first_segment: Literal["local", "literal"] = Field(
+    first_segment: Literal["local", "literal"] = fixed(
         default="local",
         title="First segment",
         description="local: the gate is not applied while the memory is empty, so the first segment is plain "
         "attention. literal: zeros are mixed in, as in the paper's equations.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    memory_write_jitter: Annotated[float, Field(ge=1)] = Field(
+    memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
         title="Memory write jitter",
         description="In training, what each segment writes to the memory is scaled by a random factor between 1 / this value and 1. "
         "A fact is then also found among more text than the training sequences have. 1: no scaling. Not in the paper.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    memory_gradient_segments: Annotated[int, Field(ge=1)] | None = Field(
+    memory_gradient_segments: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
         title="Gradient through the memory",
         description="Maximum number of segments that the gradient reaches back through the memory. Default: the whole sequence.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
+
+    def architecture(self, vocab_size: int, sequence_length: int) -> dict[str, Any]:
+        """The fields of `model.config.LlamaConfig`: this section, and what the data decide."""
+        fields = self.model_dump(mode="json")
+        fields |= {"num_key_value_heads": self.num_key_value_heads or self.num_attention_heads}
+        if self.rope_scaling:
+            fields |= {"rope_scaling": self.rope_scaling.model_dump(mode="json", exclude_none=True)}
+        return fields | {"vocab_size": vocab_size, "max_position_embeddings": sequence_length}
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelConfig:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.durations import COUNT
-from infini_llama.configs.schema.section import Resume, Section, on_resume
+from infini_llama.configs.schema.section import Section, free
 
 Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 
@@ -15,67 +15,60 @@ Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 class ReportingConfig(Section):
     """The part of `train` that does not change what is computed."""
 
-    log_every: Annotated[int, Field(ge=1)] = Field(
+    log_every: Annotated[int, Field(ge=1)] = free(
         default=10,
         title="Log every",
         description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard. "
         "metrics.jsonl has every step.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    report_to: list[Literal["tensorboard", "wandb"]] = Field(
+    report_to: list[Literal["tensorboard", "wandb"]] = free(
         default=["tensorboard"],
         title="Report to",
         description="Loggers in addition to metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with "
         "WANDB_MODE=offline).",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
+    metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = free(
         default=None,
         title="Metrics hook",
         description="A function (module:function) that every worker calls at logged steps with the model and the "
         "step's record. It returns a dict of numbers, which are logged under custom.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    profile_steps: list[Annotated[int, Field(ge=1)]] | None = Field(
+    profile_steps: list[Annotated[int, Field(ge=1)]] | None = free(
         default=None,
         title="Profile",
         description="First and last step for torch's profiler, for example [20, 24]. Traces and a table are written "
         "to `profile` in the run's folder.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    eval_sequences: Annotated[int, Field(ge=1)] = Field(
+    eval_sequences: Annotated[int, Field(ge=1)] = free(
         default=64,
         title="Evaluation sequences",
         description="Validation sequences per evaluation. They are the same each time.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    eval_tokens: Count | None = Field(
+    eval_tokens: Count | None = free(
         default=None,
         title="Evaluation tokens",
         description="Validation tokens per evaluation, for example 1M. Used instead of eval_sequences.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    sample_prompt: str = Field(
+    sample_prompt: str = free(
         default="def ",
         title="Sample prompt",
         description="Prompt for samples of the trained model.",
         min_length=1,
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    sample_prompts: list[Annotated[str, Field(min_length=1)]] = Field(
+    sample_prompts: list[Annotated[str, Field(min_length=1)]] = free(
         default=[],
         title="More sample prompts",
         description="Further prompts for samples. The generated texts are in result.json and in the report.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    sample_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=128, title="Sample length", description="Tokens per sample.", json_schema_extra=on_resume(Resume.FREE)
+    sample_tokens: Annotated[int, Field(ge=1)] = free(
+        default=128,
+        title="Sample length",
+        description="Tokens per sample.",
     )
-    sample_at_evaluation: bool = Field(
+    sample_at_evaluation: bool = free(
         default=True,
         title="Samples at evaluation",
         description="Also generate samples at each evaluation. They are in samples.jsonl and in the report.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
 
     @model_validator(mode="after")

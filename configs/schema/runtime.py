@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from infini_llama.configs.schema.section import Resume, Section, on_resume
+from infini_llama.configs.schema.section import Section, free
 
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 
@@ -16,18 +16,16 @@ RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 class RuntimeConfig(Section):
     """The run's name and how it is operated."""
 
-    name: Annotated[str, Field(pattern=RUN_NAME)] = Field(
+    name: Annotated[str, Field(pattern=RUN_NAME)] = free(
         default="run",
         title="Run name",
         description="Name of the run and of its folder in runs/. The same name resumes the same run. {date} and "
         "{time} are replaced by the scheduled start, so that each start is a new run.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    home: Path = Field(
+    home: Path = free(
         default_factory=lambda: Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")),
         title="Home",
         description="Folder of datasets and runs. Default: $INFINI_LLAMA_HOME, otherwise ./workspace.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
     resume: str = Field(
         default="auto",
@@ -37,43 +35,37 @@ class RuntimeConfig(Section):
         "checkpoint.",
         min_length=1,
     )
-    retries: Annotated[int, Field(ge=0, le=100)] = Field(
+    retries: Annotated[int, Field(ge=0, le=100)] = free(
         default=3,
         title="Retries",
         description="Maximum number of consecutive retries of failed training. Every new checkpoint resets the count.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    retry_delay: Annotated[float, Field(ge=0)] = Field(
+    retry_delay: Annotated[float, Field(ge=0)] = free(
         default=5.0,
         title="Retry delay",
         description="Seconds before the first retry, doubled for each further one.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    max_rollbacks: Annotated[int, Field(ge=0, le=100)] = Field(
+    max_rollbacks: Annotated[int, Field(ge=0, le=100)] = free(
         default=2,
         title="Rollbacks",
         description="Maximum number of rollbacks of a diverged run to the last good checkpoint. The samples since "
         "that checkpoint are skipped.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    hang_after: Annotated[float, Field(gt=0)] = Field(
+    hang_after: Annotated[float, Field(gt=0)] = free(
         default=20.0,
         title="Hang after",
         description="A worker is considered hung if its last heartbeat is older than this many seconds plus twice "
         "the longest measured time of its phase. For a stopped process, half of this value is used.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    grace_period: Annotated[float, Field(gt=0, le=3600)] = Field(
+    grace_period: Annotated[float, Field(gt=0, le=3600)] = free(
         default=25.0,
         title="Grace period",
         description="Seconds that workers have to save a checkpoint after a stop signal. Extended if saves were "
         "measured to take longer.",
-        json_schema_extra=on_resume(Resume.FREE),
     )
-    orchestrator_grace: Annotated[float, Field(gt=5, le=86400)] | None = Field(
+    orchestrator_grace: Annotated[float, Field(gt=5, le=86400)] | None = free(
         default=None,
         title="Orchestrator grace period",
         description="Seconds between SIGTERM and SIGKILL by the orchestrator (terminationGracePeriodSeconds in "
         "Kubernetes). A run that needs longer is refused. null: no limit.",
-        json_schema_extra=on_resume(Resume.FREE),
     )

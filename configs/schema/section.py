@@ -1,9 +1,9 @@
 """What every section of the configuration has in common."""
 
 from enum import StrEnum
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-from pydantic.config import JsonDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Resume(StrEnum):
@@ -23,9 +23,19 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
-def on_resume(policy: Resume) -> JsonDict:
-    """The metadata of a field: `Field(..., json_schema_extra=on_resume(Resume.FREE))`."""
-    return {"resume": policy.value}
+def fixed(**field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.FIXED`."""
+    return Field(**field, json_schema_extra={"resume": Resume.FIXED.value})
+
+
+def exact(**field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.EXACT`."""
+    return Field(**field, json_schema_extra={"resume": Resume.EXACT.value})
+
+
+def free(**field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.FREE`."""
+    return Field(**field, json_schema_extra={"resume": Resume.FREE.value})
 
 
 def resume_policies(section: type[Section]) -> dict[str, Resume]:

@@ -6,67 +6,59 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from infini_llama.configs.schema.section import Resume, Section, on_resume
+from infini_llama.configs.schema.section import Section, fixed
 
 
 class TokenizerConfig(Section):
     """The tokenizer: trained on the training documents, or given as a file and then used unchanged."""
 
-    kind: Literal["bpe", "wordpiece", "unigram"] = Field(
+    kind: Literal["bpe", "wordpiece", "unigram"] = fixed(
         default="bpe",
         title="Kind",
         description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    path: str | None = Field(
+    path: str | None = fixed(
         default=None,
         title="Path",
         description="A tokenizer to use unchanged: a tokenizer.json (for example of an earlier dataset), a Hugging "
         "Face folder, or a .tiktoken rank file. kind, vocab_size and min_frequency are then ignored.",
         min_length=1,
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = Field(
+    encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = fixed(
         default=None,
         title="Encoding",
         description="Name of a tiktoken encoding. Its rank file is data.tokenizer.path if set, otherwise it is taken "
         "from tiktoken's cache (TIKTOKEN_CACHE_DIR) or downloaded. Its sha256 is checked.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    eos: str | None = Field(
+    eos: str | None = fixed(
         default=None,
         title="End of text",
         description="End-of-text token of the tokenizer in data.tokenizer.path. Default: the one defined in its "
         "folder, or one of the usual names.",
         min_length=1,
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    pattern: str = Field(
+    pattern: str = fixed(
         default=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+",
         title="Pattern",
         description="Regular expression that splits text for a .tiktoken rank file. Default: that of cl100k_base.",
         min_length=1,
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+    special_tokens: list[Annotated[str, Field(min_length=1)]] = fixed(
         default_factory=list,
         title="Special tokens",
         description="Further special tokens of a trained tokenizer. Text is never encoded as one of them. Their IDs "
         "follow that of the end-of-text token.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = Field(
+    vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = fixed(
         default=4096,
         title="Vocabulary size",
         description="Vocabulary size, including the 256 bytes and the end-of-text token.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
-    min_frequency: Annotated[int, Field(ge=1)] = Field(
+    min_frequency: Annotated[int, Field(ge=1)] = fixed(
         default=2,
         title="Minimum frequency",
         description="Minimum frequency of a token pair for a merge.",
-        json_schema_extra=on_resume(Resume.FIXED),
     )
 
     @model_validator(mode="after")

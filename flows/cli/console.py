@@ -1,9 +1,18 @@
 """Console output of a run: progress bars on a terminal, plain lines elsewhere, and a final summary."""
 
 import logging
+import math
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
+
+from infini_llama.tasks.progress import Reached, progress_of
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from infini_llama.tasks.records.summary import RunSummary
 
 LINES_APART = 2.0  # seconds between the plain lines of one stage's progress
 MIN_WIDTH_FOR_BARS = 110  # terminal columns
@@ -18,9 +27,9 @@ class PlainHandler(logging.Handler):
         self.next_at: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        now, progress = time.monotonic(), getattr(record, "progress", None)
+        now, progress = time.monotonic(), progress_of(record)
         due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work is not logged
-        if progress is not None and not progress.get("due") and progress["done"] < (progress["total"] or float("inf")):
+        if progress is not None and not progress.due and progress.done < (progress.total or math.inf):
             if now < due:
                 return
             self.next_at[record.name] = now + LINES_APART
@@ -53,14 +62,14 @@ class BarHandler(logging.Handler):
             ),
         ]
         self.progress = Progress(*columns, console=console, expand=True)
-        self.bars: dict[str, tuple] = {}
+        self.bars: dict[str, tuple[TaskID, tuple[float | None, str]]] = {}
         self.newest: dict[str, str] = {}  # the newest line of each bar
         self.losses: dict[int, tuple[float, int]] = {}  # per SPARKS-th of the run: sum and count
         self.saved = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            reported = getattr(record, "progress", None)
+            reported = progress_of(record)
             self._retire_finished("" if reported is None else stage_of(record))
             if (step := getattr(record, "checkpoint", None)) is not None:
                 self.saved = f"  saved at {step:,}"
@@ -78,20 +87,20 @@ class BarHandler(logging.Handler):
         except Exception:
             self.handleError(record)
 
-    def _move(self, record: logging.LogRecord, reported: dict) -> None:
-        stage, kind = stage_of(record), (reported["total"], reported["unit"])
-        if self.bars.get(stage, (None, None))[1] != kind:  # new work of the same stage
+    def _move(self, record: logging.LogRecord, reported: Reached) -> None:
+        stage, kind = stage_of(record), (reported.total, reported.unit)
+        if stage not in self.bars or self.bars[stage][1] != kind:  # new work of the same stage
             self._retire(stage)
             self.progress.start()
-            self.bars[stage] = (self.progress.add_task("", total=reported["total"], stage=stage), kind)
+            self.bars[stage] = (self.progress.add_task("", total=reported.total, stage=stage), kind)
         bar, shown = self.bars[stage][0], words(record)
-        if "loss" in reported:
-            if reported["loss"] is not None:
-                part = min(SPARKS - 1, reported["done"] * SPARKS // reported["total"])
+        if reported.loss is not None:
+            if not math.isnan(reported.loss):
+                part = min(SPARKS - 1, int(reported.done * SPARKS // (reported.total or 1)))
                 total, count = self.losses.get(part, (0.0, 0))
-                self.losses[part] = (total + reported["loss"], count + 1)
+                self.losses[part] = (total + reported.loss, count + 1)
             shown = f"{shown}  {sparkline([total / count for total, count in self.losses.values()])}{self.saved}"
-        self.progress.update(bar, completed=reported["done"], description=shown)
+        self.progress.update(bar, completed=reported.done, description=shown)
         self.newest[stage] = line(record)
 
     def _retire_finished(self, current: str) -> None:
@@ -129,11 +138,11 @@ def line(record: logging.LogRecord) -> str:
 
 def words(record: logging.LogRecord) -> str:
     """The message, with the progress appended unless it contains it."""
-    message, progress = record.getMessage(), getattr(record, "progress", None)
+    message, progress = record.getMessage(), progress_of(record)
     if progress is None:
         return message
-    far = f"{progress['done']:,.10g}" + (f"/{progress['total']:,.10g}" if progress["total"] else "")
-    return message if far in message else f"{message}  {far} {progress['unit']}"
+    far = f"{progress.done:,.10g}" + (f"/{progress.total:,.10g}" if progress.total else "")
+    return message if far in message else f"{message}  {far} {progress.unit}"
 
 
 def attach(quiet: bool, verbose: bool) -> logging.Handler:
@@ -156,29 +165,27 @@ def detach(handler: logging.Handler) -> None:
     handler.close()
 
 
-def summary_text(summary: dict) -> str:
+def summary_text(summary: "RunSummary") -> str:
     """Summary of a finished run, for the console."""
     from infini_llama.tasks.formatting import NATS_PER_BIT
 
-    loss, entropy = summary["validation_loss"], summary["unigram_entropy_bits"] * NATS_PER_BIT
-    paths = summary["paths"]
-    if loss is None:
-        validation = "not finite or not measured"
-    else:
+    loss, entropy = summary.validation_loss, summary.unigram_entropy_bits * NATS_PER_BIT
+    validation = "not finite or not measured"
+    if loss is not None:
         validation = (
             f"{loss:.4f} nats per token, {abs(entropy - loss):.2f} {'below' if loss < entropy else 'ABOVE'} the unigram "
             f"entropy of {entropy:.4f}"
         )
-    state = "had already finished" if summary.get("already_finished") else "finished"
+    state = "had already finished" if summary.already_finished else "finished"
     rows = [
-        ("run", f"{summary['run']} {state}: {summary['steps']:,} steps, {summary['tokens']:,} tokens, "
-                f"{summary['tokens_per_second']:,.0f} tokens/s"),
+        ("run", f"{summary.run} {state}: {summary.steps:,} steps, {summary.tokens:,} tokens, "
+                f"{summary.tokens_per_second:,.0f} tokens/s"),
         ("validation", validation),
-        *([] if summary["bits_per_byte"] is None else [("", f"{summary['bits_per_byte']:.3f} bits per byte")]),
-        ("checkpoint", summary["checkpoint"]),
-        ("report", paths["report"]),
-        ("loss curve", paths["loss_curve"]),
+        *([] if summary.bits_per_byte is None else [("", f"{summary.bits_per_byte:.3f} bits per byte")]),
+        ("checkpoint", summary.checkpoint),
+        ("report", summary.paths.report),
+        ("loss curve", summary.paths.loss_curve),
         ("sample", ""),
     ]  # fmt: skip
     text = "\n".join(f"{name:<11} {value}".rstrip() for name, value in rows)
-    return f"{text}\n{summary['sample']}"
+    return f"{text}\n{summary.sample}"

@@ -7,7 +7,7 @@ from typing import Any
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import parse_yaml
-from infini_llama.configs.schema.data import TextConfig
+from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.sources.sources import sources
 

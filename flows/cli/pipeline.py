@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def run(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.console import summary_text
+    from infini_llama.tasks.records.summary import RunSummary
 
     config = load_config(arguments.config, arguments.overrides)
     if arguments.dry_run:
@@ -53,7 +54,7 @@ def run(arguments: Namespace) -> Answer:
                     f"the Prefect server no longer responds ({fault}); the run's state is in "
                     f"{home / 'runs' / config.runtime.name}, and the same command reports the result or resumes."
                 ) from fault
-    return summary, summary_text(summary)
+    return summary, summary_text(RunSummary.from_json(summary))
 
 
 def dry_run(config: "PipelineConfig") -> Answer:
@@ -81,10 +82,11 @@ def dry_run(config: "PipelineConfig") -> Answer:
     shown = without_secrets(settings.model_dump(mode="json", exclude={"deployment"}))
     plan = plan_of(settings).to_json()
     plan["env"] = masked(plan["env"])
-    record = {"config": shown, "plan": plan, "estimate": estimate(settings), "cached": found}
+    estimated = estimate(settings)
+    record = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": found}
     plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
-    parts = (configuration, as_text({"plan": plain}), estimate_text(record["estimate"]), as_text({"cached": found}))
+    parts = (configuration, as_text({"plan": plain}), estimate_text(estimated), as_text({"cached": found}))
     return record, "\n\n".join(parts) + "\n\nnothing was started (--dry-run)"
 
 
@@ -103,31 +105,31 @@ def preprocess(arguments: Namespace) -> Answer:
 def verify(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
     from infini_llama.flows.datasets import references
+    from infini_llama.tasks.formatting import side_by_side
+    from infini_llama.tasks.records.dataset import VerifyReport
     from infini_llama.tasks.verify_data.checks import verify
 
     path = find(arguments.dataset, "datasets")
     level, home = "deep" if arguments.deep else "quick", home_folder()
     reports = {reference.chunks: verify(reference, home, level, sys.maxsize) for reference in references(path, home)}
-    record = {
-        "dataset": str(path),
-        "level": level,
-        "ok": all(report.ok for report in reports.values()),
-        "checked_bytes": sum(report.checked_bytes for report in reports.values()),
-        "seconds": sum(report.seconds for report in reports.values()),
-        "checks": [{"chunks": name} | check.to_json() for name, report in reports.items() for check in report.checks],
-    }
-    found = next((report.statistics for report in reports.values() if report.statistics), None)
-    shown = record
-    if found:
-        statistics = found.to_json()
-        record |= {"statistics": statistics}
-        beside = {name: {split: statistics[split][name] for split in statistics} for name in statistics["train"]}
-        shown = record | {"statistics": beside}
-    text = as_text(shown)
+    whole = VerifyReport(
+        level=level,
+        ok=all(report.ok for report in reports.values()),
+        checks=tuple(check for report in reports.values() for check in report.checks),
+        files=sum(report.files for report in reports.values()),
+        checked_bytes=sum(report.checked_bytes for report in reports.values()),
+        seconds=sum(report.seconds for report in reports.values()),
+        verify_on_read=any(report.verify_on_read for report in reports.values()),
+        statistics=next((report.statistics for report in reports.values() if report.statistics), None),
+    )
+    checks = [{"chunks": name, **dict(check)} for name, report in reports.items() for check in report.checks]
+    record = {"dataset": str(path)} | whole.to_json() | {"checks": checks}
+    statistics = side_by_side({split: dict(found) for split, found in whole.statistics or ()})
+    text = as_text(record | ({"statistics": statistics} if statistics else {}))
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page
 
-        record |= {"page": write_page(arguments.html, dataset_page(path, record))}
+        record |= {"page": write_page(arguments.html, dataset_page(path, whole))}
         text += f"\n\n{record['page']}"
     return record, text
 
@@ -175,8 +177,8 @@ def train(arguments: Namespace) -> Answer:
             f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "
             "or name one with --dataset."
         )
-    summary = verify_and_train(settings, reference).to_json()
-    return summary, summary_text(summary)
+    summary = verify_and_train(settings, reference)
+    return summary.to_json(), summary_text(summary)
 
 
 def join(arguments: Namespace) -> Answer:

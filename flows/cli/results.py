@@ -10,18 +10,20 @@ log = logging.getLogger("infini_llama.report")
 
 
 def inspect(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import dataset_text, describe_run, run_text
+    from infini_llama.flows.cli.tables import dataset_text, run_text
 
     path = find(arguments.path, "runs", "datasets")
     is_run = (path / "lineage.json").exists()
     if is_run:
-        record = describe_run(path)
-        text = run_text(record)
+        from infini_llama.tasks.runs.runs import describe_run
+
+        description = describe_run(path)
+        record, text = description.to_json(), run_text(description)
     else:
         from infini_llama.tasks.preprocess.summary import describe
 
-        record = describe(path).to_json()
-        text = dataset_text(record)
+        dataset = describe(path)
+        record, text = dataset.to_json(), dataset_text(dataset)
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page
         from infini_llama.tasks.report.run import run_page
@@ -39,7 +41,7 @@ def estimate(arguments: Namespace) -> Answer:
     from infini_llama.tasks.estimate.run import estimate
 
     record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
-    return record, estimate_text(record)
+    return record.to_json(), estimate_text(record)
 
 
 def report(arguments: Namespace) -> Answer:
@@ -65,13 +67,14 @@ def compare(arguments: Namespace) -> Answer:
     )
 
     paths = [find(run, "runs") for run in arguments.runs]
-    record = compare(paths)
-    shown = {"differences": rows_of_keys(record["differences"]), "results": columns_of_runs(record["runs"])}
+    comparison = compare(paths)
+    record = comparison.to_json()
+    shown = {"differences": rows_of_keys(comparison), "results": columns_of_runs(comparison)}
     text = as_text({part: rows for part, rows in shown.items() if rows})
-    if not record["same_validation"]:
+    if not comparison.same_validation:
         log.warning(NOT_THE_SAME)
     if arguments.html is not None:
-        record |= {"page": write_page(arguments.html, comparison_page(paths, record))}
+        record |= {"page": write_page(arguments.html, comparison_page(paths, comparison))}
         text += f"\n\n{record['page']}"
     return record, text
 
@@ -84,7 +87,9 @@ def runs(arguments: Namespace) -> Answer:
     nothing = (
         f"no run in {home_folder() / 'runs'}; call it in the folder where runs were started, or set INFINI_LLAMA_HOME"
     )
-    return {"home": str(home_folder()), "runs": found}, runs_text(found) if found else nothing
+    return {"home": str(home_folder()), "runs": [run.to_json() for run in found]}, runs_text(
+        found
+    ) if found else nothing
 
 
 def write_page(file: str, content: str) -> str:

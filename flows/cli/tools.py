@@ -40,7 +40,7 @@ def gc(arguments: Namespace) -> Answer:
 
     rules = Rules(arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets)
     record = collect(home_folder(), rules, arguments.yes)
-    return record, leftovers_text(record)
+    return record.to_json(), leftovers_text(record)
 
 
 def completion(arguments: Namespace) -> Answer:

@@ -3,10 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from infini_llama.configs.architecture import architecture, with_vocab_size
-from infini_llama.configs.durations import planned_steps
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.ranks import groups_of, shards_of
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
@@ -15,6 +12,7 @@ from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.planning.speed import loss_chunk
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
+from infini_llama.tasks.records.estimate import Estimate, FlopsPerToken, Layout, ParameterCount, RunSize
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.initial import initial_weights
 
@@ -23,25 +21,18 @@ from infini_llama.tasks.train.initial import initial_weights
 PROCESS, HOLES = 480_000_000, 0.2
 
 
-def estimate(config: PipelineConfig) -> dict[str, Any]:
+def estimate(config: PipelineConfig) -> Estimate:
     """Parameters, FLOPs per token and bytes per worker of the run that `config` describes; nothing is built or trained.
-
-    Returns:
-        {"parameters": {"total", "embedding", "of_matrices"}, "flops_per_token": {"matrices", "attention", "memory", "total"}
-        (forward and backward), "run": {"tokens", "flops", …}, "memory": {part: bytes of one worker}, "checkpoint": bytes on disk}.
-        Parts of memory: those of `bytes_needed`; on a CPU also `checkpoint_copy` (of asynchronous saves), `process` and `holes`, so that
-        the sum is the peak of the resident set; on a GPU the sum is the peak of what torch's allocator has given out.
 
     Raises:
         ConfigError: as the run itself would, except for a machine that is not this one.
     """
     length = config.data.sequence_length
     model = LlamaConfig.from_dict(fields_of(config))
-    config = with_vocab_size(config, model.vocab_size)
+    config = config.with_vocab_size(model.vocab_size)
     plan = plan_of(config)
-    train = config.train.model_dump(mode="json")
     sequences, micro = config.train.global_batch_size, plan.micro_batch_size
-    groups = groups_of(train, plan.world_size)
+    groups = config.train.groups(plan.world_size)
     micro_batches, rest = divmod(sequences, micro * groups)
     if rest:
         shared = "" if groups == plan.world_size else f" / {plan.world_size // groups} that share each sequence"
@@ -54,32 +45,28 @@ def estimate(config: PipelineConfig) -> dict[str, Any]:
     if plan.device == "cpu":
         copy = state // plan.world_size if config.train.async_save else 0
         memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
-    tokens, steps = sequences * length, planned_steps(train, length)
-    each = flops_of(model, length)
-    return {
-        "parameters": {
-            "total": parameters(model),
-            "embedding": model.vocab_size * model.hidden_size,
-            "of_matrices": matrix_parameters(model),
-        },
-        "flops_per_token": each,
-        "run": {
-            "tokens_a_step": tokens,
-            "tokens": tokens * steps,
-            "flops": each["total"] * tokens * steps,
-        },
-        "layout": {
-            "micro_batch_size": micro,
-            "micro_batches": micro_batches,
-            "workers": plan.world_size,
-            "shards": shards_of(train, plan.world_size, plan.nproc_per_node),
-            "precision": plan.precision,
-            "device": plan.device,
-            "loss_chunk": plan.loss_chunk,
-        },
-        "memory": memory | {"total": sum(memory.values())},
-        "checkpoint": state,
-    }
+    tokens = sequences * length * config.train.planned_steps(length)
+    per_token = flops_of(model, length)
+    return Estimate(
+        parameters=ParameterCount(
+            total=parameters(model),
+            embedding=model.vocab_size * model.hidden_size,
+            of_matrices=matrix_parameters(model),
+        ),
+        flops_per_token=per_token,
+        run=RunSize(tokens_a_step=sequences * length, tokens=tokens, flops=per_token.total * tokens),
+        layout=Layout(
+            micro_batch_size=micro,
+            micro_batches=micro_batches,
+            workers=plan.world_size,
+            shards=config.train.shards(plan.world_size, plan.nproc_per_node),
+            precision=plan.precision,
+            device=plan.device,
+            loss_chunk=plan.loss_chunk,
+        ),
+        memory=memory | {"total": sum(memory.values())},
+        checkpoint=state,
+    )
 
 
 def plan_of(config: PipelineConfig) -> EnvironmentPlan:
@@ -110,19 +97,19 @@ def plan_of(config: PipelineConfig) -> EnvironmentPlan:
 
 def fields_of(config: PipelineConfig) -> dict[str, Any]:
     """The model's fields, with the vocabulary of a given tokenizer or of the weights to start from, or the whole one to be learned."""
-    settings, tokenizer = config.model_dump(mode="json"), config.data.tokenizer
+    tokenizer = config.data.tokenizer
     vocabulary = tokenizer.vocab_size
     if tokenizers.is_given(tokenizer):
         vocabulary = tokenizers.load(tokenizer).get_vocab_size()
     if initial := initial_weights(config.train.init_from):
         vocabulary = initial.vocab_size
-    return architecture(settings["model"], vocabulary, config.data.sequence_length)
+    return config.model.architecture(vocabulary, config.data.sequence_length)
 
 
-def flops_of(model: LlamaConfig, length: int) -> dict[str, float]:
-    """FLOPs a token, forward and backward: of the weights' matrices, of attention between tokens, of the compressive memory."""
+def flops_of(model: LlamaConfig, length: int) -> FlopsPerToken:
+    """FLOPs per token of sequences of `length` tokens."""
     total = flops_per_token(model, length)
     local = replace(model, attention="local") if model.attention == "infini" else model
     attention = 3.0 * model.num_hidden_layers * attention_flops(local, length) / length
     matrices = 6.0 * matrix_parameters(model)
-    return {"matrices": matrices, "attention": attention, "memory": total - matrices - attention, "total": total}
+    return FlopsPerToken(matrices=matrices, attention=attention, memory=total - matrices - attention, total=total)

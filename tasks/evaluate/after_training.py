@@ -2,20 +2,19 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from infini_llama.configs.schema import EvaluationConfig
-from infini_llama.tasks.evaluate.stage import RESULTS, evaluate, find_passkeys
-from infini_llama.tasks.records.evaluation import EvaluationRequest, Evaluations
+from infini_llama.tasks.evaluate.stage import evaluate, find_passkeys
+from infini_llama.tasks.records.evaluation import EvaluationRequest, Evaluations, PasskeyRetrieval, Perplexity
+from infini_llama.tasks.records.metrics import EVALUATION_LINE, EvaluationLine, PerplexityLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import find_checkpoint
-from infini_llama.tasks.runs.run_folder import EvaluationLine
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import read_manifest
 from infini_llama.tasks.storage.json_lines import read_lines
 
 log = logging.getLogger("infini_llama.evaluate")
 DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
-KINDS = {"perplexity": "evaluate", "passkey": "passkey"}  # of a line in evaluations.jsonl
 
 
 def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
@@ -24,21 +23,20 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
     Raises:
         ConfigError, DataError: as `evaluate` and `find_passkeys` do.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Perplexity | PasskeyRetrieval] = {}
     for kind in config.after_training:
         request = _request(run_dir, config)
-        if (before := _measured_before(run_dir, KINDS[kind], request)) is not None:
+        if (before := _measured_before(run_dir, kind, request)) is not None:
             log.info("%s of %s was already measured", kind, request.checkpoint)
             found[kind] = before
             continue
         log.info("measuring %s of %s", kind, request.checkpoint)
         if kind == "perplexity":
-            result = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
+            found[kind] = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
         else:
             lengths, samples = config.passkey_lengths, config.passkey_samples
-            result = find_passkeys(run_dir, request.checkpoint, lengths, DEPTHS, samples, seed=0, request=request)
-        found[kind] = result.to_json()
-    return Evaluations.from_json(found)
+            found[kind] = find_passkeys(run_dir, request.checkpoint, lengths, DEPTHS, samples, seed=0, request=request)
+    return Evaluations.from_json({kind: result.to_json() for kind, result in found.items()})
 
 
 def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
@@ -52,7 +50,8 @@ def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
     )
 
 
-def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> Any:
+def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> EvaluationLine | None:
     """The line of an earlier command with the same request; None if there is none."""
-    lines = reversed(read_lines(run_dir / RESULTS, EvaluationLine))
-    return next((one for one in lines if one["kind"] == kind and one.get("asked") == request.to_json()), None)
+    lines = reversed(read_lines(RunFolder(run_dir).evaluations, EVALUATION_LINE))
+    wanted = (line for line in lines if isinstance(line, PerplexityLine) == (kind == "perplexity"))
+    return next((line for line in wanted if line.asked == request), None)

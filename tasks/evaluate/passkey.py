@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, new_key
+from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import PasskeyResult
 
 log = logging.getLogger("infini_llama.evaluate")
@@ -150,7 +151,7 @@ def passkey(
                 right_tokens=sum(tokens) / len(tokens),
             )
             found.append(result)
-            done = {"done": len(found), "total": len(lengths) * len(depths), "unit": "texts"}
+            done = Reached(len(found), len(lengths) * len(depths), "texts")
             log.info("length %d, depth %g: %.0f %%", length, depth, 100 * result.found, extra={"progress": done})
     return found
 

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.configs.schema.data import TextConfig
+from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.sources import sources
 from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
 from infini_llama.tasks.train.worker.data.loader import to_batch
 
@@ -166,4 +167,4 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.
 
 
 def _report(done: int, total: int, unit: str) -> None:
-    log.debug("reading", extra={"progress": {"done": done, "total": total, "unit": unit}})
+    log.debug("reading", extra={"progress": Reached(done, total, unit)})

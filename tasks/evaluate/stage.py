@@ -21,11 +21,12 @@ from infini_llama.tasks.records.evaluation import (
     PasskeyRetrieval,
     Perplexity,
 )
+from infini_llama.tasks.records.metrics import EVALUATION_LINE
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
-from infini_llama.tasks.runs.run_folder import append_line
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.json_lines import append_line
 
-RESULTS = "evaluations.jsonl"
 Result = TypeVar("Result")
 
 
@@ -61,7 +62,7 @@ def evaluate(
         dataset = dataset_of(run_dir)
         reader = TokenReader(dataset, lineage.dataset.chunks, split)
         token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
-        isolate = lineage.train.get("document_isolation", False)
+        isolate = lineage.settings.document_isolation
         read = partial(over_rows, model, reader, token_bytes, sequences, isolate)
         text, stream = f"{split} rows of {dataset.name}", False
     part = None if stream else part_of(model, length)
@@ -138,5 +139,7 @@ def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, Evaluated]:
 
 def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequest | None) -> None:
     """Add the result to the run's evaluations, for its report."""
-    line = {"kind": kind, "measured": datetime.now(UTC).isoformat(timespec="seconds")} | result.to_json()
-    append_line(run_dir / RESULTS, line if request is None else line | {"asked": request.to_json()})
+    measured = datetime.now(UTC).isoformat(timespec="seconds")
+    asked = {} if request is None else {"asked": request}
+    fields = {"kind": kind, "measured": measured} | result.to_json() | asked
+    append_line(RunFolder(run_dir).evaluations, EVALUATION_LINE.validate_python(fields))

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.export.facts import ModelFacts
+from infini_llama.tasks.formatting import shown
 
 USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,15 +18,15 @@ def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[
     """Markdown with the front matter that Hugging Face's hub reads. It states facts of the run, no date and no path."""
     kind = "An Infini-Llama" if config.attention == "infini" else "A Llama"
     tags = ["llama", *(["infini-attention"] if config.attention == "infini" else []), "infini-llama"]
-    prompt = facts.sample_prompt.strip().splitlines()[0].replace('"', "'")
+    prompt = next(iter(facts.sample_prompt.strip().splitlines()), "").replace('"', "'")
     use = USE.format(arguments=", trust_remote_code=True" if beyond else "", prompt=prompt)
     trained = {
         "steps": f"{facts.step:,}",
         "tokens seen": f"{facts.tokens:,}",
         "sequence length": f"{facts.sequence_length:,}",
-        "sequences per step": f"{facts.global_batch_size:,}",
-        "peak learning rate": f"{facts.learning_rate:g}",
-        "seed": facts.seed,
+        "sequences per step": shown(facts.global_batch_size),
+        "peak learning rate": "–" if facts.learning_rate is None else f"{facts.learning_rate:g}",
+        "seed": "–" if facts.seed is None else facts.seed,
         "validation loss": _number(facts.validation_loss, "nats per token"),
         "bits per byte": _number(facts.bits_per_byte, ""),
         "dataset": f"`{facts.dataset}`, digest `{facts.dataset_digest}`",

@@ -27,9 +27,9 @@ class ModelFacts(Record):
     weights_sha256: str
     infini_llama: str
     sample_prompt: str
-    global_batch_size: int
-    learning_rate: float
-    seed: int
+    global_batch_size: int | None
+    learning_rate: float | None
+    seed: int | None
 
     def metadata(self) -> dict[str, str]:
         """Of each safetensors file."""

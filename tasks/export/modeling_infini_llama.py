@@ -116,11 +116,34 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x: torch.Tensor = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        batch, length = x.shape[:2]
         _refuse_unsupported(attention_mask, position_ids, kwargs)
         past = past_key_values
         if use_cache and past is None:
-            past = Remembered(max(length, self._llama.config.max_position_embeddings))
+            past = Remembered(max(x.shape[1], self._llama.config.max_position_embeddings))
+        hidden_states = self._hidden_states(x, attention_mask, position_ids, past)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_states[-1][:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output = CausalLMOutputWithPast(
+            loss=loss,  # type: ignore
+            logits=logits,  # type: ignore
+            past_key_values=past,  # type: ignore
+            hidden_states=tuple(hidden_states) if wanted else None,  # type: ignore
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def _hidden_states(
+        self,
+        x: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        past: Remembered | None,
+    ) -> list[torch.Tensor]:
+        """The input x [B, T, D], the output of every layer but the last, and what the head reads, each of this shape."""
+        batch, length = x.shape[:2]
         documents = None if position_ids is None else _documents(position_ids.expand(batch, length))
         layer_outputs: list[torch.Tensor] = []
         order = lengths = None
@@ -143,19 +166,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         if order is not None:
             back = order.argsort(dim=1)
             hidden_states = [_in_order(value, back) for value in hidden_states]
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden_states[-1][:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        output = CausalLMOutputWithPast(
-            loss=loss,  # type: ignore
-            logits=logits,  # type: ignore
-            past_key_values=past,  # type: ignore
-            hidden_states=tuple(hidden_states) if wanted else None,  # type: ignore
-        )
-        return output.to_tuple() if return_dict is False else output
+        return hidden_states
 
     def _begin(
         self,

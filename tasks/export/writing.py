@@ -17,6 +17,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.export.card import model_card
 from infini_llama.tasks.export.code import AUTO_MAP, write_code
 from infini_llama.tasks.export.facts import Exported, ModelFacts
+from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
@@ -78,27 +79,25 @@ def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: in
     """Origin, training and validation loss of the weights."""
     run = RunFolder(run_dir)
     lineage, state = run.require_lineage(), checkpoints.read_state(chosen)
-    measured = [
-        record for record in read_metrics(run) if record["kind"] == "validation" and record["step"] == state.step
-    ]
-    dataset, train = lineage.dataset, lineage.train
+    measured = [line for line in read_metrics(run) if isinstance(line, ValidationLine) and line.step == state.step]
+    dataset, train = lineage.dataset, lineage.settings
     return ModelFacts(
         run=run_dir.name,
         step=state.step,
         tokens=state.tokens,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        validation_loss=measured[-1]["loss"] if measured else None,
-        bits_per_byte=measured[-1]["bits_per_byte"] if measured else None,
+        validation_loss=measured[-1].loss if measured else None,
+        bits_per_byte=measured[-1].bits_per_byte if measured else None,
         dataset=Path(dataset.path).name,
         dataset_digest=dataset.digest,
         sequence_length=dataset.sequence_length,
         vocabulary=vocabulary,
         weights_sha256=state_hash(model_tensors(model), "model."),
         infini_llama=version("infini-llama"),
-        sample_prompt=train["sample_prompt"],
-        global_batch_size=train["global_batch_size"],
-        learning_rate=train["learning_rate"],
-        seed=train["seed"],
+        sample_prompt=train.sample_prompt,
+        global_batch_size=train.global_batch_size,
+        learning_rate=train.learning_rate,
+        seed=train.seed,
     )
 
 

@@ -96,8 +96,7 @@ def _deepspeed_json(config: PipelineConfig) -> list[str]:
         if not given or (home / "runs" / config.runtime.name / "environment.json").exists():
             return []
         plan = resolve(config, probe(home, config))
-        train = config.train.model_dump(mode="json") | {"micro_batch_size": plan.micro_batch_size}
-        engine_settings(train, plan.precision, plan.world_size)
+        engine_settings(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     except ConfigError as refused:
         return [str(refused)]
     return []

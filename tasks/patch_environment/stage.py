@@ -7,7 +7,6 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from infini_llama.configs.architecture import with_vocab_size
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
@@ -59,7 +58,7 @@ def patch_environment(
         PipelineError: the disk is full, or too small for a single checkpoint.
     """
     if vocab_size is not None:
-        config = with_vocab_size(config, vocab_size)
+        config = config.with_vocab_size(vocab_size)
     home = config.runtime.home
     facts = probe(home, config, machine)
     if config.environment.launcher != "local":

@@ -33,6 +33,7 @@ from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION, chunks_key
 from infini_llama.tasks.preprocess.tokens.plan import Plan, plan_units
 from infini_llama.tasks.preprocess.tokens.reuse import reuse, with_keys
 from infini_llama.tasks.preprocess.tokens.shards import WrittenShard, describe_split, dtype_for, save_array
+from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable
 from infini_llama.tasks.records.manifest import DatasetContent, DatasetMeta, EngineChoice, SplitContent
 from infini_llama.tasks.storage.artifacts import Busy, Lock, commit, is_complete, move_aside, set_pointer
@@ -270,8 +271,7 @@ def _read(plan: Plan) -> Iterator[str]:
     for texts, size in batches(plan.texts("train")):
         yield from texts
         done += size
-        progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
-        log.info("reading text for the tokenizer", extra={"progress": progress})
+        log.info("reading text for the tokenizer", extra={"progress": megabytes(done, total)})
     log.info("training the tokenizer")
 
 

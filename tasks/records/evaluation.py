@@ -1,6 +1,6 @@
 """What evaluate and passkey measure of a trained model."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict
 
@@ -59,8 +59,24 @@ class Evaluated(Record):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-class Perplexity(Evaluated):
-    """Losses over a text: of the model, or with and without Infini-attention's memory.
+Measurement = TypeVar("Measurement")
+
+
+class WithMemory(Record, Generic[Measurement]):
+    """A measurement of the model or, with Infini-attention, of the model with and without its memory."""
+
+    model: Measurement | None = None
+    memory: Measurement | None = None
+    no_memory: Measurement | None = None
+
+    def measurements(self) -> list[tuple[str, Measurement]]:
+        """Those that were taken, each with the words that distinguish it."""
+        named = (("", self.model), ("with memory", self.memory), ("without memory", self.no_memory))
+        return [(words, measured) for words, measured in named if measured is not None]
+
+
+class Perplexity(WithMemory[TextLoss], Evaluated):
+    """Losses over a text.
 
     Attributes:
         text: files, or a description of the dataset's split.
@@ -69,20 +85,14 @@ class Perplexity(Evaluated):
 
     text: str | tuple[str, ...]
     stream: bool
-    model: TextLoss | None = None
-    memory: TextLoss | None = None
-    no_memory: TextLoss | None = None
 
 
-class PasskeyRetrieval(Evaluated):
-    """Passkey retrieval: of the model, or with and without Infini-attention's memory. trained_length: tokens per sequence."""
+class PasskeyRetrieval(WithMemory[tuple[PasskeyResult, ...]], Evaluated):
+    """Passkey retrieval. trained_length: tokens per sequence."""
 
     samples: int
     seed: int
     trained_length: int
-    model: tuple[PasskeyResult, ...] | None = None
-    memory: tuple[PasskeyResult, ...] | None = None
-    no_memory: tuple[PasskeyResult, ...] | None = None
 
 
 class EvaluationRequest(Record):

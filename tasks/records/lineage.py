@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from infini_llama.tasks.records.record import Record
 
@@ -49,6 +49,19 @@ class InitialWeights(Record):
     vocab_size: int
 
 
+class TrainSettings(Record):
+    """What later commands read of `Lineage.train`; None: an older version did not record it."""
+
+    max_steps: int = 0
+    seed: int | None = None
+    global_batch_size: int | None = None
+    learning_rate: float | None = None
+    sample_prompt: str = ""
+    eval_sequences: int | None = None
+    document_isolation: bool = False
+    save_permanent_every: int | None = None
+
+
 class Lineage(Record):
     """Written as lineage.json when a run starts, and again when training changes it.
 
@@ -86,4 +99,15 @@ class Lineage(Record):
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.train["max_steps"]
+        return self.settings.max_steps
+
+    @property
+    def settings(self) -> TrainSettings:
+        """Some of `train`, typed."""
+        return TrainSettings.model_validate(self.train)
+
+    @field_validator("train")
+    @classmethod
+    def _has_valid_settings(cls, train: dict[str, Any]) -> dict[str, Any]:
+        TrainSettings.model_validate(train)
+        return train

@@ -1,11 +1,15 @@
-"""The results of a finished run."""
+"""The results of a run: while it goes on, when it has finished, and beside other runs."""
 
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, JsonValue
+
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.goodput import Goodput
+from infini_llama.tasks.records.metrics import CheckpointFacts, ValidationLine
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.records.status import AttemptRecord
 
 
 class TrainingResult(Record):
@@ -33,6 +37,74 @@ class RunPaths(Record):
     tensorboard: Path
     loss_curve: Path
     report: Path
+
+
+class RunStatus(Record):
+    """A run in a list of runs. age: seconds since anything was last recorded; bytes: on disk."""
+
+    run: str
+    state: str
+    step: int
+    max_steps: int
+    train_loss: float | None
+    validation_loss: float | None
+    attempts: int
+    age: float
+    bytes: int
+    dataset: str
+
+
+class RunDescription(Record):
+    """A run in full. finished: it has a summary, which may be of another version."""
+
+    run: str
+    finished: bool
+    dataset: str
+    model: dict[str, JsonValue]
+    step: int
+    train_loss: float | None
+    validation: tuple[ValidationLine, ...]
+    checkpoints: tuple[CheckpointFacts, ...]
+    attempts: tuple[AttemptRecord, ...]
+    summary: dict[str, JsonValue] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable fields that the run's files have."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class RunResults(Record):
+    """What came of a run so far. seconds: since its first attempt started; goodput: share of them spent in steps."""
+
+    state: str
+    step: int
+    parameters: int | None
+    tokens: int
+    train_loss: float | None
+    validation_loss: float | None
+    best_validation_loss: float | None
+    bits_per_byte: float | None
+    tokens_per_second: float | None
+    mfu: float | None
+    goodput: float
+    seconds: float
+    attempts: int
+
+
+class Comparison(Record):
+    """Several runs beside one another.
+
+    Attributes:
+        runs: by name.
+        differences: by dotted key of the configuration, the value of each run.
+        same_validation: their validation losses are of the same rows of the same dataset.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    runs: dict[str, RunResults]
+    differences: dict[str, dict[str, JsonValue]]
+    same_validation: bool
 
 
 class RunSummary(TrainingResult):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from infini_llama.tasks.formatting import NATS_PER_BIT, cell, in_bytes, in_time, shown, table, text_block
 from infini_llama.tasks.report.charts import save_picture
-from infini_llama.tasks.report.run import headline, loss_chart
+from infini_llama.tasks.report.curves import loss_chart
+from infini_llama.tasks.report.run import headline
 from infini_llama.tasks.runs.record import RunRecord
 
 SHOWN_ATTEMPTS = 20
@@ -34,7 +35,7 @@ def card(path: Path, ended: str) -> str:
     if run.samples:
         lines += ["### Samples", ""]
         for sample in run.samples[-3:]:
-            lines += [f"Step {sample['step']:,}:", "", *text_block(sample["text"])]
+            lines += [f"Step {sample.step:,}:", "", *text_block(sample.text)]
     # Not in a table, whose cells Prefect does not wrap.
     lines += ["### Paths", "", *(f"- {name}: `{place}`" for name, place in _places(path))]
     return "\n".join(lines)
@@ -53,24 +54,23 @@ def _picture(path: Path, run: RunRecord) -> bytes:
 
 def _metrics(run: RunRecord) -> list[tuple[str, str]]:
     rows = [("step", f"{run.step:,} of {run.max_steps:,}"), *headline(run).items()]
-    losses = [record["loss"] for record in run.validated if record["loss"] is not None]
-    if losses:
+    if losses := run.validation_losses:
         rows.append(("best validation loss, nats per token", f"{min(losses):.4f}"))
     if run.dataset:
-        entropy = run.dataset["tokens"]["content"]["validation"]["unigram_entropy_bits"]
+        entropy = run.dataset.tokens.content.validation.unigram_entropy_bits
         rows.append(("unigram entropy, nats per token", f"{entropy * NATS_PER_BIT:.3f}"))
-    if weights := run.result.get("weights_sha256"):
-        rows.append(("weights (sha256)", f"`{weights}`"))
+    if run.result and run.result.weights_sha256:
+        rows.append(("weights (sha256)", f"`{run.result.weights_sha256}`"))
     return rows
 
 
 def _checkpoints(run: RunRecord) -> list[str]:
     rows = [
         (
-            one["name"],
-            "not evaluated there" if one["validation_loss"] is None else f"{one['validation_loss']:.4f}",
-            in_bytes(one["bytes"]),
-            one["is"],
+            one.name,
+            "not evaluated there" if one.validation_loss is None else f"{one.validation_loss:.4f}",
+            in_bytes(one.bytes),
+            one.pointers,
         )
         for one in run.checkpoints
     ]

@@ -1,15 +1,14 @@
 """HTML page of a dataset: lengths of documents and tokens, packing, and sequences as text."""
 
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from infini_llama.tasks.formatting import in_bytes, packed
+from infini_llama.tasks.formatting import Cells, in_bytes, in_words, packed, side_by_side
 from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
-from infini_llama.tasks.records.manifest import DatasetContent
+from infini_llama.tasks.records.dataset import DatasetSummary, RowTableSummary, SplitSummary, VerifyReport
+from infini_llama.tasks.records.manifest import SPLITS, DatasetContent
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import Chart, Curve, figures
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -18,7 +17,7 @@ MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would
 BINS, COMMON = 40, 24
 
 
-def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
+def dataset_page(path: Path, verified: VerifyReport | None = None) -> str:
     """The page of the dataset in folder `path`, which is read as far as MOST_TOKENS.
 
     Args:
@@ -28,18 +27,15 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
         Damaged: the folder is no complete dataset.
         DataError: a shard is damaged.
     """
-    record, content = describe(path).to_json(), read_dataset(path).content
-    splits, chunks = record["splits"], record["chunks"]
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    train = splits["train"]
-    rows = {name: table["rows"]["train"] for name, table in chunks.items()}
+    summary, content = describe(path), read_dataset(path).content
+    splits = {split: summary.splits[split] for split in SPLITS}
     headline = {
-        "documents": f"{sum(split['documents'] for split in splits.values()):,}",
-        "tokens": f"{sum(split['tokens'] for split in splits.values()):,}",
-        "of text": in_bytes(sum(split["bytes"] for split in splits.values())),
-        "bytes per token": f"{train['bytes_per_token']:.2f}",
-        "vocabulary": f"{record['vocab_size']:,}",
-        "training rows": ", ".join(f"{count:,}" for count in rows.values()) or "none",
+        "documents": f"{sum(split.documents for split in splits.values()):,}",
+        "tokens": f"{sum(split.tokens for split in splits.values()):,}",
+        "of text": in_bytes(sum(split.bytes for split in splits.values())),
+        "bytes per token": f"{summary.splits.train.bytes_per_token:.2f}",
+        "vocabulary": f"{summary.vocab_size:,}",
+        "training rows": ", ".join(f"{table.rows.train:,}" for table in summary.chunks.values()) or "none",
     }
     counts = token_counts(path, content)
     token_bytes = np.load(path / "token_bytes.npy", allow_pickle=False)
@@ -52,24 +48,25 @@ def dataset_page(path: Path, verified: dict[str, Any] | None = None) -> str:
         ),
         Chart("Bytes per token, share of all tokens", [_widths(counts, token_bytes)], "bytes"),
         Chart("How often the n-th most frequent token occurs", [_ranks(counts)], "n", log=True, log_x=True),
-        *(_fill(path, name) for name in chunks),
+        *(_fill(path, name) for name in summary.chunks),
     ]
     return page.page(
         f"Dataset {path.name}",
         f"<h1>Dataset {page.text(path.name)}</h1>",
-        f'<p class="note">{page.text(record["source"])}, built {page.text(record["created"])}; written {now}</p>',
+        f'<p class="note">{page.text(summary.source)}, built {page.text(summary.created)}; written {page.now()}</p>',
         page.tiles(headline),
-        page.section("Checks", *_checks(verified or {})),
+        page.section("Checks", *(_checks(verified) if verified else ())),
         page.section("Distributions", figures(drawn)),
-        page.section("Splits", page.table(_beside(splits))),
+        page.section("Splits", page.table(side_by_side({name: _numbers(split) for name, split in splits.items()}))),
         page.section(
-            "Sources", page.table([{"source": name} | facts for name, facts in record.get("sources", {}).items()])
+            "Sources",
+            page.table([{"source": name} | one.model_dump(by_alias=True) for name, one in summary.sources.items()]),
         ),
-        page.section("Rows", *(_rows(name, table) for name, table in chunks.items())),
-        page.section("Skipped documents and duplicates", page.facts(_worded(record["left_out"]))),
+        page.section("Rows", *(_rows(name, table) for name, table in summary.chunks.items())),
+        page.section("Skipped documents and duplicates", page.facts(in_words(dict(summary.left_out)))),
         page.section("Tokens", *_tokens(path, counts)),
-        page.section("Sequences as text", *(page.preformatted(text) for text in record["samples"])),
-        page.section("Source", page.facts(_source(record))),
+        page.section("Sequences as text", *(page.preformatted(text) for text in summary.samples)),
+        page.section("Source", page.facts(_source(summary))),
     )
 
 
@@ -116,25 +113,16 @@ def _fill(path: Path, chunks: str) -> Chart:
     return Chart(f"Fraction of a sequence that is targets ({chunks})", curves, "fraction of positions")
 
 
-def _beside(splits: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line for each number, a column for each split."""
-    flat = {
-        name: _worded({key: value for key, value in split.items() if key != "document_tokens"})
-        | {f"tokens per document, {what}": value for what, value in split["document_tokens"].items()}
-        for name, split in splits.items()
-    }
-    return [{"": number} | {name: values[number] for name, values in flat.items()} for number in flat["train"]]
+def _numbers(split: SplitSummary) -> Cells:
+    lengths = {f"tokens per document, {what}": value for what, value in split.document_tokens}
+    return in_words(split.model_dump(exclude={"document_tokens"})) | lengths
 
 
-def _rows(name: str, table: dict[str, Any]) -> str:
-    facts = {"row table": name} | {key: value for key, value in table.items() if key not in ("rows", "packing")}
-    splits = {
-        split: {"rows": count} | packed(table.get("packing", {}).get(split, {}))
-        for split, count in table["rows"].items()
-    }
-    names = next(iter(splits.values()))
-    packing = [{"": name} | {split: facts[name] for split, facts in splits.items()} for name in names]
-    return page.facts(_worded(facts)) + page.table(packing)
+def _rows(name: str, table: RowTableSummary) -> str:
+    facts = {"row table": name} | table.model_dump(exclude={"rows", "packing"})
+    costs = {split: packed(table.packing[split]) if table.packing else {} for split in SPLITS}
+    rows = {split: {"rows": table.rows[split], **costs[split]} for split in SPLITS}
+    return page.facts(in_words(facts)) + page.table(side_by_side(rows))
 
 
 def _tokens(path: Path, counts: np.ndarray) -> list[str]:
@@ -157,21 +145,14 @@ def _tokens(path: Path, counts: np.ndarray) -> list[str]:
     return [f'<p class="note">{words}</p>', page.details(f"The {len(rows)} most frequent ones", page.table(rows))]
 
 
-def _checks(verified: dict[str, Any]) -> list[str]:
-    if not verified:
-        return []
-    words = f"{verified['level']}: {in_bytes(verified['checked_bytes'])} read in {verified['seconds']:.1f} s, all checks passed"
-    found = [{name: check[name] for name in ("name", "detail")} for check in verified["checks"]]
-    splits = {split: _worded(facts) for split, facts in verified.get("statistics", {}).items()}
-    names = next(iter(splits.values()), {})
-    rows = [{"": name} | {split: facts[name] for split, facts in splits.items()} for name in names]
-    return [f'<p class="note">{page.text(words)}</p>', page.table(found), page.table(rows)]
+def _checks(verified: VerifyReport) -> list[str]:
+    words = f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, all checks passed"
+    found = [{"name": check.name, "detail": check.detail} for check in verified.checks]
+    statistics = verified.statistics
+    splits = {split: in_words(dict(statistics[split])) for split in SPLITS} if statistics else {}
+    return [f'<p class="note">{page.text(words)}</p>', page.table(found), page.table(side_by_side(splits))]
 
 
-def _source(record: dict[str, Any]) -> dict[str, Any]:
-    names = ("path", "source", "licence", "created", "dtype", "digest")
-    return {name: record[name] for name in names} | {"on disk": in_bytes(record["bytes_on_disk"])}
-
-
-def _worded(values: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("_", " "): value for name, value in values.items()}
+def _source(summary: DatasetSummary) -> Cells:
+    names = {"path", "source", "licence", "created", "dtype", "digest"}
+    return summary.model_dump(include=names) | {"on disk": in_bytes(summary.bytes_on_disk)}

@@ -2,9 +2,9 @@
 
 import html
 from collections.abc import Sequence
-from typing import Any
+from datetime import UTC, datetime
 
-from infini_llama.tasks.formatting import shown
+from infini_llama.tasks.formatting import Cells, shown
 
 # The eight colours stay apart for colour-blind readers, on both grounds.
 LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#008300", "#4a3aa7", "#e34948")
@@ -71,7 +71,12 @@ def page(title: str, *parts: str, reload_every: int = 0) -> str:
     )
 
 
-def text(value: Any) -> str:
+def now() -> str:
+    """The time of writing, for people."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def text(value: object) -> str:
     """Text as HTML; a lone surrogate, which no encoding can write, becomes a question mark."""
     return html.escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
@@ -87,17 +92,17 @@ def tiles(values: dict[str, str]) -> str:
     return f'<div class="tiles">{"".join(shown)}</div>'
 
 
-def facts(values: dict[str, Any]) -> str:
+def facts(values: Cells) -> str:
     """Names and values, one a line; None and empty ones are left out."""
     rows = (
         f'<tr><th scope="row">{text(name)}</th><td>{text(shown(value))}</td></tr>'
         for name, value in values.items()
-        if value not in (None, "", [], {})
+        if value not in (None, "", [], (), {})
     )
     return f'<table class="facts"><tbody>{"".join(rows)}</tbody></table>' if values else ""
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
+def table(records: Sequence[Cells]) -> str:
     """A column for each key that any record has; numbers stand to the right."""
     if not records:
         return ""
@@ -140,5 +145,5 @@ def preformatted(value: str) -> str:
     return f"<pre>{text(value)}</pre>"
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

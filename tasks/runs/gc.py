@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import remove
@@ -101,7 +101,7 @@ def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
     for path in sorted((checkpoints / "abandoned").glob("*")):
         yield Leftover(path, "abandoned by a rollback", lock)
     if rules.keep_checkpoints is not None:
-        permanent = RunFolder(run).require_lineage().train.get("save_permanent_every")
+        permanent = RunFolder(run).require_lineage().settings.save_permanent_every
         for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
             yield Leftover(path, "older checkpoint", lock)
 
@@ -115,23 +115,45 @@ def _older(path: Path, moment: float) -> bool:
     return max(status.st_mtime, status.st_ctime) <= moment  # a rename changes the latter alone
 
 
-def collect(home: Path, rules: Rules, yes: bool) -> dict[str, Any]:
-    """Lists what may go and, with `yes`, removes it; what a running process uses is kept.
+class FoundFile(Record):
+    """What may go, or is gone; path: relative to home."""
 
-    Returns:
-        {"removed": whether it is gone, "bytes": of all, "files": [{"path", "kind", "bytes"}], "in_use": [{"path", "by"}]}.
-    """
-    files, in_use = [], []
+    path: str
+    kind: str
+    bytes: int
+
+
+class KeptFile(Record):
+    """What may go but is used; by: who uses it."""
+
+    path: str
+    by: str
+
+
+class Collected(Record):
+    """What `collect` found. removed: whether the files are gone; bytes: of all of them."""
+
+    removed: bool
+    bytes: int
+    files: tuple[FoundFile, ...]
+    in_use: tuple[KeptFile, ...]
+
+
+def collect(home: Path, rules: Rules, yes: bool) -> Collected:
+    """Lists what may go and, with `yes`, removes it; what a running process uses is kept."""
+    files: list[FoundFile] = []
+    in_use: list[KeptFile] = []
     for one in leftovers(home, rules):
         size, relative = size_of(one.path), one.path.relative_to(home).as_posix()
         if (other := _remove(home, rules, one) if yes else lock_holder(one.lock)) is not None:
-            in_use.append({"path": relative, "by": other})
+            in_use.append(KeptFile(path=relative, by=other))
         else:
-            files.append({"path": relative, "kind": one.kind, "bytes": size})
+            files.append(FoundFile(path=relative, kind=one.kind, bytes=size))
     latest = home / "datasets" / "latest"
     if yes and latest.is_symlink() and not latest.exists():
         latest.unlink()
-    return {"removed": yes, "bytes": sum(file["bytes"] for file in files), "files": files, "in_use": in_use}
+    total = sum(file.bytes for file in files)
+    return Collected(removed=yes, bytes=total, files=tuple(files), in_use=tuple(in_use))
 
 
 def _remove(home: Path, rules: Rules, one: Leftover) -> str | None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infini_llama.tasks.records.goodput import Goodput, StartTime
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.job_file import read_start
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
-from infini_llama.tasks.storage.json_lines import Line, read_lines
+from infini_llama.tasks.storage.json_lines import read_lines
 from infini_llama.tasks.storage.lease import this_machine
 
 # Parts of the wall time, by the phase of `worker.heartbeat` that is counted to each.
@@ -27,7 +28,7 @@ FOR_THE_NEXT_STEP = ("data", "compute")  # in these phases a rank works on the s
 LEDGER = "time.jsonl"
 
 
-class _LedgerLine(Line):
+class _LedgerLine(Record):
     step: int
     time: float
     phases: dict[str, float]
@@ -85,7 +86,7 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     except (OSError, ValueError, TypeError):  # killed before, or damaged
         return None
     start = job.started.wall
-    lines = [_LedgerLine.model_validate(line) for line in read_lines(folder / LEDGER, _LedgerLine)]
+    lines = read_lines(folder / LEDGER, _LedgerLine)
     recorded_until = lines[-1].time if lines else start
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)

@@ -1,33 +1,51 @@
 """What a run's folder says of it, while it goes on as well as afterwards; nothing is judged and no tensor is read."""
 
+import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.environment import EnvironmentRecord
 from infini_llama.tasks.records.goodput import Goodput
 from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.manifest import DatasetManifest, RowTableManifest
+from infini_llama.tasks.records.metrics import (
+    EVALUATION_LINE,
+    CheckpointFacts,
+    EvaluationLine,
+    MetricsLine,
+    SampleLine,
+    TrainLine,
+    ValidationLine,
+)
 from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
-    EvaluationLine,
+    JsonObject,
     RunFolder,
-    SampleLine,
     attempt_folders,
     attempts,
     number_of,
     read_metrics,
 )
-from infini_llama.tasks.storage.artifacts import Damaged, read_manifest
+from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_row_table
 from infini_llama.tasks.storage.json_lines import read_lines
 from infini_llama.tasks.storage.locks import lock_holder
 from infini_llama.tasks.storage.sizes import size_of
+
+
+@dataclass(frozen=True)
+class DatasetManifests:
+    """Of a run's dataset, and of the row table that it trains on."""
+
+    tokens: DatasetManifest
+    rows: RowTableManifest
 
 
 @dataclass(frozen=True)
@@ -36,16 +54,13 @@ class RunRecord:
 
     Raises:
         ConfigError: it is the folder of no run.
+        Damaged: lineage.json cannot be read, and no attempt has a copy.
     """
 
     path: Path
 
     def __post_init__(self) -> None:
-        if not self.folder.lineage.exists():
-            raise ConfigError(
-                f"{self.path} is not a run folder (it has no lineage.json); give the path of runs/<name> in your "
-                "home folder."
-            )
+        self.folder.require_is_run()
 
     @property
     def folder(self) -> RunFolder:
@@ -60,74 +75,100 @@ class RunRecord:
         return self.folder.require_lineage()
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
+        """config.yaml as it was written, perhaps for another version; without it, the section `train` of the lineage."""
         path = self.path / "config.yaml"
         try:
-            config = yaml.safe_load(path.read_bytes()) if path.exists() else None
-        except (yaml.YAMLError, ValueError, RecursionError):
+            # through JSON, since YAML has dates and keys that are no text
+            config = json.loads(json.dumps(yaml.safe_load(path.read_bytes()), default=str)) if path.exists() else None
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             config = None
         return config if isinstance(config, dict) and "train" in config else {"train": self.lineage.train}
 
     @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[MetricsLine]:
         return read_metrics(self.folder)
 
-    @property
-    def trained(self) -> list[dict[str, Any]]:
-        return [record for record in self.metrics if record["kind"] == "train"]
+    @cached_property
+    def trained(self) -> list[TrainLine]:
+        return [line for line in self.metrics if isinstance(line, TrainLine)]
+
+    @cached_property
+    def validated(self) -> list[ValidationLine]:
+        return [line for line in self.metrics if isinstance(line, ValidationLine)]
 
     @property
-    def validated(self) -> list[dict[str, Any]]:
-        return [record for record in self.metrics if record["kind"] == "validation"]
+    def train_losses(self) -> list[float]:
+        """Of the steps whose update was not skipped."""
+        return [line.loss for line in self.trained if line.loss is not None]
+
+    @property
+    def validation_losses(self) -> list[float]:
+        """Those that are finite."""
+        return [line.loss for line in self.validated if line.loss is not None]
+
+    @property
+    def step_seconds(self) -> float:
+        """Spent in steps, over all attempts."""
+        return sum(line.step_time for line in self.trained)
+
+    @property
+    def tokens(self) -> int:
+        """Targets trained on."""
+        return self.trained[-1].tokens if self.trained else 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over all steps; None before the first one."""
+        return self.tokens / self.step_seconds if self.step_seconds else None
 
     @cached_property
     def attempts(self) -> list[AttemptRecord]:
         return attempts(self.folder)
 
     @cached_property
-    def result(self) -> dict[str, Any]:
-        """What the finished run left; {} where it has not ended, or goes on beyond the steps it ended with before."""
-        result = self.folder.read_or_rebuild(self.path / "result.json")
-        return result if result.get("steps") == self.step else {}
+    def result(self) -> TrainingResult | None:
+        """What the finished run left; None where it has not ended, or goes on beyond the steps it ended with before."""
+        result = self.folder.read_record(TrainingResult, self.folder.result)
+        return result if result and result.steps == self.step else None
 
     @cached_property
     def step(self) -> int:
-        return self.trained[-1]["step"] if self.trained else 0
+        return self.trained[-1].step if self.trained else 0
 
     @property
     def max_steps(self) -> int:
         return self.lineage.max_steps
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
-        """What patch-environment recorded; {} for a run of `train` called as a function, with a plan of its caller's."""
-        return self.folder.read_or_rebuild(self.path / "environment.json")
+    def environment(self) -> EnvironmentRecord | None:
+        """What patch-environment recorded; None for a run of `train` called as a function, with a plan of its caller's."""
+        return self.folder.read_record(EnvironmentRecord, self.folder.environment)
 
     @cached_property
-    def dataset(self) -> dict[str, Any]:
-        """The manifests of its dataset, {"tokens", "rows"}; {} where the dataset was moved, removed or damaged."""
+    def dataset(self) -> DatasetManifests | None:
+        """The manifests of its dataset; None where the dataset was moved, removed or damaged."""
         dataset = self.lineage.dataset
         folder = self.path.parent.parent / dataset.path
         with suppress(Damaged):
-            tokens = read_manifest(folder, "dataset").to_json()
-            return {"tokens": tokens, "rows": read_manifest(folder / "chunks" / dataset.chunks, "chunks").to_json()}
-        return {}
+            return DatasetManifests(read_dataset(folder), read_row_table(folder / "chunks" / dataset.chunks))
+        return None
 
     @cached_property
-    def checkpoints(self) -> list[dict[str, Any]]:
+    def checkpoints(self) -> list[CheckpointFacts]:
         """The committed ones, newest first."""
         folder = self.folder.checkpoints
         best = checkpoints.best(folder)
-        found = checkpoints.losses(folder)
         return [
-            {
-                "name": path.name,
-                "step": checkpoints.step_of(path),
-                "validation_loss": loss,
-                "bytes": size_of(path),
-                "is": " ".join(["latest"] * (path == next(iter(found))) + ["best"] * (path == best)),
-            }
-            for path, loss in found.items()
+            CheckpointFacts(
+                name=path.name,
+                step=checkpoints.step_of(path),
+                validation_loss=loss,
+                bytes=size_of(path),
+                latest=number == 0,
+                best=path == best,
+            )
+            for number, (path, loss) in enumerate(checkpoints.losses(folder).items())
         ]
 
     @cached_property
@@ -135,15 +176,15 @@ class RunRecord:
         return goodput(self.folder)
 
     @cached_property
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[EvaluationLine]:
         """What `evaluate` and `passkey` measured of its model, the oldest first."""
-        return read_lines(self.path / "evaluations.jsonl", EvaluationLine)
+        return read_lines(self.folder.evaluations, EVALUATION_LINE)
 
     @cached_property
-    def samples(self) -> list[dict[str, Any]]:
-        """Texts by the model: [{"step", "text"}], those of samples.jsonl and, last, the finished model's."""
-        texts = [self.result["sample"], *self.result.get("samples", [])] if self.result else []
-        return read_lines(self.folder.samples, SampleLine) + [{"step": self.step, "text": text} for text in texts]
+    def samples(self) -> list[SampleLine]:
+        """Texts by the model: those of samples.jsonl and, last, the finished model's."""
+        texts = (self.result.sample, *self.result.samples) if self.result else ()
+        return read_lines(self.folder.samples, SampleLine) + [SampleLine(step=self.step, text=text) for text in texts]
 
     @cached_property
     def state(self) -> str:

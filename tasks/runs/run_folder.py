@@ -8,46 +8,23 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine, TrainLine
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
-from infini_llama.tasks.storage.json_lines import Line, read_lines, scan, unreadable
+from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
 
 RecordType = TypeVar("RecordType", bound=Record)
+AnyStep = TypeVar("AnyStep", bound=StepLine)
+JsonObject = dict[str, JsonValue]
 log = logging.getLogger("infini_llama.train")
-
-
-class MetricsLine(Line):
-    """A line of metrics.jsonl: one step, or one validation."""
-
-    kind: Literal["train", "validation"]
-    step: int
-    loss: float | None = None
-    tokens: int | None = None
-    step_time: float | None = None
-    evaluation_time: float | None = None
-    save_time: float | None = None
-    save_write_time: float | None = None
-
-
-class SampleLine(Line):
-    """A line of samples.jsonl: one text by the model."""
-
-    step: int
-    text: str
-
-
-class EvaluationLine(Line):
-    """A line of evaluations.jsonl: one measurement of the run's model."""
-
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +55,19 @@ class RunFolder:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
-    def read(self, path: Path) -> dict:
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    def read(self, path: Path) -> dict[str, Any]:
         """A JSON object of this folder, {} while its file does not exist.
 
         Raises:
@@ -94,13 +83,22 @@ class RunFolder:
             raise Damaged(f"{path} is not a JSON object.")
         return record
 
-    def read_or_rebuild(self, path: Path) -> dict:
+    def read_or_rebuild(self, path: Path) -> dict[str, Any]:
         """As `read`, for a file that training writes again: {} with a warning where it is damaged."""
         try:
             return self.read(path)
         except Damaged as fault:
             log.warning("%s It is not used; training writes it again.", fault)
             return {}
+
+    def read_record(self, kind: type[RecordType], path: Path) -> RecordType | None:
+        """The record in a file that training writes again: None without it, and with a warning where it is damaged."""
+        try:
+            return kind.from_json(self.read(path)) if path.exists() else None
+        except (Damaged, ValidationError) as fault:
+            words = " ".join(str(fault).split())
+            log.warning("%s cannot be used (%s); training writes it again.", path, words)
+            return None
 
     def read_lineage(self) -> Lineage | None:
         """lineage.json, None while it does not exist; if it is damaged, the copy that the newest attempt was given.
@@ -131,12 +129,22 @@ class RunFolder:
             ConfigError: this is not the folder of a run.
             Damaged: as `read_lineage`.
         """
-        if (lineage := self.read_lineage()) is None:
+        self.require_is_run()
+        lineage = self.read_lineage()
+        assert lineage is not None
+        return lineage
+
+    def require_is_run(self) -> None:
+        """Pass if a run has started in this folder.
+
+        Raises:
+            ConfigError: none has.
+        """
+        if not self.lineage.exists():
             raise ConfigError(
                 f"{self.path} is not a run folder (it has no lineage.json); give the path of runs/<name> in your "
                 "home folder."
             )
-        return lineage
 
     def write_lineage(self, lineage: Lineage) -> None:
         """Write lineage.json."""
@@ -169,18 +177,19 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
     Lines that cannot be read are removed, with a warning.
     """
-    for path, kind in ((run.metrics, MetricsLine), (run.samples, SampleLine)):
-        if path.exists():
-            if fault := unreadable(path, kind):
-                log.warning("%s; removed.", fault)
-            _cut(path, kind, step)
+    _cut(run.metrics, METRICS_LINE, step)
+    _cut(run.samples, SampleLine, step)
 
 
-def _cut(path: Path, kind: type[Line], step: int) -> None:
+def _cut(path: Path, kind: Kind[AnyStep], step: int) -> None:
+    if not path.exists():
+        return
+    if fault := unreadable(path, kind):
+        log.warning("%s; removed.", fault)
     size, rest = 0, []  # bytes that stay where they are, and lines that stay behind one that does not
     cut = False
     for _, line, record in scan(path, kind):
-        if record is None or record["step"] > step:
+        if record is None or record.step > step:
             cut = True
         elif cut:
             rest.append(line)
@@ -201,28 +210,18 @@ def lacking_steps(run: RunFolder, step: int) -> list[int]:
     if start and Path(start).resolve().parent != run.checkpoints.resolve():  # at a step of another run's
         begins = [record.from_step for record in attempts(run) if record.from_step is not None]
         began = min(begins, default=step)
-    there = {record["step"] for record in read_metrics(run) if record["kind"] == "train"}
+    there = {line.step for line in read_metrics(run) if isinstance(line, TrainLine)}
     return [number for number in range(began + 1, step + 1) if number not in there]
 
 
-def read_metrics(run: RunFolder) -> list[dict]:
+def read_metrics(run: RunFolder) -> list[MetricsLine]:
     """Every line of metrics.jsonl that can be read; the next attempt removes the others."""
-    return read_lines(run.metrics, MetricsLine)
+    return read_lines(run.metrics, METRICS_LINE)
 
 
 def append_attempt(run: RunFolder, record: AttemptRecord) -> None:
     """Add the end of an attempt to attempts.jsonl."""
-    append_line(run.attempts, record.model_dump(mode="json", exclude_unset=True))
-
-
-def append_line(path: Path, record: dict) -> None:
-    """Adds a line of JSON, and waits until it is on the disk; a line that a full disk has cut short stays its own."""
-    before = path.read_bytes() if path.exists() else b""
-    cut = bool(before) and not before.endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if cut else "") + json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(run.attempts, record)
 
 
 def attempt_folders(run: RunFolder) -> list[Path]:
@@ -237,4 +236,4 @@ def number_of(attempt_dir: Path) -> int:
 
 def attempts(run: RunFolder) -> list[AttemptRecord]:
     """Every attempt at this run whose line can be read, oldest first."""
-    return [AttemptRecord.from_json(line) for line in read_lines(run.attempts, AttemptRecord)]
+    return read_lines(run.attempts, AttemptRecord)

@@ -1,9 +1,9 @@
-"""Every run below home, one line per run."""
+"""Every run below home, one line per run, and one run in full."""
 
 import logging
 from pathlib import Path
-from typing import Any
 
+from infini_llama.tasks.records.summary import RunDescription, RunStatus
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.sizes import size_of
@@ -11,29 +11,49 @@ from infini_llama.tasks.storage.sizes import size_of
 log = logging.getLogger("infini_llama.runs")
 
 
-def list_runs(home: Path) -> list[dict[str, Any]]:
+def list_runs(home: Path) -> list[RunStatus]:
     """The runs of `home`, the one that was last worked on first; ages in seconds, sizes in bytes."""
     found = []
     for path in (home / "runs").glob("*/lineage.json"):
         try:
-            found.append(_facts(RunRecord(path.parent)))
+            found.append(_status(RunRecord(path.parent)))
         except Damaged as fault:
             log.warning("run %s is skipped: %s", path.parent.name, fault)
-    return sorted(found, key=lambda run: run["age"])
+    return sorted(found, key=lambda run: run.age)
 
 
-def _facts(run: RunRecord) -> dict[str, Any]:
-    losses = [record["loss"] for record in run.trained if record["loss"] is not None]
-    validated = run.validated
-    return {
-        "run": run.name,
-        "state": run.state,
-        "step": run.step,
-        "max_steps": run.max_steps,
-        "train_loss": losses[-1] if losses else None,
-        "validation_loss": validated[-1]["loss"] if validated else None,
-        "attempts": len(run.attempts),
-        "age": run.age,
-        "bytes": size_of(run.path),
-        "dataset": run.lineage.dataset.path,
-    }
+def _status(run: RunRecord) -> RunStatus:
+    return RunStatus(
+        run=run.name,
+        state=run.state,
+        step=run.step,
+        max_steps=run.max_steps,
+        train_loss=run.train_losses[-1] if run.train_losses else None,
+        validation_loss=run.validated[-1].loss if run.validated else None,
+        attempts=len(run.attempts),
+        age=run.age,
+        bytes=size_of(run.path),
+        dataset=run.lineage.dataset.path,
+    )
+
+
+def describe_run(path: Path) -> RunDescription:
+    """Progress, losses, checkpoints and attempts of the run in folder `path`.
+
+    Raises:
+        ConfigError: it is the folder of no run.
+        Damaged: lineage.json cannot be read, and no attempt has a copy.
+    """
+    run = RunRecord(path)
+    return RunDescription(
+        run=run.name,
+        finished=run.folder.summary.exists(),
+        dataset=run.lineage.dataset.path,
+        model=run.lineage.model,
+        step=run.step,
+        train_loss=run.trained[-1].loss if run.trained else None,
+        validation=tuple(run.validated),
+        checkpoints=tuple(run.checkpoints),
+        attempts=tuple(run.attempts),
+        summary=run.folder.read_or_rebuild(run.folder.summary) or None,
+    )

@@ -2,7 +2,6 @@
 
 import logging
 
-from infini_llama.configs.ranks import groups_of
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
@@ -22,7 +21,7 @@ def halve_micro_batch(context: RunContext) -> bool:
     """
     lineage = context.run.require_lineage()
     now = context.micro_batch_size(lineage)
-    share = context.config.train.global_batch_size // groups_of(context.train.model_dump(), context.plan.world_size)
+    share = context.config.train.global_batch_size // context.train.groups(context.plan.world_size)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
     if smaller is None:
         log.warning("the micro-batch is already one sequence; use a smaller model, shorter sequences or more memory")

@@ -4,28 +4,28 @@ import logging
 import os
 import socket
 from contextlib import suppress
-from typing import Any
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import RuntimeConfig
+from infini_llama.tasks.records.metrics import MetricsLine, TrainLine, ValidationLine
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 
 MARGIN = 5.0  # seconds between the end of the workers and the orchestrator's SIGKILL
 log = logging.getLogger("infini_llama.train")
 
 
-def needed(records: list[dict[str, Any]]) -> float:
-    """Seconds from a request to the last rank's end, by the slowest of what these lines of metrics.jsonl have measured.
+def needed(lines: list[MetricsLine]) -> float:
+    """Seconds from a request to the last rank's end, by the slowest of what these lines have measured.
 
     The step that is under way, an evaluation where one is due, the end of a save in the background and the save itself; half
     as much again, since the next one may be slower. 0 before anything was measured.
     """
-
-    def slowest(name: str) -> float:
-        return max((record.get(name, 0.0) for record in records), default=0.0)
-
-    write = max(slowest("save_write_time"), slowest("save_time"))
-    return 1.5 * (slowest("step_time") + slowest("evaluation_time") + slowest("save_time") + 2 * write)
+    steps = [line for line in lines if isinstance(line, TrainLine)]
+    step = max((line.step_time for line in steps), default=0.0)
+    save = max((line.save_time for line in steps), default=0.0)
+    write = max((line.save_write_time for line in steps), default=0.0)
+    evaluation = max((line.evaluation_time for line in lines if isinstance(line, ValidationLine)), default=0.0)
+    return 1.5 * (step + evaluation + save + 2 * max(write, save))
 
 
 def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:

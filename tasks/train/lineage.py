@@ -37,7 +37,7 @@ def resolved_settings(config: PipelineConfig, plan: EnvironmentPlan, max_steps: 
     if train.parallel != "deepspeed":
         return train
     # What agrees with the run's own keys is left out: a micro-batch that an out-of-memory error halves would not agree.
-    engine = engine_settings(train.model_dump(mode="json"), plan.precision, plan.world_size)
+    engine = engine_settings(train, plan.micro_batch_size, plan.precision, plan.world_size)
     return train.model_copy(
         update={"deepspeed_config": {name: value for name, value in engine.items() if name in TAKEN}}
     )

@@ -1,11 +1,14 @@
 """What the supervisor tells people while the workers run, read from the files that they write."""
 
-import json
 import logging
+import math
 
 from infini_llama.tasks.formatting import in_time
+from infini_llama.tasks.progress import Reached
+from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, TrainLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.json_lines import parse_line
 
 log = logging.getLogger("infini_llama.train")
 SHORT = 60.0  # seconds: a run that ends sooner needs no announcement
@@ -21,37 +24,38 @@ class Progress:
         self.steps_seen = 0
 
     def poll(self) -> None:
-        for record in self._new_records():
-            if record["kind"] == "train":
-                loss = "not finite, update skipped" if record["loss"] is None else f"{record['loss']:.4f}"
-                speed = f"{record['tokens_per_second']:,.0f} tokens/s"
-                if (mfu := record.get("mfu")) is not None:
-                    speed += f"  MFU {mfu:.1%}"
-                text = f"step {record['step']}/{self.max_steps}  loss {loss}  lr {record['learning_rate']:.3g}  {speed}"
-                due = record["step"] % self.log_every == 0 or record["step"] == self.max_steps
-                progress = {"done": record["step"], "total": self.max_steps, "unit": "steps", "loss": record["loss"]}
-                log.log(logging.INFO if due else logging.DEBUG, text, extra={"progress": progress | {"due": due}})
-                self._how_long(record)
-            elif record["loss"] is None:
-                log.warning("step %d  validation loss is not finite", record["step"])
+        for line in self._new_lines():
+            if isinstance(line, TrainLine):
+                self._report(line)
+            elif line.loss is None:
+                log.warning("step %d  validation loss is not finite", line.step)
             else:
                 log.info(
                     "step %d  validation loss %.4f  %.3f bits per byte",
-                    record["step"],
-                    record["loss"],
-                    record["bits_per_byte"],
+                    line.step,
+                    line.loss,
+                    math.nan if line.bits_per_byte is None else line.bits_per_byte,
                 )
                 self._new_checkpoint()
         self._new_checkpoint()
 
-    def _how_long(self, record: dict) -> None:
-        """Once an attempt: the time that is left, by its second step (the first one also warms up)."""
+    def _report(self, line: TrainLine) -> None:
+        """The step and, once an attempt, the time that is left, by its second step (the first one also warms up)."""
+        loss = "not finite, update skipped" if line.loss is None else f"{line.loss:.4f}"
+        speed = f"{line.tokens_per_second or 0.0:,.0f} tokens/s"
+        if line.mfu is not None:
+            speed += f"  MFU {line.mfu:.1%}"
+        text = f"step {line.step}/{self.max_steps}  loss {loss}  lr {line.learning_rate or 0.0:.3g}  {speed}"
+        due = line.step % self.log_every == 0 or line.step == self.max_steps
+        drawn = math.nan if line.loss is None else line.loss
+        progress = Reached(line.step, self.max_steps, "steps", due, drawn)
+        log.log(logging.INFO if due else logging.DEBUG, text, extra={"progress": progress})
         self.steps_seen += 1
-        left = (self.max_steps - record["step"]) * record["step_time"]
+        left = (self.max_steps - line.step) * line.step_time
         if self.steps_seen == 2 and left >= SHORT:
-            log.info("%s remaining at the speed of step %d", in_time(left), record["step"])
+            log.info("%s remaining at the speed of step %d", in_time(left), line.step)
 
-    def _new_records(self) -> list[dict]:
+    def _new_lines(self) -> list[MetricsLine]:
         if not self.run.metrics.exists():
             return []
         with self.run.metrics.open("rb") as file:
@@ -59,7 +63,8 @@ class Progress:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        lines = (parse_line(line, METRICS_LINE) for line in whole.splitlines())
+        return [line for line in lines if line is not None]
 
     def _new_checkpoint(self) -> None:
         pointer = self.run.checkpoints / "latest"

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
 from infini_llama.configs.schema import PipelineConfig, RuntimeConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.environment import PatchedEnvironment
 from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.outcome import Outcome
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_as, read_metrics
+from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_as
 from infini_llama.tasks.storage.artifacts import Damaged, Lock, write_atomic
 from infini_llama.tasks.storage.lease import Lease
 from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
@@ -133,8 +133,7 @@ def bind(
     """
     initial = initial_weights(config.train.init_from, run.read_lineage())
     vocabulary = (initial or dataset).vocab_size
-    section = config.model.model_dump(mode="json")
-    model = LlamaConfig.from_dict(architecture(section, vocabulary, dataset.sequence_length))
+    model = LlamaConfig.from_dict(config.model.architecture(vocabulary, dataset.sequence_length))
     settings = resolved_settings(config, plan, resolve_max_steps(config.train, dataset, run.path.parents[1]))
     refuse_stages(config)  # before the run is bound to them
     return model, settings, claim(run, config, settings.model_dump(mode="json"), model, dataset, initial)
@@ -183,7 +182,7 @@ def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary
     if not (fields := run.read_or_rebuild(run.summary)):
         return None
     try:
-        steps = fields["steps"] if isinstance(fields.get("steps"), int) else 0
+        steps = steps if isinstance(steps := fields.get("steps"), int) else 0
         summary = read_as(RunSummary, fields | paths_of(run, steps), run.summary)
     except Damaged as fault:
         log.warning("%s It is written again.", fault)
@@ -208,30 +207,26 @@ def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:
     Args:
         unigram_entropy_bits: of the validation split, per token.
     """
-    records = read_metrics(run)
-    trained = [record for record in records if record["kind"] == "train"]
-    losses = [record["loss"] for record in trained if record["loss"] is not None]
-    validated = [record for record in records if record["kind"] == "validation"]
-    seconds = sum(record["step_time"] for record in trained)
-    last = validated[-1] if validated else {"loss": None, "bits_per_byte": None}
-    result = read_as(TrainingResult, run.read(run.path / "result.json"), run.path / "result.json")
+    record = RunRecord(run.path)
+    result = read_as(TrainingResult, run.read(run.result), run.result)
     tokens = checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, result.steps)).tokens
-    finite = [record["loss"] for record in validated if record["loss"] is not None]
+    losses, seconds = record.train_losses, record.step_seconds
+    last = record.validated[-1] if record.validated else ValidationLine(step=0)
     fields = result.to_json() | paths_of(run, result.steps)
     fields |= {
-        "run": run.path.name,
+        "run": record.name,
         "train_loss": losses[-1] if losses else None,
-        "validation_loss": last["loss"],
-        "validation_bits_per_token": None if last["loss"] is None else last["loss"] / math.log(2),
+        "validation_loss": last.loss,
+        "validation_bits_per_token": None if last.loss is None else last.loss / math.log(2),
         "unigram_entropy_bits": unigram_entropy_bits,
-        "bits_per_byte": last["bits_per_byte"],
-        "best_validation_loss": min(finite) if finite else None,
+        "bits_per_byte": last.bits_per_byte,
+        "best_validation_loss": min(record.validation_losses, default=None),
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds if seconds else 0.0,
-        "updates_left_out": len(trained) - len(losses),
-        "attempts": len(attempts(run)),
-        "goodput": goodput(run).to_json(),
+        "updates_left_out": len(record.trained) - len(losses),
+        "attempts": len(record.attempts),
+        "goodput": record.goodput.to_json(),
     }
     summary = RunSummary.from_json(fields)
     write_atomic(run.summary, summary.model_dump_json(indent=1, exclude={"already_finished"}))

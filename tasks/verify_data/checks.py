@@ -21,6 +21,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token
 from infini_llama.tasks.preprocess.tokens.answers import map_prompts
 from infini_llama.tasks.preprocess.tokens.keys import chunks_key
 from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, SplitStatistics, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, BySplit, DatasetContent, SourceRows
 from infini_llama.tasks.storage.artifacts import (
@@ -52,7 +53,7 @@ class Progress:
         Raises:
             DataError: the check fails; the message says what to do.
         """
-        log.info("checking %s", name, extra={"progress": self._numbers()})
+        log.info("checking %s", name, extra={"progress": Reached(len(self.done), self.total, "checks")})
         try:
             self.done.append(Check(name=name, ok=True, detail=action()))
         except (DataError, ValueError, ArrowException) as raised:
@@ -67,10 +68,7 @@ class Progress:
 
     def finish(self) -> None:
         """Logs that all checks passed."""
-        log.info("checked the dataset", extra={"progress": self._numbers() | {"done": self.total}})
-
-    def _numbers(self) -> dict[str, object]:
-        return {"done": len(self.done), "total": self.total, "unit": "checks"}
+        log.info("checked the dataset", extra={"progress": Reached(self.total, self.total, "checks")})
 
 
 def verify(reference: DatasetRef, home: Path, level: str, full_below: int) -> VerifyReport:

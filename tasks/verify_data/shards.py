@@ -13,6 +13,7 @@ import numpy as np
 from infini_llama.tasks.preprocess.tokens.answers import map_prompts
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits
+from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import SplitStatistics
 from infini_llama.tasks.records.manifest import DatasetContent, Shard
 from infini_llama.tasks.storage.artifacts import Damaged
@@ -43,7 +44,7 @@ def check_split(dataset: Path, split: str, content: DatasetContent) -> SplitStat
         for number, found in enumerate(checked, start=1):
             counts += found.counts
             lengths.append(found.lengths)
-            progress = {"done": number, "total": len(facts.shards), "unit": "shards"}
+            progress = Reached(number, len(facts.shards), "shards")
             log.info("checking the tokens of %s", split, extra={"progress": progress})
     every = np.concatenate(lengths)
     if (len(every), int(every.sum())) != (facts.documents, facts.tokens):

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -42,8 +41,7 @@ def make_dataset(**changes: Any) -> DatasetRef:
 
 def make_model(config: PipelineConfig, dataset: DatasetRef) -> LlamaConfig:
     """The architecture of a run."""
-    section = config.model.model_dump(mode="json")
-    return LlamaConfig.from_dict(architecture(section, dataset.vocab_size, dataset.sequence_length))
+    return LlamaConfig.from_dict(config.model.architecture(dataset.vocab_size, dataset.sequence_length))
 
 
 def make_job(run_dir: Path, **changes: Any) -> TrainingJob:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
@@ -46,10 +45,7 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
         wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
         given = {"data": data(), "model": sizes, "runtime": {"name": name, "home": str(home)}}
         config = PipelineConfig.model_validate(given)
-        fields = (
-            architecture(config.model.model_dump(mode="json"), reference["vocab_size"], reference["sequence_length"])
-            | wanted
-        )
+        fields = config.model.architecture(reference["vocab_size"], reference["sequence_length"]) | wanted
         run = RunFolder(home / "runs" / name)
         run.path.mkdir(parents=True)
         shape = LlamaConfig.from_dict(fields)

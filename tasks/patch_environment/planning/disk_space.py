@@ -1,6 +1,5 @@
 """Whether the checkpoints that a run keeps fit on the disk."""
 
-from infini_llama.configs.durations import planned_steps
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment.planning.estimate import model_of
@@ -20,7 +19,7 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     """
     train = config.train
     each = BYTES * parameters(model_of(config))
-    steps = planned_steps(train.model_dump(mode="json"), config.data.sequence_length)
+    steps = train.planned_steps(config.data.sequence_length)
     permanent = steps // train.save_permanent_every if train.save_permanent_every else 0
     count = train.save_total_limit + 2 + permanent
     have = None if disk.free is None else disk.free + disk.run_bytes

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from infini_llama.configs.architecture import architecture
-from infini_llama.configs.ranks import groups_of, shards_of
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import parameters
@@ -21,8 +19,8 @@ ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
 
 def model_of(config: PipelineConfig) -> LlamaConfig:
     """The run's model, with the vocabulary size of the configuration."""
-    model, data = config.model.model_dump(mode="json"), config.data
-    return LlamaConfig.from_dict(architecture(model, data.tokenizer.vocab_size, data.sequence_length))
+    data = config.data
+    return LlamaConfig.from_dict(config.model.architecture(data.tokenizer.vocab_size, data.sequence_length))
 
 
 def bytes_needed(
@@ -48,7 +46,7 @@ def bytes_needed(
         kept += 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
         kept += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
     total = 4 * parameters(model)
-    shards = shards_of(train.model_dump(mode="json"), workers_per_node * nodes, workers_per_node)
+    shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards
     if shards > 1:
         layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
@@ -89,7 +87,7 @@ def fits(need: dict[str, int], have: int) -> bool:
 def micro_batch(config: PipelineConfig, facts: MachineFacts, precision: Precision, devices: Devices) -> int:
     """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
     nodes, train = config.environment.nnodes, config.train
-    share = max(1, train.global_batch_size // groups_of(train.model_dump(mode="json"), devices.processes * nodes))
+    share = max(1, train.global_batch_size // train.groups(devices.processes * nodes))
     length = config.data.sequence_length // train.context_parallel
     have = memory_per_worker(facts, devices.gpus, devices.processes)
     fitting = [

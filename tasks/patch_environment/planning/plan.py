@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from infini_llama.configs.ranks import groups_of
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.patches.registry import needed_patches
 from infini_llama.tasks.patch_environment.planning import estimate, speed
@@ -46,7 +45,7 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
         threads = max(1, facts.cores // devices.processes)
         notes.reasons["threads"] = f"{facts.cores} usable core(s) over {devices.processes} worker(s)"
     tokens = micro * config.data.sequence_length // train.context_parallel
-    groups = groups_of(train.model_dump(mode="json"), devices.processes * settings.nnodes)
+    groups = train.groups(devices.processes * settings.nnodes)
     plan = EnvironmentPlan(
         device=device,
         gpus=devices.gpus,

@@ -9,8 +9,6 @@ import sys
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from infini_llama.configs.architecture import architecture
-from infini_llama.configs.ranks import groups_of
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.patch_environment.tuning.attention_trial import AttentionCase
@@ -72,14 +70,13 @@ def steps(config: PipelineConfig, plan: EnvironmentPlan, seconds: float, limit: 
     train, length = config.train, config.data.sequence_length
     if train.parallel == "deepspeed":  # whose engine is not what is compared
         train = train.model_copy(update={"parallel": "ddp", "zero_stage": None, "deepspeed_config": None})
-    fields = architecture(config.model.model_dump(mode="json"), config.data.tokenizer.vocab_size, length)
-    model = LlamaConfig.from_dict(fields)
+    model = LlamaConfig.from_dict(config.model.architecture(config.data.tokenizer.vocab_size, length))
     case = StepTrial(train=train, plan=plan, model=model, sequence_length=length, seconds=seconds)
     module = "infini_llama.tasks.train.worker.step_trial"
     answers = _run(module, case.model_dump_json(), plan.env, plan.nproc_per_node, limit)
     results = [StepTrialResult.from_json(answer) for answer in answers]
     step = max(result.step for result in results)
-    tokens = plan.micro_batch_size * length * groups_of(train.model_dump(), plan.nproc_per_node)
+    tokens = plan.micro_batch_size * length * train.groups(plan.nproc_per_node)
     return StepTiming(tokens / step, max(result.first for result in results), step)
 
 

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from infini_llama.configs.durations import planned_steps
-from infini_llama.configs.ranks import groups_of
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.flops import flops_per_token
 from infini_llama.tasks.patch_environment.planning.estimate import model_of
@@ -135,7 +133,7 @@ class _Search:
         cores, train = self.facts.cores, self.config.train
         both = requested(self.config, "nproc_per_node") == requested(self.config, "threads") == "auto"
         for workers, threads in ((cores, 1), (1, cores)):
-            per_step = plan.micro_batch_size * groups_of(train.model_dump(mode="json"), workers)
+            per_step = plan.micro_batch_size * train.groups(workers)
             is_divisible = workers % train.context_parallel == 0 and train.global_batch_size % per_step == 0
             if both and cores > 1 and is_divisible and workers != plan.nproc_per_node:
                 found.append((f"{workers} worker(s)", {"nproc_per_node": workers, "threads": threads}))
@@ -162,7 +160,7 @@ class _Search:
             measured = self._measure({"compile": what})
             if measured is None:
                 continue
-            steps = planned_steps(train.model_dump(mode="json"), self.config.data.sequence_length)
+            steps = train.planned_steps(self.config.data.sequence_length)
             saved = (base.step - measured.step) * steps * plan.accumulation_steps
             gain = measured.tokens_per_second / base.tokens_per_second
             if gain >= WORTH and saved > measured.first:
@@ -195,7 +193,7 @@ class _Search:
 def _seconds_of(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> float:
     """About how long the run takes, before anything is measured."""
     length = config.data.sequence_length
-    tokens = planned_steps(config.train.model_dump(mode="json"), length) * config.train.global_batch_size * length
+    tokens = config.train.planned_steps(length) * config.train.global_batch_size * length
     units = facts.cores if plan.device == "cpu" else plan.nproc_per_node
     return flops_per_token(model_of(config), length) * tokens / (SPEED[plan.device] * units)
 
@@ -211,7 +209,7 @@ def _key(config: PipelineConfig, facts: MachineFacts, plan: EnvironmentPlan) -> 
         "model": config.model.model_dump(mode="json"),
         "data": [data.sequence_length, data.tokenizer.vocab_size],
         "train": {name: train[name] for name in TRAIN_KEYS},
-        "steps": len(str(planned_steps(train, data.sequence_length))),  # compilation pays off in long runs only
+        "steps": len(str(config.train.planned_steps(data.sequence_length))),  # compilation pays off in long runs only
         "environment": config.environment.model_dump(mode="json", exclude={"env", "port"}),
         "plan": [plan.micro_batch_size, plan.nproc_per_node, plan.precision],
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.configs.schema.data import SourceConfig, TextConfig
+from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of, read, read_at
 from infini_llama.tasks.preprocess.sources.hub import commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts

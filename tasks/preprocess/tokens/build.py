@@ -28,6 +28,7 @@ from infini_llama.tasks.preprocess.tokens.clusters import do_on_cluster
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, shares_of
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, write_shard
+from infini_llama.tasks.progress import megabytes
 
 log = logging.getLogger("infini_llama.preprocess")
 LABELS = {"train": "tokenizing training text", "validation": "tokenizing validation text"}
@@ -151,8 +152,7 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
             done += size
             if verbose:
                 total = sum(other.size for other in plan.units if other.split == unit.split)
-                progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
-                log.info(LABELS[unit.split], extra={"progress": progress})
+                log.info(LABELS[unit.split], extra={"progress": megabytes(done, total)})
         path = into / unit.file
         path.parent.mkdir(parents=True, exist_ok=True)
         prompts = np.concatenate(stream.prompts) if stream.prompts else None
@@ -165,5 +165,4 @@ def _log_shares(units: list[Unit], journal: Journal) -> None:
     finished = journal.entries()
     done = sum(unit.size for unit in units if unit.file in finished)
     total = sum(unit.size for unit in units)
-    progress = {"done": round(done / 1e6, 1), "total": round(total / 1e6, 1), "unit": "MB"}
-    log.info("tokenizing", extra={"progress": progress})
+    log.info("tokenizing", extra={"progress": megabytes(done, total)})

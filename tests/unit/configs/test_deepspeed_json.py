@@ -12,14 +12,14 @@ from infini_llama.configs.schema import TrainingConfig
 OF_THE_RUN = {"global_batch_size": 64, "micro_batch_size": 4, "learning_rate": 1e-4, "weight_decay": 0.01}
 
 
-def run(content: dict | str | None = None, **changes) -> dict:
+def run(content: dict | str | None = None, **changes) -> TrainingConfig:
     settings = {"parallel": "deepspeed", "deepspeed_config": content} | OF_THE_RUN | changes
-    return TrainingConfig(**settings).model_dump(mode="json")
+    return TrainingConfig(**settings)
 
 
 def refused(content: dict, precision: str = "fp32", **changes) -> str:
     with pytest.raises(ConfigError) as caught:
-        engine_settings(run(content, **changes), precision, workers=4)
+        engine_settings(run(content, **changes), 4, precision, workers=4)
     return str(caught.value)
 
 
@@ -30,8 +30,8 @@ def test_without_json_the_runs_keys_say_all():
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": 2},
     }
-    assert engine_settings(run(), "fp32", workers=4) == expected
-    assert engine_settings(run(zero_stage=3), "fp32", workers=4)["zero_optimization"] == {"stage": 3}
+    assert engine_settings(run(), 4, "fp32", workers=4) == expected
+    assert engine_settings(run(zero_stage=3), 4, "fp32", workers=4)["zero_optimization"] == {"stage": 3}
 
 
 def test_a_usual_json_that_agrees(tmp_path):
@@ -48,7 +48,7 @@ def test_a_usual_json_that_agrees(tmp_path):
         "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": "auto"},
     }
     (tmp_path / "zero.json").write_text(json.dumps(content))
-    made = engine_settings(run(str(tmp_path / "zero.json")), "fp16", workers=4)
+    made = engine_settings(run(str(tmp_path / "zero.json")), 4, "fp16", workers=4)
     assert made["zero_optimization"] == {"stage": 2, "overlap_comm": True}
     assert made["gradient_accumulation_steps"] == 4
     assert not made.keys() & {"optimizer", "scheduler", "fp16", "bf16", "train_batch_size"}, "the run's own keys decide"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from infini_llama.tasks.progress import Live
+from infini_llama.tasks.progress import Live, Reached
 from support.waiting import wait_until
 
 log = logging.getLogger("infini_llama.test_live")
@@ -18,7 +18,7 @@ def level():
 
 
 def report(done: int, total: int | None = 100) -> None:
-    log.info("step %d", done, extra={"progress": {"done": done, "total": total, "unit": "steps"}})
+    log.info("step %d", done, extra={"progress": Reached(done, total, "steps")})
 
 
 def test_many_reports_are_few_calls_and_the_last_one_is_among_them():

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from infini_llama.configs.durations import count
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval, StepResult
@@ -132,5 +133,13 @@ class Evaluation(Callback):
         state.record_validation(found.loss, self.train.early_stopping_min_delta)
         self.last_step = state.step
         if self.metrics.writer:
-            seconds = time.perf_counter() - started
-            self.metrics.writer.validation({"step": state.step, "evaluation_time": seconds} | asdict(found))
+            self.metrics.writer.validation(
+                ValidationLine(
+                    kind="validation",
+                    step=state.step,
+                    evaluation_time=time.perf_counter() - started,
+                    loss=found.loss,
+                    bits_per_byte=found.bits_per_byte,
+                    tokens=found.tokens,
+                )
+            )

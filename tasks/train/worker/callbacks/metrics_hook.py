@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.metrics import TrainLine
 
 Hook = Callable[[Llama, dict[str, Any]], dict[str, float]]
 
@@ -31,13 +32,13 @@ def load_hook(name: str | None) -> Hook | None:
     return cast(Hook, found)
 
 
-def call_hook(hook: Hook, name: str, model: Llama, record: dict[str, Any]) -> dict[str, float]:
+def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str, float]:
     """The hook's numbers for this step.
 
     Raises:
         ConfigError: it returned something else.
     """
-    found = hook(model, dict(record))
+    found: Any = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
     if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
         raise ConfigError(f"train.metrics_hook={name} returned {found!r}; it must return numbers by name.")
     return {key: float(value) for key, value in found.items()}

@@ -1,17 +1,17 @@
 """The files metrics.jsonl (every step) and samples.jsonl (the texts of every evaluation), and the curves of some steps."""
 
-import json
 import math
 import os
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import numpy as np
 
+from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
 from infini_llama.tasks.train.worker.callbacks.reporters import Reporter
 
-PERCENTILES = (50, 90, 99)
+Curves = list[tuple[str, float | None]]
 RECENT = 200  # steps over whose times the percentiles are computed
 # Groups of curves; a field in none of them is in metrics.jsonl alone.
 TRAIN = ("loss", "learning_rate", "grad_norm", "param_norm", "loss_scale")
@@ -29,31 +29,28 @@ class MetricsWriter:
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 
-    def train(self, record: dict[str, Any]) -> None:
-        self.times.append(record["step_time"])
-        if record["step"] % self.log_every:
-            self._append(self.metrics, {"kind": "train", **record})
+    def train(self, line: TrainLine) -> None:
+        self.times.append(line.step_time)
+        if line.step % self.log_every:
+            self._append(self.metrics, line)
             return
-        spread = {
-            f"p{p}": float(value) for p, value in zip(PERCENTILES, np.percentile(self.times, PERCENTILES), strict=True)
-        }
-        self._append(self.metrics, {"kind": "train", **record, "step_time_spread": spread})
-        curves = _group("train", record, TRAIN) | _group("system", record, SYSTEM)
-        curves |= {f"system/step_time_{name}": value for name, value in spread.items()}
-        curves |= {f"goodput/{part}": seconds for part, seconds in record["goodput"].items()}
-        curves |= {f"gates/layer-{layer}": gate for layer, gate in enumerate(record.get("gates", []))}
-        curves |= {f"custom/{name}": value for name, value in record.get("custom", {}).items()}
-        self._report(curves, record["step"])
+        p50, p90, p99 = np.percentile(self.times, (50, 90, 99)).tolist()
+        spread = StepTimeSpread(p50=p50, p90=p90, p99=p99)
+        self._append(self.metrics, line.model_copy(update={"step_time_spread": spread}))
+        curves = _group("train", line, TRAIN) + _group("system", line, SYSTEM)
+        curves += [(f"system/step_time_{name}", value) for name, value in spread]
+        curves += [(f"goodput/{part}", seconds) for part, seconds in line.goodput or ()]
+        curves += [(f"gates/layer-{layer}", gate) for layer, gate in enumerate(line.layer_gates)]
+        curves += [(f"custom/{name}", value) for name, value in line.custom.items()]
+        self._report(curves, line.step)
 
-    def validation(self, record: dict[str, Any]) -> None:
-        self._append(self.metrics, {"kind": "validation", **record})
-        curves = _group("validation", record, VALIDATION)
-        self.last_validation = {name: value for name, value in curves.items() if math.isfinite(value)}
-        self._report(curves, record["step"])
+    def validation(self, line: ValidationLine) -> None:
+        self._append(self.metrics, line)
+        self.last_validation = self._report(_group("validation", line, VALIDATION), line.step)
 
     def samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
         for prompt, text in zip(prompts, texts, strict=True):
-            self._append(self.texts, {"step": step, "prompt": prompt, "text": text})
+            self._append(self.texts, SampleLine(step=step, prompt=prompt, text=text))
         for reporter in self.reporters:
             reporter.texts("samples", texts, step)
 
@@ -71,22 +68,17 @@ class MetricsWriter:
         for reporter in self.reporters:
             reporter.close(self.last_validation if finished else {})
 
-    def _report(self, curves: dict[str, float], step: int) -> None:
-        drawn = {name: value for name, value in curves.items() if math.isfinite(value)}
+    def _report(self, curves: Curves, step: int) -> dict[str, float]:
+        """Those that are finite, once they are reported."""
+        drawn = {name: value for name, value in curves if value is not None and math.isfinite(value)}
         for reporter in self.reporters:
             reporter.scalars(drawn, step)
+        return drawn
 
-    def _append(self, file: Any, record: dict[str, Any]) -> None:
-        file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+    def _append(self, file: TextIO, line: StepLine) -> None:
+        file.write(line.model_dump_json(exclude_unset=True) + "\n")  # null for numbers that JSON cannot represent
         file.flush()
 
 
-def _group(group: str, record: dict[str, Any], names: tuple[str, ...]) -> dict[str, float]:
-    return {f"{group}/{name}": record[name] for name in names if record.get(name) is not None}
-
-
-def _finite(value: Any) -> Any:
-    """With null for numbers that JSON cannot represent."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _group(group: str, line: StepLine, names: tuple[str, ...]) -> Curves:
+    return [(f"{group}/{name}", getattr(line, name)) for name in names]

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from infini_llama.model.flops import flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.goodput import Ledger
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -70,20 +71,21 @@ class StepMetrics(Callback):
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         started = time.perf_counter()
         update = result.update
-        record: dict[str, Any] = {
-            "step": state.step,
-            "loss": None if update.skipped else update.loss,
-            "learning_rate": result.learning_rate,
-            "grad_norm": None if update.skipped else update.grad_norm,
-            "tokens": state.tokens,
-        }
+        line = TrainLine(
+            kind="train",
+            step=state.step,
+            loss=None if update.skipped else update.loss,
+            learning_rate=result.learning_rate,
+            grad_norm=None if update.skipped else update.grad_norm,
+            tokens=state.tokens,
+        )
         if self.job.plan.precision == "fp16":
-            record["loss_scale"] = result.loss_scale
+            line = line.model_copy(update={"loss_scale": result.loss_scale})
         if state.step % self.job.config.train.log_every == 0:
             with self.strategy.full_parameters():
-                self._observe_parameters(record)
+                line = self._with_parameters(line)
         if self.writer:
-            self.writer.train(record | self._timing(result))
+            self.writer.train(self._with_times(line, result))
         self.report_time = time.perf_counter() - started
 
     def on_train_end(self, finished: bool) -> None:
@@ -95,23 +97,24 @@ class StepMetrics(Callback):
         if self.writer:
             self.writer.sync()
 
-    def _observe_parameters(self, record: dict[str, Any]) -> None:
+    def _with_parameters(self, line: TrainLine) -> TrainLine:
         model, name = self.strategy.model, self.job.config.train.metrics_hook
-        record["param_norm"] = parameter_norm(model)
+        found: dict[str, Any] = {"param_norm": parameter_norm(model)}
         if gates := gate_means(model, self.ranks):
-            record["gates"] = gates
-            record["gate_heads"] = gate_shares(model)
+            heads = gate_shares(model)
+            found |= {"gates": tuple(gates), "gate_heads": tuple(map(tuple, heads))}
             if self.writer:
-                self.gate_warnings.observe(record["step"], record["gate_heads"])
+                self.gate_warnings.observe(line.step, heads)
+        line = line.model_copy(update=found)
         if self.hook and name:
-            record["custom"] = call_hook(self.hook, name, model, record)
+            line = line.model_copy(update={"custom": call_hook(self.hook, name, model, line)})
+        return line
 
-    def _timing(self, result: StepResult) -> dict[str, Any]:
+    def _with_times(self, line: TrainLine, result: StepResult) -> TrainLine:
         length = self.batches.stage(result.samples).reader.sequence_length
         times = result.times
         flops = flops_per_token(self.strategy.model.config, length) * result.targets / times.step
-        lengths = {"sequence_length": length} if len(self.batches.stages) > 1 else {}
-        return lengths | {
+        found = {
             "step_time": times.step,
             "data_time": times.data,
             "save_time": times.save,
@@ -121,8 +124,11 @@ class StepMetrics(Callback):
             "flops_per_second": flops,
             "mfu": flops / self.peak_flops,
             "memory_peak": memory_peak(),
-            "goodput": self.ledger.spent().to_json() if self.ledger else {},
         }
+        if len(self.batches.stages) > 1:
+            found["sequence_length"] = length
+        goodput = {"goodput": self.ledger.spent()} if self.ledger else {}
+        return line.model_copy(update=found | goodput)
 
 
 def gate_means(model: Llama, ranks: Ranks) -> list[float]:

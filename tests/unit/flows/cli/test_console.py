@@ -1,10 +1,13 @@
 """What people see: plain lines without a terminal, throttled; the closing summary."""
 
 import logging
+import math
 
 import pytest
 
 from infini_llama.flows.cli import console
+from infini_llama.tasks.progress import Reached
+from infini_llama.tasks.records.summary import RunSummary
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def log(monkeypatch):
 
 
 def progress(done, total=10):
-    return {"progress": {"done": done, "total": total, "unit": "MB"}}
+    return {"progress": Reached(done, total, "MB")}
 
 
 def test_plain_lines(log, capsys):
@@ -62,9 +65,9 @@ def test_summary():
     summary = {
         "run": "tiny", "steps": 300, "tokens": 1_228_800, "tokens_per_second": 12_345.6, "validation_loss": 3.0,
         "validation_bits_per_token": 4.328, "unigram_entropy_bits": 9.2, "bits_per_byte": 1.2, "checkpoint": "/c",
-        "paths": {"report": "/r", "loss_curve": "/l"}, "sample": "def f():\n    [pass]",
+        "paths": {"run": "/x", "tensorboard": "/t", "report": "/r", "loss_curve": "/l"}, "sample": "def f():\n    [pass]",
     }  # fmt: skip
-    text = console.summary_text(summary)
+    text = console.summary_text(RunSummary.from_json(summary))
     for words in (
         "1,228,800 tokens",
         "12,346 tokens/s",
@@ -77,9 +80,10 @@ def test_summary():
     ):
         assert words in text
     assert text.endswith("sample\ndef f():\n    [pass]")
-    assert "3.00 ABOVE the unigram entropy" in console.summary_text(summary | {"unigram_entropy_bits": 0.0})
+    without = RunSummary.from_json(summary | {"unigram_entropy_bits": 0.0})
+    assert "3.00 ABOVE the unigram entropy" in console.summary_text(without)
     unmeasured = {"validation_loss": None, "validation_bits_per_token": None, "bits_per_byte": None}
-    assert "not finite" in console.summary_text(summary | unmeasured)
+    assert "not finite" in console.summary_text(RunSummary.from_json(summary | unmeasured))
 
 
 def test_losses_as_blocks():
@@ -91,13 +95,13 @@ def test_a_bar_shows_the_loss_of_the_whole_run_and_the_newest_checkpoint():
     handler = console.BarHandler(logging.INFO)
     try:
         for step in range(1, 1001):
-            handler.emit(record(f"step {step}", progress={"done": step, "total": 1000, "unit": "", "loss": -step}))
+            handler.emit(record(f"step {step}", progress=Reached(step, 1000, "", loss=-step)))
             if step == 600:
                 handler.emit(record("checkpoint committed at step 600", checkpoint=600))
         shown = handler.progress.tasks[0].description
         assert len(handler.losses) == console.SPARKS == sum(map(shown.count, console.BLOCKS))
         assert "█" in shown.split("▁")[0] and shown.endswith("saved at 600")
-        handler.emit(record("step", progress={"done": 1000, "total": 1000, "unit": "", "loss": None}))
+        handler.emit(record("step", progress=Reached(1000, 1000, "", loss=math.nan)))
     finally:
         handler.close()
 
@@ -106,7 +110,7 @@ def test_a_finished_bar_becomes_a_line_when_other_records_follow(capsys):
     handler = console.BarHandler(logging.INFO)
     try:
         for done in (1, 2):
-            handler.emit(record("checking", progress={"done": done, "total": 2, "unit": "files"}))
+            handler.emit(record("checking", progress=Reached(done, 2, "files")))
         assert len(handler.progress.tasks) == 1
         handler.emit(record("checkpoint committed at step 600", checkpoint=600))
         assert not handler.progress.tasks and not handler.bars
@@ -123,7 +127,7 @@ def test_a_narrow_terminal_keeps_the_times_whole(monkeypatch, columns):
     try:
         words = "step 14/150  loss 7.3314  1,352 tokens/s  MFU 11.1%"
         for _ in range(2):
-            handler.emit(record(words, progress={"done": 14, "total": 150, "unit": "", "loss": 7.3}))
+            handler.emit(record(words, progress=Reached(14, 150, "", loss=7.3)))
         with handler.progress.console.capture() as shown:
             handler.progress.console.print(handler.progress.get_renderable())
     finally:

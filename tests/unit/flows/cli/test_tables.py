@@ -7,23 +7,27 @@ import sys
 import pytest
 
 from infini_llama.flows.cli import tables as inspection
+from infini_llama.tasks.records.dataset import DatasetSummary
 
 
 @pytest.fixture
-def dataset():
+def dataset() -> DatasetSummary:
     lengths = {"shortest": 3, "p5": 5, "median": 20, "p95": 80, "longest": 99}
-    facts = {"documents": 9, "tokens": 900, "document_tokens": lengths}
-    packing = {"efficiency": 0.99991, "cut_documents": 4, "lost_tokens": 7, "targets": 800}
-    table = {"strategy": "best_fit", "sequence_length": 16, "rows": {"train": 50}, "packing": {"train": packing}}
-    left_out = {"records": 10, "empty": 1, "bad": []}
-    splits = {"train": facts, "validation": facts}
-    return {"path": "/d", "splits": splits, "chunks": {"abc": table}, "left_out": left_out, "samples": ["one\ntext"]}
+    split = {"documents": 9, "tokens": 900, "bytes": 1800, "bytes_per_token": 2.0, "shards": 1}
+    split |= {"unigram_entropy_bits": 4.0, "document_tokens": lengths}
+    costs = {"efficiency": 0.99991, "cut_documents": 4, "lost_tokens": 7, "targets": 800}
+    table = {"strategy": "best_fit", "sequence_length": 16, "rows": {"train": 50, "validation": 5}}
+    table |= {"packing": {"train": costs, "validation": costs}}
+    fields = dict.fromkeys(("digest", "created", "source", "licence", "dtype"), "same")
+    fields |= {"path": "/d", "vocab_size": 61, "bytes_on_disk": 7, "splits": {"train": split, "validation": split}}
+    fields |= {"chunks": {"abc": table}, "left_out": {"records": 10, "empty": 1, "bad": []}, "samples": ["one\ntext"]}
+    return DatasetSummary.from_json(fields)
 
 
 def test_a_dataset_is_told_in_words(dataset):
     text = inspection.dataset_text(dataset)
     assert not re.search(r"\w=", text), "a record of the program"
-    (row,) = [line.split() for line in text.splitlines() if " abc " in line]
+    (row,) = [line.split() for line in text.splitlines() if " abc " in line and " train " in line]
     assert row == ["abc", "best_fit", "16", "train", "50", "99.99%", "4", "7", "800"]
     assert "documents cut" in text and "tokens in no row" in text and text.endswith("one\ntext")
 

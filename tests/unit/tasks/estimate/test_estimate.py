@@ -8,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.configs.schema import PipelineConfig
@@ -17,6 +16,7 @@ from infini_llama.model.flops import flops_per_token, parameters
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate import run
 from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
+from infini_llama.tasks.records.estimate import RunSize
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
 def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
     """The most bytes of real tensors in training: after one update, so with its state, in the second of two micro-batches."""
     train = config.train
-    fields = architecture(config.model.model_dump(mode="json"), config.data.tokenizer.vocab_size, 256)
+    fields = config.model.architecture(config.data.tokenizer.vocab_size, 256)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     gc.collect()
     with LiveBytes() as live:
@@ -104,20 +104,13 @@ def test_parts_are_what_they_are_called():
 def test_estimate_of_a_configuration(tmp_path):
     settings = load_config("tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"])
     record = run.estimate(settings)
-    flops, memory = record["flops_per_token"], record["memory"]
+    flops, memory = record.flops_per_token, record.memory
     config = LlamaConfig.from_dict(run.fields_of(settings))
-    assert (
-        flops["total"]
-        == flops_per_token(config, 256)
-        == sum(flops[part] for part in ("matrices", "attention", "memory"))
-    )
-    assert flops["memory"] > 0 and flops["attention"] > 0
-    assert record["run"] == {"tokens_a_step": 4096, "tokens": 1_024_000, "flops": flops["total"] * 1_024_000}
+    assert flops.total == flops_per_token(config, 256) == flops.matrices + flops.attention + flops.memory
+    assert flops.memory > 0 and flops.attention > 0
+    assert record.run == RunSize(tokens_a_step=4096, tokens=1_024_000, flops=flops.total * 1_024_000)
     assert memory["total"] == sum(value for part, value in memory.items() if part != "total")
-    assert (
-        record["checkpoint"] == 12 * record["parameters"]["total"]
-        and memory["checkpoint_copy"] == record["checkpoint"] // 2
-    )
+    assert record.checkpoint == 12 * record.parameters.total and memory["checkpoint_copy"] == record.checkpoint // 2
     assert not list(tmp_path.glob("runs/*"))
 
 
@@ -129,9 +122,9 @@ def test_a_machine_that_this_is_not(tmp_path):
         "train.micro_batch_size=2",
     ]
     record = run.estimate(load_config("tiny_20m", [f"runtime.home={tmp_path}", *overrides]))
-    assert (record["layout"]["workers"], record["layout"]["shards"]) == (8, 8)
-    assert (record["layout"]["device"], record["layout"]["precision"]) == ("cuda", "bf16")
-    assert "process" not in record["memory"], "what torch's allocator gives out, not what a process has"
+    assert (record.layout.workers, record.layout.shards) == (8, 8)
+    assert (record.layout.device, record.layout.precision) == ("cuda", "bf16")
+    assert "process" not in record.memory, "what torch's allocator gives out, not what a process has"
     with pytest.raises(ConfigError, match=r"train\.global_batch_size"):
         run.estimate(
             load_config("tiny_20m", [*overrides[:2], "train.global_batch_size=64", "train.micro_batch_size=16"])

@@ -10,10 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM
 
-from infini_llama.configs.architecture import architecture
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.starting import write_configuration
@@ -94,7 +93,7 @@ def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
     assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
-    fields = architecture(config["model"], initial_weights(config["train"]["init_from"]).vocab_size, 2048)
+    fields = ModelConfig(**config["model"]).architecture(initial_weights(config["train"]["init_from"]).vocab_size, 2048)
     assert LlamaConfig.from_dict(fields) == open_folder(path).config
     again = write_configuration(path, tmp_path / "infini.yaml", "infini", 128)
     assert again["digest"] == record["digest"]
@@ -212,8 +211,8 @@ def starting(theirs, built, data):
             initial_weights(now["train"]["init_from"], run.read_lineage()),
             DatasetRef.from_json(reference),
         )
-        fields = architecture(now["model"], (initial or dataset).vocab_size, dataset.sequence_length)
         settings = PipelineConfig.model_validate(now)
+        fields = settings.model.architecture((initial or dataset).vocab_size, dataset.sequence_length)
         return claim(run, settings, now["train"], LlamaConfig.from_dict(fields), dataset, initial)
 
     return path, run, begin

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from infini_llama.configs.architecture import with_vocab_size
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
@@ -62,13 +61,13 @@ def test_one_old_gpu_among_others_means_fp32(laptop):
 def test_the_loss_is_cut_where_the_logits_are_large(laptop):
     """8 rows of 256 tokens: 64 MiB at 8k of vocabulary, 32 at 4k, which is not more than it may be; on a GPU a GiB may be."""
     for vocab_size, expected in ((8192, 256), (4096, 0)):
-        requested = with_vocab_size(config(), vocab_size)
+        requested = config().with_vocab_size(vocab_size)
         assert (requested.train.micro_batch_size, requested.data.sequence_length) == (8, 256)
         assert resolve(requested, laptop).loss_chunk == expected
     gpu = changed(laptop, {"gpus": [GPU], "nccl": True})
-    assert resolve(with_vocab_size(config(), 128_256), gpu).loss_chunk == 0
-    assert resolve(with_vocab_size(config(), 256_000), gpu).loss_chunk == 4096
-    assert resolve(with_vocab_size(config(train={"loss_chunk": 0}), 128_256), laptop).loss_chunk == 0
+    assert resolve(config().with_vocab_size(128_256), gpu).loss_chunk == 0
+    assert resolve(config().with_vocab_size(256_000), gpu).loss_chunk == 4096
+    assert resolve(config(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop).loss_chunk == 0
 
 
 def largest_micro_batch(laptop, free, requested):

@@ -240,7 +240,7 @@ def test_progress_is_told_in_megabytes_and_ends_at_the_total(data, tmp_path, cap
         "tokenizing validation text",
     }
     last = {record.getMessage(): record.__dict__["progress"] for record in told}
-    assert all(progress["unit"] == "MB" and progress["done"] == progress["total"] for progress in last.values())
+    assert all(progress.unit == "MB" and progress.done == progress.total for progress in last.values())
     assert "built tokens and chunks" in caplog.text
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.report.comparison import compare, comparison_page
+from support.records import make_plan
 
 
 @pytest.fixture
@@ -15,24 +16,26 @@ def two(make_run):
 
 def test_only_what_differs_is_listed(two):
     record = compare(two)
-    assert record["differences"] == {"train.learning_rate": {"one": 1e-3, "two": 0.5}}
-    assert record["same_validation"]
-    assert record["runs"]["one"]["state"] == "finished" and record["runs"]["two"]["state"] == "stopped"
-    assert record["runs"]["one"]["best_validation_loss"] == pytest.approx(5.5)
-    assert record["runs"]["two"]["tokens"] == 40 * 512
-    assert record["runs"]["two"]["tokens_per_second"] == pytest.approx(1024)
+    assert record.differences == {"train.learning_rate": {"one": 1e-3, "two": 0.5}}
+    assert record.same_validation
+    assert record.runs["one"].state == "finished" and record.runs["two"].state == "stopped"
+    assert record.runs["one"].best_validation_loss == pytest.approx(5.5)
+    assert record.runs["two"].tokens == 40 * 512
+    assert record.runs["two"].tokens_per_second == pytest.approx(1024)
 
 
 def test_another_machine_and_another_dataset(two):
     for folder, precision in zip(two, ("fp32", "bf16"), strict=True):
-        plan = {"plan": {"precision": precision, "env": {}}, "facts": {}}
-        (folder / "environment.json").write_text(json.dumps(plan))
+        plan = make_plan(precision=precision).to_json()
+        facts = {"python": "3.12", "cpu": {"model": "one"}, "versions": {}, "gpus": []}
+        record = {"plan": plan, "facts": facts, "pinned": plan, "pinned_at": "2026-01-01T00:00:00+00:00"}
+        (folder / "environment.json").write_text(json.dumps(record))
     lineage = json.loads((two[1] / "lineage.json").read_text())
     lineage["dataset"]["digest"] = "blake3:other"
     (two[1] / "lineage.json").write_text(json.dumps(lineage))
     record = compare(two)
-    assert record["differences"]["plan.precision"] == {"one": "fp32", "two": "bf16"}
-    assert "dataset.digest" in record["differences"] and not record["same_validation"]
+    assert record.differences["plan.precision"] == {"one": "fp32", "two": "bf16"}
+    assert "dataset.digest" in record.differences and not record.same_validation
     assert "are not of the same sequences" in comparison_page(two, record)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from infini_llama.tasks.records.dataset import VerifyReport
 from infini_llama.tasks.report.dataset import _widths, dataset_page, token_counts
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset
 from support.stages import preprocess, verify
@@ -27,7 +28,7 @@ def test_a_dataset_as_a_page(built, read_page):
 def test_what_verify_found_stands_on_the_page(built, read_page):
     home, reference = built
     report = verify(reference, str(home), "deep", 0)
-    page = read_page(dataset_page(home / reference["path"], report))
+    page = read_page(dataset_page(home / reference["path"], VerifyReport.from_json(report)))
     for words in ("Checks", "all checks passed", "no training document is in the validation text", "vocabulary used"):
         assert words in page.text, words
     assert "all checks passed" not in read_page(dataset_page(home / reference["path"])).text

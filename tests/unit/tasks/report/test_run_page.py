@@ -61,7 +61,7 @@ def test_what_ended_the_run_before_it_went_on_is_not_its_end(make_run):
     folder = make_run()
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps(result | {"steps": 40}))
-    assert RunRecord(folder).result == {} and RunRecord(folder).state == "to finish"
+    assert RunRecord(folder).result is None and RunRecord(folder).state == "to finish"
 
 
 def test_what_other_versions_recorded_is_shown_where_it_is_there(make_run, read_page):

@@ -8,7 +8,7 @@ import pytest
 
 from infini_llama.tasks.runs import gc
 from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_good, step_of
-from infini_llama.tasks.runs.gc import Rules, collect
+from infini_llama.tasks.runs.gc import Collected, Rules, collect
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.runs import list_runs
 from infini_llama.tasks.storage.artifacts import move_aside, staging
@@ -18,8 +18,8 @@ from support.made_up_runs import add_checkpoint
 ALL = Rules(older_than=0.0)
 
 
-def paths(record: dict) -> list[str]:
-    return sorted(file["path"] for file in record["files"])
+def paths(found: Collected) -> list[str]:
+    return sorted(file.path for file in found.files)
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def home(make_run, built):
 
 
 def test_nothing_to_do_in_a_home_without_leftovers(home):
-    assert collect(home, ALL, yes=True) == {"removed": True, "bytes": 0, "files": [], "in_use": []}
-    assert collect(home / "nowhere", ALL, yes=False)["files"] == []
+    assert collect(home, ALL, yes=True) == Collected(removed=True, bytes=0, files=(), in_use=())
+    assert collect(home / "nowhere", ALL, yes=False).files == ()
 
 
 def test_what_kills_and_rollbacks_leave_is_listed_and_then_removed(home, built):
@@ -52,7 +52,7 @@ def test_what_kills_and_rollbacks_leave_is_listed_and_then_removed(home, built):
     half.write_text("{")
     expected = sorted(path.relative_to(home).as_posix() for path in [*left, half])
     listed = collect(home, ALL, yes=False)
-    assert paths(listed) == expected and listed["bytes"] > 2000 and all(path.exists() for path in left)
+    assert paths(listed) == expected and listed.bytes > 2000 and all(path.exists() for path in left)
     assert paths(collect(home, ALL, yes=True)) == expected
     assert not any(path.exists() for path in [*left, half])
     assert paths(collect(home, ALL, yes=False)) == []
@@ -86,8 +86,8 @@ def test_what_somebody_works_on_stays(home, built):
     with Lock(home / "runs" / "run" / "lock"), Lock(home / "locks" / f"dataset-{key}.lock"):
         for yes in (False, True):
             record = collect(home, ALL, yes)
-            assert record["files"] == [] and len(record["in_use"]) == 2
-            assert all(f"process {os.getpid()}" in kept["by"] for kept in record["in_use"])
+            assert record.files == () and len(record.in_use) == 2
+            assert all(f"process {os.getpid()}" in kept.by for kept in record.in_use)
     assert checkpoint.exists() and dataset.exists()
 
 
@@ -101,7 +101,7 @@ def test_old_checkpoints_go_but_for_the_newest_the_best_and_the_permanent_ones(h
     record = collect(home, Rules(0.0, keep_checkpoints=2), yes=True)
     gone = [f"runs/run/checkpoints/step-000000{step}" for step in (10, 20)]
     assert paths(record) == gone  # 100 and 60 are the newest that pass, 15 the best, 40 and 80 permanent
-    assert collect(home, Rules(0.0, keep_checkpoints=2), yes=True)["files"] == []
+    assert collect(home, Rules(0.0, keep_checkpoints=2), yes=True).files == ()
 
 
 def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
@@ -117,9 +117,9 @@ def test_a_dataset_goes_only_when_asked_for_and_when_no_run_needs_it(home, built
     import shutil
 
     dataset, rules = home / built[1]["path"], Rules(0.0, unused_datasets=True)
-    assert collect(home, rules, yes=True)["files"] == []
+    assert collect(home, rules, yes=True).files == ()
     shutil.rmtree(home / "runs")
-    assert collect(home, ALL, yes=True)["files"] == [] and dataset.exists()
+    assert collect(home, ALL, yes=True).files == () and dataset.exists()
     assert paths(collect(home, rules, yes=True)) == [built[1]["path"]]
     assert not dataset.exists() and not (home / "datasets" / "latest").is_symlink()
 
@@ -130,7 +130,7 @@ def test_runs_are_listed_the_last_one_first(home, make_run):
     for file in other.iterdir():
         os.utime(file, (old, old))
     first, second = list_runs(home)
-    assert (first["run"], first["state"], first["step"], first["max_steps"]) == ("run", "finished", 60, 60)
-    assert (second["run"], second["state"], second["step"]) == ("other", "stopped", 20)
-    assert second["age"] == pytest.approx(5000, abs=60) and second["bytes"] > 1000
-    assert second["validation_loss"] == pytest.approx(5.9)
+    assert (first.run, first.state, first.step, first.max_steps) == ("run", "finished", 60, 60)
+    assert (second.run, second.state, second.step) == ("other", "stopped", 20)
+    assert second.age == pytest.approx(5000, abs=60) and second.bytes > 1000
+    assert second.validation_loss == pytest.approx(5.9)

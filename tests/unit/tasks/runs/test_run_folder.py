@@ -97,7 +97,7 @@ def test_a_damaged_line_of_metrics_costs_only_itself_and_is_named(tmp_path, capl
     run = RunFolder(tmp_path)
     before, after = "".join(map(train_line, (1, 2))).encode(), "".join(map(train_line, (4, 5, 6))).encode()
     run.metrics.write_bytes(before + damage + after)
-    assert [record["step"] for record in read_metrics(run)] == [1, 2, 4, 5, 6]
+    assert [line.step for line in read_metrics(run)] == [1, 2, 4, 5, 6]
     cut_metrics(run, 5)
     assert run.metrics.read_text() == "".join(map(train_line, (1, 2, 4, 5)))
     assert f"{run.metrics}: line 3" in caplog.text

@@ -79,6 +79,15 @@ def test_a_damaged_summary_is_none_and_named(run, caplog, text):
     assert str(run.summary) in caplog.text or text == "{}"
 
 
+@pytest.mark.parametrize("name", ["result.json", "environment.json"])
+@pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
+def test_a_damaged_result_or_environment_is_none_and_named(run, caplog, name, text):
+    (run.path / name).write_text(text)
+    record = RunRecord(run.path)
+    assert record.result is None and record.environment is None
+    assert str(run.path / name) in caplog.text
+
+
 def test_a_run_that_has_taken_more_steps_than_are_wanted_now_is_finished(run):
     assert finished(run, 12, None).steps == 16 and finished(run, 20, None) is None
 

@@ -7,6 +7,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import RuntimeConfig
+from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.grace import grace_period, needed, request_time_to_stop
 
@@ -27,7 +28,11 @@ def limits(own: float, orchestrator: float | None) -> RuntimeConfig:
 def test_what_is_configured_holds_until_more_was_measured(tmp_path):
     assert grace_period(RunFolder(tmp_path), limits(25.0, None)) == 25.0
     assert grace_period(run_with(tmp_path, STEP), limits(25.0, None)) == 25.0
-    assert grace_period(run_with(tmp_path, STEP, SAVED), limits(25.0, None)) == needed([SAVED]) == 1.5 * (2 + 4 + 20)
+    assert (
+        grace_period(run_with(tmp_path, STEP, SAVED), limits(25.0, None))
+        == needed([TrainLine.model_validate(SAVED)])
+        == 1.5 * (2 + 4 + 20)
+    )
 
 
 def test_an_orchestrator_that_kills_earlier_is_refused_with_the_seconds_it_must_give(tmp_path):

@@ -63,7 +63,7 @@ def test_a_good_dataset_passes_with_a_report(built, level, caplog):
     files = [path for path in files_of(home, reference) if path.name != MANIFEST]
     assert report["files"] == len(files) and report["checked_bytes"] == sum(path.stat().st_size for path in files)
     progress = [record.__dict__["progress"] for record in caplog.records if hasattr(record, "progress")]
-    assert progress[-1]["done"] == progress[-1]["total"] == len(names)
+    assert progress[-1].done == progress[-1].total == len(names)
 
 
 def test_statistics_are_those_of_the_tokens_whatever_the_threads(built, caplog, monkeypatch):
@@ -82,7 +82,7 @@ def test_statistics_are_those_of_the_tokens_whatever_the_threads(built, caplog, 
         assert found["most_frequent_token"] == np.bincount(tokens).max() / len(tokens)
         assert found["entropy_bits"] == facts["unigram_entropy_bits"]
         said = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
-        assert [each["done"] for each in said] == list(range(1, len(shards) + 1)) and len(shards) > 1
+        assert [each.done for each in said] == list(range(1, len(shards) + 1)) and len(shards) > 1
     monkeypatch.setattr(shards_of_verify, "MOST_THREADS", 1)
     monkeypatch.setattr(shards_of_verify, "AT_ONCE", 100)
     assert verify(reference, str(home), "deep", 0)["statistics"] == report["statistics"]

@@ -11,8 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
 from infini_llama.tasks.train.worker.callbacks.metrics_hook import call_hook, load_hook
@@ -24,11 +25,18 @@ from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
 
-def step(number: int, loss: float = 2.0) -> dict:
+def step(number: int, loss: float = 2.0) -> TrainLine:
     timing = {"step_time": number / 10, "data_time": 0.1, "save_time": 0.0, "tokens_per_second": 5.0, "mfu": 0.5}
     logged = {"param_norm": 3.0, "gates": [0.25, 0.5], "custom": {"largest": 7.0}} if number % 2 == 0 else {}
-    record = {"step": number, "loss": loss, "learning_rate": 1e-3, "grad_norm": math.inf, "memory_peak": 100}
-    return record | logged | timing | {"goodput": {"training": float(number)}}
+    record = {
+        "kind": "train",
+        "step": number,
+        "loss": loss,
+        "learning_rate": 1e-3,
+        "grad_norm": math.inf,
+        "memory_peak": 100,
+    }
+    return TrainLine.model_validate(record | logged | timing | {"goodput": {"training": float(number)}})
 
 
 def attempt(run_dir, first: int, last: int) -> None:
@@ -37,7 +45,7 @@ def attempt(run_dir, first: int, last: int) -> None:
     for number in range(first + 1, last + 1):
         metrics.train(step(number))
         if number % 2 == 0:
-            metrics.validation({"step": number, "loss": 2.0, "bits_per_byte": math.nan})
+            metrics.validation(ValidationLine(kind="validation", step=number, loss=2.0, bits_per_byte=math.nan))
             metrics.samples(number, ["p"], [f"p at {number}"])
     metrics.close(finished=last == 8)
 
@@ -53,6 +61,14 @@ def test_a_resumed_run_reports_every_step_once(tmp_path):
     assert logged["step_time_spread"] == pytest.approx({"p50": 0.25, "p90": 0.37, "p99": 0.397})
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [sample["text"] for sample in samples] == [f"p at {number}" for number in (2, 4, 6, 8)]
+
+
+def test_gates_that_are_not_finite_are_null_and_the_line_is_read_again(tmp_path):
+    metrics = MetricsWriter(tmp_path, 1, [])
+    metrics.train(step(2).model_copy(update={"gates": (0.25, math.nan), "custom": {"largest": math.inf}}))
+    metrics.close(finished=False)
+    (line,) = read_metrics(RunFolder(tmp_path))
+    assert line.gates == (0.25, None) and line.mean_gate == 0.25 and line.custom == {"largest": None}
 
 
 def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
@@ -80,10 +96,10 @@ def test_a_hook_is_asked_and_its_faults_are_sentences(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     model = Llama(LlamaConfig(61, 16, 32, 1, 2, 2, 16))
-    found = call_hook(load_hook("mine:largest"), "mine:largest", model, {"step": 1})
+    found = call_hook(load_hook("mine:largest"), "mine:largest", model, TrainLine(step=1))
     assert found == {"largest": 1.0}
     with pytest.raises(ConfigError, match="mine:wrong"):
-        call_hook(load_hook("mine:wrong"), "mine:wrong", model, {})
+        call_hook(load_hook("mine:wrong"), "mine:wrong", model, TrainLine(step=1))
     for name in ("nowhere:at_all", "mine:missing"):
         with pytest.raises(ConfigError, match=f"train.metrics_hook={name}"):
             load_hook(name)

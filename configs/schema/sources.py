@@ -1,0 +1,130 @@
+"""Where text comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from infini_llama.configs.schema.section import Section, fixed, free
+
+SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+
+class PasskeyConfig(Section):
+    """Texts generated for `data.source: passkey`: a number hidden in repetitive filler text, and a question for it at the
+    end.
+    """
+
+    documents: Annotated[int, Field(ge=1, le=100_000_000)] = fixed(
+        default=20_000,
+        title="Documents",
+        description="Number of texts to generate.",
+    )
+    repetitions: Annotated[int, Field(ge=1)] = fixed(
+        default=3,
+        title="Repetitions",
+        description="Maximum repetitions of the filler text. The number is drawn for each text, from 1 to this value.",
+    )
+    seed: Annotated[int, Field(ge=0)] = fixed(
+        default=0,
+        title="Seed",
+        description="Seed of the numbers, lengths and positions.",
+    )
+
+
+class TextConfig(Section):
+    """Where the text of one source is, and how to read it."""
+
+    source: Literal["files", "python-stdlib", "huggingface", "passkey"] = fixed(
+        default="files",
+        title="Source",
+        description="files: the paths in data.files. python-stdlib: the .py files of the running Python's standard library, "
+        "without a download. huggingface: data.dataset, through the datasets library. passkey: texts generated as "
+        "data.passkey describes.",
+    )
+    files: list[str] = fixed(
+        default_factory=list,
+        title="Files",
+        description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
+        "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl, csv, parquet and arrow files "
+        "have one document per record; a tar file has the documents of its files. All can be compressed with gz, xz, zst or bz2.",
+    )
+    validation_files: list[str] = fixed(
+        default_factory=list,
+        title="Validation files",
+        description="Held-out text, in the same formats as data.files, instead of data.validation_fraction. Training "
+        "documents that are also in these files are skipped.",
+    )
+    dataset: str = fixed(
+        default="",
+        title="Dataset",
+        description="Name of a dataset on the Hugging Face Hub, a local dataset folder, or a folder written by "
+        "save_to_disk (source: huggingface).",
+    )
+    dataset_config: str | None = fixed(
+        default=None,
+        title="Dataset configuration",
+        description="Configuration of the dataset, if it has several.",
+    )
+    revision: str | None = fixed(
+        default=None,
+        title="Dataset revision",
+        description="Branch, tag or commit of data.dataset on the Hugging Face Hub. Default: its main branch. The manifest records "
+        "the commit that was read.",
+        min_length=1,
+    )
+    dataset_split: str = fixed(
+        default="train",
+        title="Dataset split",
+        description="Split of data.dataset to train on.",
+        min_length=1,
+    )
+    validation_split: str | None = fixed(
+        default=None,
+        title="Validation split",
+        description="Split of data.dataset to hold out. Default: data.validation_fraction of data.dataset_split.",
+    )
+    streaming: bool = free(
+        default=False,
+        title="Streaming",
+        description="Read data.dataset without a local copy. The result is the same. For a Hub dataset, the contents of a commit "
+        "are cached. Any other dataset is read again by every `run`, including a resume, to check for changes; "
+        "`train --dataset` does not.",
+    )
+    passkey: PasskeyConfig = Field(
+        default_factory=PasskeyConfig, title="Passkey", description="Texts to generate (source: passkey)."
+    )
+    text_column: str = fixed(
+        default="text",
+        title="Text column",
+        description="Column or field that contains the text of a record.",
+        min_length=1,
+    )
+    format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = fixed(
+        default="auto",
+        title="Format",
+        description="Format of the files. auto: by file extension. The compression is always detected by the extension. For a tar "
+        "file, it selects the files in it.",
+    )
+
+
+class SourceConfig(TextConfig):
+    """One of several sources that are mixed."""
+
+    name: Annotated[str, Field(pattern=SOURCE_NAME)] = fixed(
+        title="Name",
+        description="Name of the source in the dataset, in reports and in metrics.",
+    )
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = fixed(
+        default=None,
+        title="Weight",
+        description="Share of the training sequences: weight / sum of weights. If no source has a weight, every "
+        "sequence is used once per epoch.",
+    )
+    licence: str = free(
+        default="not stated",
+        title="Licence",
+        description="Licence of the text, recorded in the manifest.",
+        min_length=1,
+    )

@@ -1,0 +1,59 @@
+"""What `estimate` computes of a run before anything is built."""
+
+from infini_llama.tasks.records.plan import Device, Precision
+from infini_llama.tasks.records.record import Record
+
+
+class ParameterCount(Record):
+    """Numbers of parameters. of_matrices: those that take part in a matrix product."""
+
+    total: int
+    embedding: int
+    of_matrices: int
+
+
+class FlopsPerToken(Record):
+    """Forward and backward. memory: of the compressive memory."""
+
+    matrices: float
+    attention: float
+    memory: float
+    total: float
+
+
+class RunSize(Record):
+    """Tokens per step and of the whole run, and its FLOPs."""
+
+    tokens_a_step: int
+    tokens: int
+    flops: float
+
+
+class Layout(Record):
+    """How a step is divided. micro_batch_size: sequences; shards: workers that share the optimizer state."""
+
+    micro_batch_size: int
+    micro_batches: int
+    workers: int
+    shards: int
+    precision: Precision
+    device: Device
+    loss_chunk: int
+
+
+class Estimate(Record):
+    """Parameters, FLOPs and bytes of a run.
+
+    Attributes:
+        memory: bytes of one worker by part: those of `bytes_needed`; on a CPU also `checkpoint_copy` (of asynchronous saves),
+            `process` and `holes`, so that `total` is the peak of the resident set; on a GPU `total` is the peak of what torch's
+            allocator has given out.
+        checkpoint: bytes on disk.
+    """
+
+    parameters: ParameterCount
+    flops_per_token: FlopsPerToken
+    run: RunSize
+    layout: Layout
+    memory: dict[str, int]
+    checkpoint: int

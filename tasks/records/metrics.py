@@ -1,0 +1,141 @@
+"""Lines of metrics.jsonl, samples.jsonl and evaluations.jsonl, and what of a checkpoint is shown."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from infini_llama.tasks.records.evaluation import EvaluationRequest, PasskeyRetrieval, Perplexity
+from infini_llama.tasks.records.goodput import Goodput
+from infini_llama.tasks.records.record import Record
+
+
+class StepTimeSpread(Record):
+    """Percentiles of the times of recent steps, seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class StepLine(Record):
+    """What a step left; a resumed run cuts its files back to the step of the checkpoint."""
+
+    step: int
+
+
+class TrainLine(StepLine):
+    """One step. A field is None if it was not measured in this step, was not finite, or is not of this run's version.
+
+    Attributes:
+        loss: mean over the global batch, nats per token; None: the update was skipped.
+        tokens: targets trained on so far, over all ranks.
+        loss_scale: with fp16.
+        gates: mean share of memory in each layer's output; older versions have one value per head.
+        gate_heads: share of memory by layer and head.
+        custom: of train.metrics_hook.
+        sequence_length: with data.curriculum.
+        step_time, data_time, save_time, save_write_time: see `StepTimes`.
+        report_time: seconds that the metrics of the step before took.
+        tokens_per_second, flops_per_second: of all ranks together; mfu: share of the processor's peak.
+        memory_peak: bytes.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    kind: Literal["train"] = "train"
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    tokens: int = 0
+    loss_scale: float | None = None
+    param_norm: float | None = None
+    gates: tuple[float | tuple[float | None, ...] | None, ...] = ()
+    gate_heads: tuple[tuple[float, ...], ...] = ()
+    custom: dict[str, float | None] = Field(default_factory=dict)
+    sequence_length: int | None = None
+    step_time: float = 0.0
+    data_time: float | None = None
+    save_time: float = 0.0
+    save_write_time: float = 0.0
+    report_time: float | None = None
+    tokens_per_second: float | None = None
+    flops_per_second: float | None = None
+    mfu: float | None = None
+    memory_peak: int | None = None
+    goodput: Goodput | None = None
+    step_time_spread: StepTimeSpread | None = None
+
+    @property
+    def layer_gates(self) -> list[float | None]:
+        """One value per layer, whatever the version."""
+        return [_mean(gate) if isinstance(gate, tuple) else gate for gate in self.gates]
+
+    @property
+    def mean_gate(self) -> float | None:
+        """Over all layers; None without Infini-attention."""
+        return _mean(self.layer_gates)
+
+
+class ValidationLine(StepLine):
+    """One validation. loss: nats per token; tokens: targets; evaluation_time: seconds."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    kind: Literal["validation"] = "validation"
+    loss: float | None = None
+    bits_per_byte: float | None = None
+    tokens: int | None = None
+    evaluation_time: float = 0.0
+
+
+MetricsLine = TrainLine | ValidationLine
+METRICS_LINE: TypeAdapter[MetricsLine] = TypeAdapter(Annotated[MetricsLine, Field(discriminator="kind")])
+
+
+class SampleLine(StepLine):
+    """A text by the model."""
+
+    prompt: str | None = None
+    text: str
+
+
+class PerplexityLine(Perplexity):
+    """A measurement of `evaluate`. measured: when, ISO 8601; asked: see `EvaluationRequest`."""
+
+    kind: Literal["evaluate"]
+    measured: str | None = None
+    asked: EvaluationRequest | None = None
+
+
+class PasskeyLine(PasskeyRetrieval):
+    """A measurement of `passkey`; see `PerplexityLine`."""
+
+    kind: Literal["passkey"]
+    measured: str | None = None
+    asked: EvaluationRequest | None = None
+
+
+EvaluationLine = PerplexityLine | PasskeyLine
+EVALUATION_LINE: TypeAdapter[EvaluationLine] = TypeAdapter(Annotated[EvaluationLine, Field(discriminator="kind")])
+
+
+class CheckpointFacts(Record):
+    """A committed checkpoint. validation_loss: nats per token; bytes: on disk."""
+
+    name: str
+    step: int
+    validation_loss: float | None
+    bytes: int
+    latest: bool
+    best: bool
+
+    @property
+    def pointers(self) -> str:
+        """ "latest", "best", both or neither."""
+        return " ".join(["latest"] * self.latest + ["best"] * self.best)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None

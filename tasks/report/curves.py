@@ -1,0 +1,118 @@
+"""The charts of one run, and of several beside one another."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+from infini_llama.tasks.formatting import NATS_PER_BIT
+from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
+from infini_llama.tasks.report.charts import Chart, Curve
+from infini_llama.tasks.runs.record import RunRecord
+
+Line = TypeVar("Line", TrainLine, ValidationLine)
+Value = Callable[[Line], float | None]
+# Title, value and factor of what is drawn for one run and for several.
+OF_STEPS: tuple[tuple[str, Value[TrainLine], float], ...] = (
+    ("Learning rate", lambda line: line.learning_rate, 1.0),
+    ("Gradient norm", lambda line: line.grad_norm, 1.0),
+    ("Tokens per second", lambda line: line.tokens_per_second, 1.0),
+    ("Model FLOPs utilization, %", lambda line: line.mfu, 100.0),
+)
+
+
+def loss_chart(run: RunRecord) -> Chart:
+    """Training and validation loss in nats per token, with the unigram entropy as a baseline."""
+    curves = [
+        _curve("training", run.trained, lambda line: line.loss),
+        _curve("validation", run.validated, lambda line: line.loss, points=True),
+    ]
+    if run.dataset:
+        entropy = run.dataset.tokens.content.validation.unigram_entropy_bits * NATS_PER_BIT
+        curves.append(Curve("unigram entropy", [0, 1], [entropy, entropy], "level"))
+    return Chart("Loss, nats per token", curves, marks=_starts(run))
+
+
+def charts_of_run(run: RunRecord) -> list[Chart]:
+    """Every chart of a run; what it has not recorded is left out where it is drawn."""
+    trained, marks = run.trained, _starts(run)
+
+    def one(title: str, value: Value[TrainLine], factor: float = 1.0, log: bool = False) -> Chart:
+        return Chart(title, [_curve("", trained, value, factor)], marks=marks, log=log)
+
+    bits = _curve("", run.validated, lambda line: line.bits_per_byte, points=True)
+    spent = [
+        _curve("step", trained, lambda line: line.step_time),
+        _curve("waiting for data", trained, lambda line: line.data_time),
+        _curve("saving", trained, lambda line: line.save_time),
+    ]
+    return [
+        loss_chart(run),
+        Chart("Validation, bits per byte", [bits], marks=marks),
+        *(one(*spec) for spec in OF_STEPS),
+        one("Parameter norm", lambda line: line.param_norm),
+        Chart("Seconds per step", spent, marks=marks),
+        one("Memory, GB", lambda line: line.memory_peak, 1e-9),
+        one("Loss scale", lambda line: line.loss_scale, log=True),
+        Chart("Mean gate: fraction of memory in Infini-attention's output", _gates(run), marks=marks),
+    ]
+
+
+def charts_of_runs(runs: Sequence[RunRecord]) -> list[Chart]:
+    """A curve per run in each chart."""
+
+    def chart(title: str, x_label: str, curve: Callable[[RunRecord], Curve]) -> Chart:
+        return Chart(title, [curve(run) for run in runs], x_label)
+
+    def trained(value: Value[TrainLine], factor: float = 1.0) -> Callable[[RunRecord], Curve]:
+        return lambda run: _curve(run.name, run.trained, value, factor)
+
+    def validated(
+        value: Value[ValidationLine], place: Callable[[RunRecord], Callable[[int], float]]
+    ) -> Callable[[RunRecord], Curve]:
+        return lambda run: _curve(run.name, run.validated, value, points=True, x=place(run))
+
+    return [
+        chart("Training loss, nats per token", "step", trained(lambda line: line.loss)),
+        chart("Validation loss, nats per token", "tokens", validated(lambda line: line.loss, tokens_at)),
+        chart("Validation, bits per byte", "tokens", validated(lambda line: line.bits_per_byte, tokens_at)),
+        chart("Validation loss, nats per token", "seconds of steps", validated(lambda line: line.loss, seconds_at)),
+        *(chart(title, "step", trained(value, factor)) for title, value, factor in OF_STEPS),
+        chart("Mean share of memory in the output", "step", trained(lambda line: line.mean_gate)),
+    ]
+
+
+def tokens_at(run: RunRecord) -> Callable[[int], float]:
+    """Tokens seen by a step."""
+    seen = {line.step: line.tokens for line in run.trained}
+    return lambda step: seen.get(step, 0)
+
+
+def seconds_at(run: RunRecord) -> Callable[[int], float]:
+    """Time that the steps up to one took, without what is between them."""
+    times = accumulate(line.step_time for line in run.trained)
+    spent = dict(zip((line.step for line in run.trained), times, strict=True))
+    return lambda step: spent.get(step, 0.0)
+
+
+def _curve(
+    label: str,
+    lines: Sequence[Line],
+    value: Value[Line],
+    factor: float = 1.0,
+    points: bool = False,
+    x: Callable[[int], float] = float,
+) -> Curve:
+    there = [(x(line.step), found * factor) for line in lines if (found := value(line)) is not None]
+    return Curve(label, [at for at, _ in there], [found for _, found in there], "points" if points else "line")
+
+
+def _gates(run: RunRecord) -> list[Curve]:
+    lines = [line for line in run.trained if line.gates]
+    layers = min((len(line.gates) for line in lines), default=0)
+    steps = [line.step for line in lines]
+    return [Curve(f"layer {layer}", steps, [line.layer_gates[layer] for line in lines]) for layer in range(layers)]
+
+
+def _starts(run: RunRecord) -> list[int]:
+    """Where attempts after the first took up."""
+    return sorted({record.from_step for record in run.attempts if record.from_step})
