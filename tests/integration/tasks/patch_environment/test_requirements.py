@@ -63,7 +63,7 @@ def refused(tmp_path) -> PipelineConfig:
 
 
 def test_a_run_is_refused_before_its_text_is_read(refused, monkeypatch):
-    monkeypatch.setattr(direct, "preprocess", None)
+    monkeypatch.setattr(direct, "Preparation", None)
     with pytest.raises(ConfigError, match=r"train\.metrics_hook"):
         direct.run(refused)
 
