@@ -85,9 +85,6 @@ class Ranges(io.RawIOBase):
         self._place = max(0, base + offset)
         return self._place
 
-    def tell(self) -> int:
-        return self._place
-
     def readinto(self, buffer: Any) -> int:
         first, last = self._place, min(self._place + len(buffer), self._size)
         if first >= last:
