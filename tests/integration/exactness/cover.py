@@ -46,3 +46,14 @@ def pairwise_cover(factors: dict[str, tuple], allowed: Callable[[Cell], bool]) -
 
 def name_of(cell: Cell) -> str:
     return "-".join(str(value) for value in cell.values())
+
+
+def each_setting_once(cells: list[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
+    """Few of the cells, in which every setting that any of them has is met."""
+    missing = {setting for _, cell in cells for setting in cell.items()}
+    chosen = []
+    while missing:
+        best = max(cells, key=lambda named: (len(missing & set(named[1].items())), -named[1]["world"]))
+        chosen.append(best)
+        missing -= set(best[1].items())
+    return chosen
