@@ -46,7 +46,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(result.stdout.splitlines()[-1].split())
 
 
-def test_the_tree_is_there():
+def test_the_layout_exists():
     assert all(len(files_of(package)) > 3 for package in OURS)
 
 
@@ -56,7 +56,7 @@ def test_only_flows_and_task_files_import_prefect():
     assert users and not strangers
 
 
-def test_a_task_file_is_its_stage_folder_only_door_to_prefect():
+def test_only_task_files_of_a_stage_import_prefect():
     folders = {path.parent for path in files_of("tasks") if path.name == "task.py"}
     assert {folder.name for folder in folders} >= {"preprocess", "verify_data", "patch_environment", "train"}
 
@@ -87,7 +87,7 @@ def test_the_model_is_imported_without_triton():
     assert "torch" in loaded_by(f"{hidden}import infini_llama.model.llama, infini_llama.model.generate")
 
 
-def test_a_worker_is_free_of_the_pipeline():
+def test_a_worker_does_not_import_the_pipeline():
     loaded = loaded_by("import infini_llama.tasks.train.worker.__main__, infini_llama.tasks.train.worker.rank")
     assert "torch" in loaded
     assert not loaded & {"prefect", "datasets", "transformers", "flows"}
@@ -147,7 +147,7 @@ def test_without_a_mirror_fsspec_is_not_even_imported():
     assert "fsspec" not in loaded_by(f"{script}with mirrored({config}, None): pass")
 
 
-def test_configs_come_cheap():
+def test_importing_configs_is_cheap():
     assert "pydantic" not in loaded_by("import infini_llama.configs")
     assert not loaded_by("import infini_llama.configs.loading") & {"torch", "prefect", "datasets", "numpy"}
 

@@ -65,7 +65,7 @@ def answer(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return f"{code}: {re.split(r'^infini-llama(?: [a-z]+)?: ', said, flags=re.MULTILINE)[-1].strip()}"
 
 
-def test_wrong_input_is_answered_as_recorded(tmp_path, monkeypatch, capsys):
+def test_messages_for_wrong_input_match_the_snapshot(tmp_path, monkeypatch, capsys):
     folder_of_mistakes(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path / "home"))

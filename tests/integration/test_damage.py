@@ -39,7 +39,7 @@ def finished(lab, uninterrupted):
     return copy
 
 
-def test_a_damaged_newest_checkpoint_makes_the_next_older_one_serve(lab, finished):
+def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(lab, finished):
     run_dir, expected = finished("damaged-checkpoint")
     (run_dir / "summary.json").unlink()
     shard = max((run_dir / "checkpoints/step-00000060").glob("rank-*.bin"), key=lambda path: path.stat().st_size)
@@ -77,7 +77,7 @@ def test_a_run_folder_of_another_dataset_or_model_is_refused_with_the_difference
     refused(lab.start("foreign", *SOFTMAX_2, "train.seed=5"), 64, "train.seed: 1234 before, 5 now")
 
 
-def test_no_space_for_a_checkpoint_is_a_sentence_and_the_same_command_carries_on(lab, uninterrupted):
+def test_no_space_for_a_checkpoint_is_reported_and_the_same_command_resumes(lab, uninterrupted):
     expected, _ = uninterrupted("softmax", 2)
     (shard,) = lab.home.glob("datasets/python-stdlib-*/train/data-00000.arrow")
     assert shard.stat().st_size > 400_000  # the dataset is there already, so only the checkpoints meet the limit

@@ -41,19 +41,19 @@ def test_resumed_is_bitwise_uninterrupted(found, stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_updates_are_left_out_whole_and_a_loss_scale_changes_nothing(found, stage):
+def test_updates_are_skipped_entirely_and_a_loss_scale_changes_nothing(found, stage):
     for said in ("a spike is left out", "infinity is left out", "then goes on"):
         assert found[stage][said], said
     assert found[stage]["scaled_hashes"] == found[stage]["uninterrupted"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_whole_model_is_at_hand(found, stage):
+def test_the_wrapped_model_is_accessible(found, stage):
     assert found[stage]["whole"]
     assert found[stage]["plain"] == found[stage]["plain_is"]
 
 
-def test_any_strategy_goes_on_from_any_other(found):
+def test_any_strategy_resumes_from_any_other(found):
     for stage in (DDP, *STAGES):
         for source in (DDP, *STAGES):
             assert found[f"{stage} from {source}"] == pytest.approx(found[DDP]["losses"][3:], rel=1e-5)

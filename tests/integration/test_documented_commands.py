@@ -125,6 +125,6 @@ def test_every_command_of_the_pages(tmp_path):
             (tmp_path / "start.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_what_is_run_elsewhere_has_its_test():
+def test_commands_run_elsewhere_have_a_test():
     for words, test in ELSEWHERE.items():
         assert (ROOT / test).is_file() and any(re.search(words, one) for one in commands()), words

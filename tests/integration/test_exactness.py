@@ -87,7 +87,7 @@ SHARED_ROWS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ranks_that_share_rows(bench):
+def test_context_parallel_is_bitwise(bench):
     cells = [(name_of(cell), SHARED | cell) for cell in SHARED_ROWS]
     assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
     believed = json.loads((bench.run(f"{cells[-1][0]}-calm").path / "compile.json").read_text())
@@ -119,7 +119,7 @@ def test_another_number_of_workers_sees_the_same_batches_and_nearly_the_same_los
 
 
 @pytest.mark.slow
-def test_ranks_that_share_rows_of_several_documents_compute_what_one_alone_does(bench):
+def test_context_parallel_of_packed_documents_equals_one_process(bench):
     cell = ELASTIC | {"isolation": True, "update": "delta"}
     bench.attempt("alone", cell | {"world": 1})
     for context, parallel in ((2, "fsdp"), (4, "ddp")):

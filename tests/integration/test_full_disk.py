@@ -51,7 +51,7 @@ def used(disk: Path) -> int:
     return shutil.disk_usage(disk).used // MEBIBYTE
 
 
-def test_each_stage_says_so_loses_nothing_and_carries_on_when_there_is_space(lab, uninterrupted, disk):
+def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, uninterrupted, disk):
     expected, expected_metrics = uninterrupted("softmax", 2)
     here = Laboratory(lab.home, lab.config)  # its logs are elsewhere, or they could not be read
     settings = (*SOFTMAX_2, f"runtime.home={disk}")

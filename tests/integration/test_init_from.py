@@ -52,7 +52,7 @@ def starting(lab, uninterrupted, tmp_path_factory):
     return Laboratory(lab.home, written), summary
 
 
-def test_started_killed_and_carried_on_is_bitwise_the_same(starting):
+def test_killed_and_resumed_from_imported_weights_is_bitwise(starting):
     own, before = starting
     calm = own.finish("started")
     killed = own.start("started-killed", "environment.nproc_per_node=1")

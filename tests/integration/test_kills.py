@@ -108,7 +108,7 @@ def test_preprocess_killed_in_the_middle_gives_the_same_bytes(lab, tmp_path):
     )
 
 
-def test_sigterm_saves_and_the_same_command_carries_on(lab, uninterrupted):
+def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
     expected, _ = uninterrupted("softmax", 2)
     overrides = ("model.attention=softmax", "environment.nproc_per_node=2")
     started = lab.start("sigterm", *overrides)
@@ -123,7 +123,7 @@ def test_sigterm_saves_and_the_same_command_carries_on(lab, uninterrupted):
     assert lab.finish("sigterm", *overrides)["weights_sha256"] == expected["weights_sha256"]
 
 
-def test_packed_rows_train_and_resume_to_the_bit_and_their_targets_are_counted(lab):
+def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     overrides = ("data.strategy=best_fit", "train.document_isolation=true", "environment.nproc_per_node=2")
     expected = lab.finish("packed-calm", *overrides)
     overrides += ("train.dataloader_num_workers=2",)

@@ -51,7 +51,7 @@ def test_a_run_trains_in_pods_and_a_killed_command_is_followed_by_one_that_watch
     assert len(cluster.pods) == 1 and sum(method == "POST" for method, *_ in cluster.requests) == 1
 
 
-def test_asked_to_stop_it_deletes_the_job_with_a_checkpoint_committed(lab, calm, cluster, start):
+def test_a_stop_request_deletes_the_job_after_a_committed_checkpoint(lab, calm, cluster, start):
     command = start("halted")
     lab.wait_for_step("halted", 15, command)
     command.process.send_signal(signal.SIGTERM)
@@ -64,7 +64,7 @@ def test_asked_to_stop_it_deletes_the_job_with_a_checkpoint_committed(lab, calm,
     assert lab.same("halted", "calm-pods")["attempts"] == 2
 
 
-def test_a_job_that_somebody_deletes_ends_the_run_and_a_pod_that_dies_does_not(lab, calm, cluster, start):
+def test_deleting_the_job_ends_the_run_and_a_killed_pod_does_not(lab, calm, cluster, start):
     command = start("pods")
     lab.wait_for_step("pods", 15, command)
     (job,) = cluster.objects
@@ -79,7 +79,7 @@ def test_a_job_that_somebody_deletes_ends_the_run_and_a_pod_that_dies_does_not(l
     assert lab.same("pods", "calm-pods")["attempts"] == 3
 
 
-def test_two_pods_meet_and_end_together(lab, cluster, start):
+def test_two_pods_join_and_end_together(lab, cluster, start):
     one_machine = lab.finish("pods-apart", STEPS, "environment.nproc_per_node=2")
     command = start("pods-together", "environment.nnodes=2", "environment.nproc_per_node=1")
     assert command.wait() == 0, command.log.read_text()

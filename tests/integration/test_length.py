@@ -15,7 +15,7 @@ def test_epochs_and_tokens_become_steps(lab):
     assert lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same  # nothing was left to do
 
 
-def test_a_run_ends_early_and_goes_on_with_more_patience(lab):
+def test_a_run_stops_early_and_resumes_with_more_patience(lab):
     early = ("train.eval_every=2", "train.early_stopping_min_delta=50", "train.save_every='900 tokens'")
     summary = lab.finish("early", *early, "train.early_stopping_patience=2")
     assert summary["steps"] == 6 and summary["stopped_early"] == 2  # the first is a gain, the next two are none

@@ -23,7 +23,7 @@ def rows(name: str, segments: int, far: bool):
 
 
 @pytest.mark.parametrize(("segments", "far"), [(2, False), (6, False), (6, True)])
-def test_a_passkey_is_whole_in_an_earlier_segment_and_asked_for_in_the_last(segments, far):
+def test_a_passkey_lies_in_an_earlier_segment_and_is_queried_in_the_last(segments, far):
     key, question = memory.FILLERS + 10, memory.FILLERS + 11
     seen = set()
     for row, wanted in rows("passkey", segments, far):
@@ -36,7 +36,7 @@ def test_a_passkey_is_whole_in_an_earlier_segment_and_asked_for_in_the_last(segm
     assert seen == ({0} if far else set(range(segments - 1)))
 
 
-def test_a_pair_is_asked_for_by_its_key_alone():
+def test_a_pair_is_queried_by_its_key_only():
     key, question = memory.FILLERS + 14, memory.FILLERS + 15
     for row, wanted in rows("pairs", 5, False):
         starts = [place for place, token in enumerate(row) if token == key]

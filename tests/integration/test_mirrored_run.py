@@ -11,7 +11,7 @@ from support.laboratory import exact_metrics
 
 
 @pytest.mark.slow
-def test_an_empty_machine_carries_the_run_on_to_the_bit(lab, uninterrupted, tmp_path):
+def test_an_empty_machine_resumes_the_run_bitwise(lab, uninterrupted, tmp_path):
     summary, calm = uninterrupted("infini", 1)
     mirror = f"storage.mirror={tmp_path / 'mirror'}"
     started = lab.start("mirrored", mirror, "model.attention=infini")

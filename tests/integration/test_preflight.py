@@ -34,17 +34,17 @@ def words(tmp_path, *arguments: str) -> str:
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=200, check=False).stdout
 
 
-def test_ranks_that_are_all_there_add_up(tmp_path):
+def test_the_sum_over_all_ranks(tmp_path):
     said = words(tmp_path)
     assert all(f"{rank}: sum 3" in said for rank in range(3))
 
 
-def test_a_rank_that_does_not_come_is_named_by_the_others(tmp_path):
+def test_a_missing_rank_is_named_by_the_others(tmp_path):
     said = words(tmp_path, "1")
     for rank in (0, 2):
         assert f"{rank}: PipelineError: rank 1 has not responded within 5 s (environment.preflight_timeout)" in said
 
 
-def test_a_rank_that_comes_and_does_not_answer_is_named_by_the_first(tmp_path):
+def test_a_rank_that_stops_answering_is_named_by_the_first(tmp_path):
     said = words(tmp_path, "dumb2")
     assert "0: PipelineError: rank 0 on" in said and "Ranks 2 failed to pass monitoredBarrier" in said

@@ -20,7 +20,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_a_row_asks_for_facts_of_earlier_segments():
+def test_a_row_queries_facts_of_earlier_segments():
     inputs, labels = recall.rows(50, 4, torch.Generator().manual_seed(0))
     for row, answers in zip(inputs.tolist(), labels.tolist(), strict=True):
         facts = [token - recall.FIRST_FACT for token in row[:48] if token != recall.FILLER]
@@ -39,6 +39,6 @@ def test_the_memory_learns_to_recall(variant):
 
 
 @pytest.mark.slow
-def test_local_attention_alone_stays_at_chance():
+def test_local_attention_stays_at_chance():
     model, _ = recall.train("local attention", seed=0, steps=300)
     assert recall.accuracy(model, 4) < 0.12

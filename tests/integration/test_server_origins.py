@@ -39,7 +39,7 @@ def test_the_preflight_of_another_origin_is_refused(origin):
 
 
 @pytest.mark.parametrize("kind", [{"Content-Type": "text/plain"}, {}])
-def test_what_a_browser_sends_without_a_preflight_changes_nothing(origin, kind):
+def test_a_request_without_a_preflight_changes_nothing(origin, kind):
     answer = httpx.post(f"{origin}/api/variables/", content=VARIABLE, headers=EVIL | kind)
     assert answer.status_code >= 400 and "access-control-allow-origin" not in answer.headers
 

@@ -56,7 +56,7 @@ def test_a_killed_command_leaves_its_job_and_the_next_one_watches_it(slurm, lab,
     assert state(slurm, job) == "COMPLETED"
 
 
-def test_a_command_killed_before_it_wrote_the_number_down_finds_its_job_by_name(slurm, lab, calm, start):
+def test_a_command_killed_before_recording_the_job_id_finds_its_job_by_name(slurm, lab, calm, start):
     first = start("unnamed")
     lab.wait_for_step("unnamed", 20, first)
     kill(first.process.pid)
@@ -69,7 +69,7 @@ def test_a_command_killed_before_it_wrote_the_number_down_finds_its_job_by_name(
     assert len(jobs_named(slurm, lab, "unnamed")) == 1
 
 
-def test_a_job_that_ended_while_nobody_watched_is_the_runs_end(slurm, lab, calm, start):
+def test_a_job_that_ended_while_unwatched_ends_the_run(slurm, lab, calm, start):
     first = start("alone")
     lab.wait_for_step("alone", 20, first)
     kill(first.process.pid)
@@ -81,7 +81,7 @@ def test_a_job_that_ended_while_nobody_watched_is_the_runs_end(slurm, lab, calm,
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_warning_puts_the_job_back_and_it_carries_on_to_the_bit(slurm, lab, calm, start, watched):
+def test_a_warned_job_is_requeued_and_resumes_bitwise(slurm, lab, calm, start, watched):
     name = f"warned-{watched}".lower()
     command = start(name)
     lab.wait_for_step(name, 20, command)
@@ -98,7 +98,7 @@ def test_a_warning_puts_the_job_back_and_it_carries_on_to_the_bit(slurm, lab, ca
     assert "start 2" in (lab.run_dir(name) / "logs" / "attempt-01" / f"slurm-{job}.log").read_text()
 
 
-def test_a_requeued_job_takes_up_at_the_newest_checkpoint(slurm, lab, calm, start):
+def test_a_requeued_job_resumes_from_the_newest_checkpoint(slurm, lab, calm, start):
     command = start("lost")
     lab.wait_for_step("lost", 35, command)
     job = job_of(lab, "lost")
@@ -109,7 +109,7 @@ def test_a_requeued_job_takes_up_at_the_newest_checkpoint(slurm, lab, calm, star
     assert json.loads((lab.run_dir("lost") / "logs" / "attempt-01" / "job.json").read_text())["from_step"] >= 30
 
 
-def test_scancel_ends_the_run_with_a_checkpoint_and_the_same_command_carries_on(slurm, lab, calm, start):
+def test_scancel_ends_the_run_with_a_checkpoint_and_the_same_command_resumes(slurm, lab, calm, start):
     command = start("cancelled")
     lab.wait_for_step("cancelled", 20, command)
     slurm("scancel", job_of(lab, "cancelled"))
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_the_job_with_a_checkpoint(slurm, lab, calm, start):
     lab.same("ctrl-c", "calm-slurm")
 
 
-def test_what_sbatch_refuses_is_a_sentence(slurm, lab, start):
+def test_an_error_of_sbatch_is_reported(slurm, lab, start):
     command = start("refused", "environment.slurm.partition=nowhere")
     assert command.wait() == 64
     assert "sbatch refused the job" in command.log.read_text() and "partition=nowhere" in command.log.read_text()

@@ -18,7 +18,7 @@ def attempts(lab, name: str) -> list[dict]:
     return [json.loads(line) for line in (lab.run_dir(name) / "attempts.jsonl").read_text().splitlines()]
 
 
-def test_a_stopped_rank_is_named_and_the_run_goes_on(lab, uninterrupted):
+def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
     expected, expected_metrics = uninterrupted("softmax", 2)
     started = lab.start("stopped", *SOFTMAX_2, "runtime.hang_after=4")
     lab.wait_for_step("stopped", 23, started)
@@ -65,7 +65,7 @@ def change(module):
 """
 
 
-def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_good(lab, uninterrupted, tmp_path):
+def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
     slow = inject(tmp_path, "infini_llama.tasks.train.worker.checkpointer", SLOW_SAVE)
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
@@ -131,7 +131,7 @@ def rows_of(lab) -> int:
     return json.loads(manifest.read_text())["content"]["rows"]["train"]
 
 
-def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninterrupted, tmp_path):
+def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, uninterrupted, tmp_path):
     uninterrupted("softmax", 2)  # makes the dataset, whose number of rows is needed
     body = not_finite(range(22, 25)).replace("SIZE", str(rows_of(lab)))
     injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
@@ -150,7 +150,7 @@ def test_updates_that_are_not_finite_are_left_out_and_survive_a_kill(lab, uninte
     assert exact_metrics(lab.run_dir("poison-killed")) == lines
 
 
-def test_too_many_of_them_go_back_and_leave_the_samples_out(lab, uninterrupted, tmp_path):
+def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, uninterrupted, tmp_path):
     uninterrupted("softmax", 2)
     body = not_finite(range(24, 33)).replace("SIZE", str(rows_of(lab)))
     injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)

@@ -55,7 +55,7 @@ def test_the_audit_marks_the_tests_that_make_test_leaves_out():
     assert "`make slow`" in line and "`make gpu`" in line and "everything" not in line
 
 
-def test_each_row_of_the_audit_has_a_test_or_says_that_it_has_none():
+def test_each_row_of_the_audit_names_a_test_or_states_that_there_is_none():
     """A row without a test says why none can be named."""
     text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
     rows = [
@@ -75,7 +75,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @each_page
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", target):
             continue
@@ -121,7 +121,7 @@ def test_keys_exist(page):
 
 
 @each_page
-def test_python_in_the_pages_imports_what_there_is(page):
+def test_imports_in_documented_python_exist(page):
     """Read from the files, so that no torch is loaded."""
     for block in PYTHON.findall(page.read_text(encoding="utf-8")):
         for node in ast.walk(ast.parse(block)):

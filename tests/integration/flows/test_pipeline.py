@@ -12,7 +12,7 @@ from infini_llama.tasks.train import launch as local
 from support.made_up_runs import add_checkpoint
 
 
-def test_where_to_start_is_ruled_anew_by_each_command_of_one_process(tmp_path, monkeypatch):
+def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypatch):
     """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
     monkeypatch.setattr(local, "torchrun", lambda order_path, plan, where: [sys.executable, "-c", ""])
     (tmp_path / "text").mkdir()

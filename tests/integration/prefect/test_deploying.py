@@ -76,7 +76,7 @@ def test_a_waiting_run_survives_deploying_again(server):
         httpx.delete(f"{server.api}/flow_runs/{run}", timeout=30).raise_for_status()
 
 
-def test_a_changed_file_is_deployed_and_leaves_switched_schedules_alone(server):
+def test_a_changed_file_is_deployed_and_keeps_paused_schedules(server):
     server.ours("deploy", str(server.config))
     switch(server, "nightly", False)
     settings = yaml.safe_load(server.config.read_text())

@@ -53,7 +53,7 @@ def test_retry_by_command(house, tmp_path):
     resumed(house, "by-command", run)
 
 
-def test_a_new_run_of_the_same_name_carries_on(house, tmp_path):
+def test_a_new_flow_run_of_the_same_name_resumes(house, tmp_path):
     crashed(house, "again", tmp_path)
     resumed(house, "again", house.submit("again"))
 
@@ -76,7 +76,7 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
     assert attempt["kind"] == "preempted" and attempt["step"] == attempt["checkpoint_step"] == house.step(name)
 
 
-def test_a_suspended_run_ends_with_a_checkpoint_and_resuming_carries_it_on(house):
+def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
     run = house.submit("suspended", *LONG)
     house.wait_for_step("suspended", 20)
     soon, later = (datetime.now(UTC) + timedelta(seconds=seconds) for seconds in (300, 86400))
@@ -109,7 +109,7 @@ def test_a_server_that_restarts_in_mid_run_costs_nothing(house):
     assert len(house.attempts("restarted")) == 1
 
 
-def test_a_worker_that_is_killed_leaves_its_run_to_end_by_itself_and_is_started_again(house):
+def test_the_run_of_a_killed_prefect_worker_ends_by_itself(house):
     def workers() -> set[int]:
         return {pid for pid, command in processes_of(house.marker).items() if "worker start" in command}
 

@@ -162,7 +162,7 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(deployed, changes, words)
     assert answer.status_code == 409 and all(word in answer.text for word in words), answer.text
 
 
-def test_the_page_of_a_run_has_its_milestones_versions_names_and_tags_and_no_secret(deployed):
+def test_the_page_of_a_run_has_milestones_versions_names_and_tags_but_no_secret(deployed):
     deployed.begin_worker()
     runs = {}
     for name in ("first", "second"):
@@ -223,7 +223,7 @@ def test_a_notification_is_sent_for_ends(deployed):
     assert texts == [f'{name}. with "quotes"' for name in ("Completed", "Crashed", "Failed")]
 
 
-def test_the_engine_asks_the_retry_policy_after_each_failure_and_waits_as_it_says(server):
+def test_the_engine_consults_the_retry_policy_after_each_failure(server):
     """A thousand retries whose delay changes and whose end is decided by a condition: not in Prefect's documentation."""
     found = json.loads(python(server, "-c", RETRIES).splitlines()[-1])
     assert found["state"] == "Failed"

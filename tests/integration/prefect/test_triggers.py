@@ -10,7 +10,7 @@ from support.laboratory import COMMAND
 FIELD = "[...document.querySelectorAll('textarea,input')].find(one => one.value === 'small')"
 
 
-def test_submit_pressed_in_a_browser_runs_and_tells_its_story(house, browser):
+def test_submit_in_a_browser_runs_and_logs_its_milestones(house, browser):
     deployment = house.deployment()
     browser.open(house.page(f"deployments/deployment/{deployment['id']}/run"))
     browser.wait_for("Learning rate")

@@ -23,7 +23,7 @@ def refused(content: dict, precision: str = "fp32", **changes) -> str:
     return str(caught.value)
 
 
-def test_without_json_the_runs_keys_say_all():
+def test_without_a_json_file_the_keys_of_the_run_are_used():
     expected = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": 4,
@@ -34,7 +34,7 @@ def test_without_json_the_runs_keys_say_all():
     assert engine_settings(run(zero_stage=3), 4, "fp32", workers=4)["zero_optimization"] == {"stage": 3}
 
 
-def test_a_usual_json_that_agrees(tmp_path):
+def test_an_ordinary_json_file_is_accepted(tmp_path):
     """The one of the training guide, with what is often left to DeepSpeed's caller."""
     content = {
         "train_batch_size": 64,
@@ -72,18 +72,18 @@ def test_a_usual_json_that_agrees(tmp_path):
         ({"flops_profiler": {"enabled": True}}, "flops_profiler is not known"),
     ],
 )
-def test_what_contradicts_the_run_or_is_not_known_is_named(content, sentence):
+def test_conflicting_and_unknown_settings_are_named(content, sentence):
     assert sentence in refused(content)
 
 
-def test_every_contradiction_stands_on_a_line_of_its_own():
+def test_every_contradiction_is_on_its_own_line():
     text = refused({"train_batch_size": 1, "bf16": {"enabled": True}}, zero_stage=3)
     assert len(text.splitlines()) == 3
     assert "train.zero_stage is 3" in refused({"zero_optimization": {"stage": 1}}, zero_stage=3)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "\xff"])
-def test_what_is_no_json_object_is_refused(tmp_path, content):
+def test_json_that_is_not_an_object_is_refused(tmp_path, content):
     (tmp_path / "zero.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match="JSON"):
         read_json(str(tmp_path / "zero.json"))
@@ -103,6 +103,6 @@ def test_what_is_no_json_object_is_refused(tmp_path, content):
         ({"parallel": "fsdp", "deepspeed_config": {}}, "deepspeed_config"),
     ],
 )
-def test_what_does_not_go_with_deepspeed_is_refused(changes, word):
+def test_settings_incompatible_with_deepspeed_are_refused(changes, word):
     with pytest.raises(ValidationError, match=word):
         run(**changes)

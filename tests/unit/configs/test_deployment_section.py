@@ -38,7 +38,7 @@ def test_a_wrong_schedule_is_refused_with_its_key(schedules, words):
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-def test_the_form_of_a_run_has_no_deployment_but_all_else():
+def test_the_form_of_a_run_has_every_section_except_deployment():
     schema = PipelineConfig.model_json_schema()
     assert set(schema["properties"]) == set(PipelineConfig.model_fields) - {"deployment"}
     assert not any("deployment" in name.lower() or "schedule" in name.lower() for name in schema["$defs"])

@@ -146,7 +146,7 @@ def test_a_file_whose_name_cannot_name_a_run_needs_a_name(tmp_path):
         ("? [a, b]\n: 1\n", ["line 1"]),
     ],
 )
-def test_what_is_no_configuration_file(tmp_path, text, words):
+def test_files_that_are_not_configurations_are_refused(tmp_path, text, words):
     with pytest.raises(ConfigError) as raised:
         load_config(write(tmp_path, text))
     assert all(word in str(raised.value) for word in words), raised.value
@@ -184,7 +184,7 @@ def test_a_bare_name_is_the_ready_configuration(tmp_path, monkeypatch):
         load_config("elsewhere/tiny.yaml")
 
 
-def test_json_is_read_too(tmp_path):
+def test_a_json_configuration_is_read(tmp_path):
     assert load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name == "mine"
     with pytest.raises(ConfigError, match="line 1"):
         load_config(write(tmp_path, "{", "broken.json"))

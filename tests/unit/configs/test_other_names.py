@@ -128,7 +128,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize(("section", "key", "meant"), ALL)
-def test_a_key_is_known_here_or_answered_with_the_one_it_means(section, key, meant):
+def test_each_name_of_the_field_is_a_key_or_suggests_one(section, key, meant):
     if not meant:
         assert f"{section}.{key}" in all_keys()
         return
@@ -139,7 +139,7 @@ def test_a_key_is_known_here_or_answered_with_the_one_it_means(section, key, mea
 
 @pytest.mark.parametrize(("option", "meant"), OPTIONS.items())
 @pytest.mark.parametrize("value", [[], ["1"]])
-def test_an_option_is_answered_with_what_to_write(option, value, meant, capsys):
+def test_an_unknown_option_suggests_the_key(option, value, meant, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["run", "my.yaml", option, *value])
     assert ended.value.code == 64
@@ -153,7 +153,7 @@ def test_an_option_of_a_command_without_a_configuration_has_no_hint(capsys):
     assert "train.max_steps" not in capsys.readouterr().err
 
 
-def test_the_names_are_no_keys_and_lead_to_keys():
+def test_aliases_are_not_keys_and_map_to_keys():
     leaves = {key.rpartition(".")[2] for key in all_keys()}
     meant = {key for keys in other_names.KEYS.values() for key in keys.split(" or ")}
     assert meant <= all_keys().keys()
@@ -170,5 +170,5 @@ def test_a_typing_error_leads_to_the_key(word, meant):
 
 
 @pytest.mark.parametrize("word", ["activate", "zzz", "relation"])
-def test_a_word_that_resembles_no_key_has_no_answer(word):
+def test_an_unrelated_word_has_no_suggestion(word):
     assert nearest((word,)) == ()

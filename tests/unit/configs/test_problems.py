@@ -76,7 +76,7 @@ def test_no_rule_is_hidden_by_another_problem():
     assert "\n  train.warmup_steps=100" in text and "\n  train.global_batch_size=9" in text
 
 
-def test_a_rule_about_a_misspelt_key_hides_no_rule_beside_it():
+def test_a_misspelt_key_does_not_hide_other_rules():
     lines = message({"data": {"file": ["a"]}, "train": {"global_batch_size": 9}}).splitlines()[1:]
     assert [line.split(":")[0].split("=")[0].strip() for line in lines] == ["data.file", "train.global_batch_size"]
 
@@ -109,7 +109,7 @@ def test_every_item_of_a_list_or_table_is_named():
         ({"name": "b", "files": ["x"], "weight": 1}, "data.sources=['a', 'b']"),
     ],
 )
-def test_what_is_wrong_with_one_of_several_sources_is_said_and_nothing_else(entry, key):
+def test_an_error_in_one_of_several_sources_is_reported_without_noise(entry, key):
     text = message({"data": {"sources": [{"name": "a", "files": ["x"]}, entry]}})
     assert key in text and "data.files" not in text
 
@@ -131,12 +131,12 @@ def test_a_key_of_any_kind_is_unknown(key):
         assert "unknown key" in text and text.isprintable()
 
 
-def test_what_is_no_mapping_is_refused():
+def test_yaml_that_is_not_a_mapping_is_refused():
     with pytest.raises(ConfigError, match="mapping"):
         parse_config([1])  # pyright: ignore[reportArgumentType]
 
 
-def test_every_key_can_be_told_in_words():
+def test_every_key_can_be_explained():
     for key in all_keys():
         steps, fields, allowed = place(tuple(key.split(".")))
         assert ".".join(steps) == key and steps == fields
@@ -180,7 +180,7 @@ SECTIONS = [key for key in all_keys() if "." not in key]
 
 
 @given(mapping=st.dictionaries(st.sampled_from([*SECTIONS, "oops"]) | KEYS, section, max_size=4))
-def test_any_mapping_is_a_configuration_or_sentences_that_name_a_key(mapping):
+def test_any_mapping_is_valid_or_its_errors_name_a_key(mapping):
     refuses_in_sentences(mapping)
 
 
@@ -211,7 +211,7 @@ def test_a_problem_of_an_environment_variable_does_not_show_its_value(value):
 
 
 @pytest.mark.parametrize("ends", [{}, {"until_step": 5, "until_fraction": 0.5}])
-def test_a_stage_of_the_curriculum_without_one_end_is_named(ends):
+def test_a_curriculum_stage_needs_exactly_one_end(ends):
     stages = [{"sequence_length": 64, "until_step": 2}, {"sequence_length": 128} | ends]
     text = message({"data": GOOD["data"] | {"curriculum": stages}, "train": {"max_steps": "x"}})
     assert "data.curriculum.1: until_step=" in text and "until_fraction=" in text and "train.max_steps" in text

@@ -19,7 +19,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_variable_that_is_not_on_the_list_is_masked(name):
+def test_variables_outside_the_allow_list_are_masked(name):
     assert masked({name: "hunter2"}) == {name: "***"}
     assert "hunter2" not in str(without_secrets({"environment": {"env": {name: "hunter2"}, "threads": 1}, "data": {}}))
 
@@ -32,7 +32,7 @@ def test_settings_of_libraries_and_paths_are_kept(name):
 ENV = {"DBPASSWORD": "hunter2", "NCCL_DEBUG": "INFO"}
 
 
-def test_secrets_are_withheld_from_prefect_and_restored_inside_the_flow():
+def test_secrets_are_hidden_from_prefect_and_restored_in_the_flow():
     config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": ENV}})
     with withheld(config) as shown:
         assert shown.environment.env == {"NCCL_DEBUG": "INFO"}
@@ -41,7 +41,7 @@ def test_secrets_are_withheld_from_prefect_and_restored_inside_the_flow():
     assert restored(shown) == shown, "nothing is kept for the next run"
 
 
-def test_what_another_process_takes_up_from_prefects_server_is_refused():
+def test_a_run_without_its_secrets_is_refused_in_another_process():
     config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": ENV}})
     with pytest.raises(ConfigError) as refused:
         refuse_secrets(config)

@@ -32,7 +32,7 @@ def test_images_are_pinned():
     assert all(re.search(r":\d+\.\d+", name) for name in images()), images()
 
 
-def test_no_port_is_open_to_other_machines():
+def test_no_port_is_exposed():
     for service in COMPOSE["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     for path in RESOURCES:
@@ -41,7 +41,7 @@ def test_no_port_is_open_to_other_machines():
             assert resource["kind"] != "Service" or resource["spec"].get("type", "ClusterIP") == "ClusterIP"
 
 
-def test_a_server_answers_no_page_of_another_origin():
+def test_a_server_refuses_other_origins():
     for path in (DEPLOY / "compose.yaml", DEPLOY / "k8s/server.yaml", DEPLOY / "systemd/infini-llama-server.service"):
         origins = re.findall(r"PREFECT_SERVER_CORS_ALLOWED_ORIGINS[=:] ?(\S+)", path.read_text())
         assert origins and all(one.startswith("http://127.0.0.1:") for one in origins), path

@@ -30,7 +30,7 @@ def test_a_length_in_another_unit_and_text_from_files_replace_what_is_deployed()
 
 
 @pytest.mark.parametrize("changes", [{"tran": {}}, {"max_steps": 0}, {"train": {"nope": 1}}])
-def test_what_is_not_allowed_is_refused(changes):
+def test_values_outside_the_allowed_range_are_refused(changes):
     with pytest.raises(ConfigError, match=next(iter(changes))):
         changed(CONFIG, changes)
 

@@ -20,6 +20,6 @@ def test_a_home_that_is_a_file_is_a_wrong_setting(home, monkeypatch):
         home_folder()
 
 
-def test_a_home_that_does_not_exist_yet_is_none(tmp_path, monkeypatch):
+def test_a_missing_home_is_accepted(tmp_path, monkeypatch):
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path / "new" / "home"))
     assert home_folder() == tmp_path / "new" / "home"

@@ -9,7 +9,7 @@ from infini_llama.configs.schema import DeploymentConfig
 from infini_llama.flows.pipeline import resolved, run_name
 
 
-def test_a_name_tells_when_the_run_was_due_in_this_machines_time_zone(monkeypatch):
+def test_a_run_name_contains_the_scheduled_local_time(monkeypatch):
     due = datetime(2026, 11, 21, 23, 30, 5, tzinfo=UTC)
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()

@@ -36,7 +36,7 @@ def started_with(monkeypatch, host: str, home: Path) -> dict[str, str]:
     return begun
 
 
-def test_a_server_that_others_reach_needs_a_password(no_prefect, monkeypatch, tmp_path):
+def test_a_public_server_requires_an_auth_string(no_prefect, monkeypatch, tmp_path):
     monkeypatch.setattr("infini_llama.flows.server._refuse_taken", lambda host, port: None)
     for host in ("0.0.0.0", "::", "192.168.1.7", "machine.example"):
         with pytest.raises(ConfigError, match="PREFECT_SERVER_API_AUTH_STRING"), lasting_api(tmp_path, host, 4200):
@@ -68,7 +68,7 @@ def silent():
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
 
 
-def test_a_server_that_is_silent_or_gone_is_a_sentence(no_prefect, monkeypatch, tmp_path, silent):
+def test_an_unreachable_server_is_reported(no_prefect, monkeypatch, tmp_path, silent):
     monkeypatch.setattr("infini_llama.flows.server.ANSWER_SECONDS", 0.05)
     monkeypatch.setenv("PREFECT_API_URL", silent)
     for api in (prefect_api(tmp_path), lasting_api(tmp_path, "127.0.0.1", 0), given_api(tmp_path)):
@@ -77,13 +77,13 @@ def test_a_server_that_is_silent_or_gone_is_a_sentence(no_prefect, monkeypatch, 
         assert found.value.exit_code == 70
 
 
-def test_a_server_that_goes_away_meanwhile_is_a_sentence(no_prefect, monkeypatch, tmp_path):
+def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # refused at once
     with pytest.raises(PipelineError, match="PREFECT_API_URL"), prefect_api(tmp_path):
         raise RuntimeError("Failed to reach API at http://127.0.0.1:9/api/")
 
 
-def test_an_address_that_is_none_is_a_wrong_setting(no_prefect, monkeypatch, tmp_path):
+def test_an_invalid_address_is_refused(no_prefect, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
     with pytest.raises(ConfigError, match="PREFECT_API_URL=nonsense"), prefect_api(tmp_path):
         pass

@@ -34,13 +34,13 @@ def way(request, monkeypatch):
     monkeypatch.setattr(backends, "LONG", 0 if request.param == "document by document" else 10**9)
 
 
-def test_positions_start_anew():
+def test_positions_restart_per_document():
     documents = torch.tensor([[4, 4, 4, 2, 2, 7, PADDING, PADDING], [0, 0, 0, 0, 0, 0, 0, 0]])
     assert positions(documents).tolist() == [[0, 1, 2, 0, 1, 0, 0, 1], list(range(8))]
 
 
 @pytest.mark.usefixtures("way")
-def test_softmax_attention_of_packed_documents_is_that_of_each_alone(config):
+def test_softmax_attention_of_packed_documents_equals_each_document_by_itself(config):
     model = model_of(config, "softmax")
     ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
     labels = torch.randint(0, 97, (2, 45))
@@ -82,7 +82,7 @@ def test_an_edited_document_changes_nothing_in_the_others(config, kind, edited):
 
 
 @pytest.mark.parametrize("kind", ["linear", "delta_bounded"])
-def test_a_document_that_begins_with_a_segment_is_as_if_it_were_alone(config, kind):
+def test_a_document_starting_at_a_segment_equals_the_document_by_itself(config, kind):
     model = model_of(config, kind)
     ids = torch.randint(0, 97, (1, 6 * N))
     documents = torch.tensor([[0] * (2 * N) + [1] * (4 * N)])
@@ -111,7 +111,7 @@ def test_one_document_is_no_documents(config, kind):
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("backend", ["sdpa", "blocked"])
-def test_attention_weights_are_dropped_in_training_alone(config, backend):
+def test_attention_dropout_applies_in_training_only(config, backend):
     model = Llama(config(attention_dropout=0.5), backend)
     ids, documents = torch.randint(0, 97, (1, 45)), torch.tensor([ROW])
     for arguments in ((ids,), (ids, documents)):
@@ -122,7 +122,7 @@ def test_attention_weights_are_dropped_in_training_alone(config, backend):
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_block_outputs_are_dropped_in_training_alone(config, attention):
+def test_residual_dropout_applies_in_training_only(config, attention):
     model, ids = Llama(config(attention=attention, hidden_dropout=0.5)), torch.randint(0, 97, (1, 45))
     assert not torch.equal(model.train()(ids), model(ids))
     torch.manual_seed(5)
@@ -157,7 +157,7 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_functions_that_take_boundaries_are_given_those_of_the_documents_once_a_pass(config, kind, monkeypatch):
+def test_document_boundaries_are_computed_once_per_forward(config, kind, monkeypatch):
     """What varlen and flash-attn are asked for, answered here by a loop, since they run on a GPU alone."""
 
     def attend(backend, q, k, v, boundaries, longest, dropout):
@@ -176,7 +176,7 @@ def test_functions_that_take_boundaries_are_given_those_of_the_documents_once_a_
     assert largest(other(ids), ours(ids)) < 1e-12
 
 
-def test_backends_say_what_they_lack():
+def test_an_unavailable_backend_names_what_is_missing():
     q = torch.randn(1, 2, 5, 16)
     with pytest.raises(ValueError, match="sdpa, blocked, varlen"):
         causal_attention(q, q, q, backend="triton")

@@ -53,7 +53,7 @@ def test_prefill_and_decode_equal_the_full_forward(config, kind, kv_heads, lengt
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
-def test_rows_of_different_lengths_do_as_if_they_were_alone(config, kind):
+def test_padded_rows_equal_the_rows_by_themselves(config, kind):
     model = model_of(config, **MODELS[kind])
     lengths = [1, N - 1, N, N + 1, 2 * N, 3 * N + 7]
     ids = torch.randint(0, 97, (len(lengths), 6 * N))
@@ -77,7 +77,7 @@ def test_a_text_read_in_pieces_is_read_as_a_whole(config, kind):
 
 
 @torch.inference_mode()
-def test_what_cannot_be_read_is_refused(config):
+def test_unreadable_input_is_refused(config):
     softmax, infini = model_of(config, "softmax"), model_of(config, "infini")
     _, states = softmax.prefill(torch.tensor([[1, 2, 3]]), capacity=4)
     softmax.decode(torch.tensor([1]), states)
@@ -117,7 +117,7 @@ def test_the_state_of_infini_does_not_grow(config):
 
 @pytest.mark.parametrize("turned_off", [False, True])
 @torch.inference_mode()
-def test_a_state_without_memory_holds_keys_and_values_alone(config, turned_off):
+def test_a_state_without_memory_has_keys_and_values_only(config, turned_off):
     model = model_of(config, "infini" if turned_off else "local")
     model.use_memory(False)
     _, states = model.prefill(torch.randint(0, 97, (3, 2 * N + 1)), capacity=10_000)
@@ -213,7 +213,7 @@ def test_a_seed_decides_the_text(config):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_writes_what_it_would_write_alone(config, kind, temperature):
+def test_a_batched_row_equals_the_row_by_itself(config, kind, temperature):
     model = model_of(config, **MODELS[kind]).double()
     prompts = [torch.randint(0, 97, (length,)).tolist() for length in (3, 1, N, 2 * N + 5, N - 1)]
     sampling = Sampling(temperature=temperature, repetition_penalty=1.2, seed=7)
@@ -222,7 +222,7 @@ def test_a_row_writes_what_it_would_write_alone(config, kind, temperature):
     assert [list(row) for row in zip(*steps, strict=True)] == alone
 
 
-def test_rows_end_each_for_itself(config):
+def test_each_row_ends_independently(config):
     model = model_of(config, "infini")
     prompts, calls = [[1, 2, 3], [4], [5, 6]], []
 
@@ -241,7 +241,7 @@ def test_rows_end_each_for_itself(config):
     assert [token for step in steps for token in step if token is not None] == [token for _, token in calls]
 
 
-def test_copies_of_a_prompt_differ_and_the_first_is_as_if_alone(config):
+def test_samples_of_one_prompt_differ_and_the_first_equals_a_single_sample(config):
     model = model_of(config, "softmax")
     sampling = Sampling(temperature=1.0, seed=3)
     rows = list(zip(*generate_batch(model, [[1], [2], [1]], 20, sampling), strict=True))

@@ -19,7 +19,7 @@ from infini_llama.model.config import LlamaConfig
         {"hidden_act": "gelu", "attention_dropout": 0.1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     ],
 )
-def test_there_and_back(config, changes):
+def test_export_and_import_round_trip(config, changes):
     ours = config(segment_length=64, **changes)
     assert hf.config_from_hf(hf.config_to_hf(ours)) == ours
     assert hf.config_from_hf(hf.config_to_own(ours)) == ours
@@ -32,7 +32,7 @@ def test_transformers_reads_and_writes_the_same(config):
     assert hf.config_from_hf(theirs.to_dict()) == ours
 
 
-def test_what_a_config_leaves_out_has_hugging_faces_default(config):
+def test_omitted_fields_have_hugging_faces_defaults(config):
     sizes = {name: value for name, value in config().to_dict().items() if hf.SAME.get(name, 0) is None}
     del sizes["num_key_value_heads"]
     ours, theirs = hf.config_from_hf({"model_type": "llama"} | sizes), TheirConfig(**sizes)
@@ -41,7 +41,7 @@ def test_what_a_config_leaves_out_has_hugging_faces_default(config):
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 
 
-def test_infini_attention_is_beyond_their_llama(config):
+def test_infini_attention_cannot_be_exported_as_plain_llama(config):
     with pytest.raises(ValueError, match="attention=infini"):
         hf.config_to_hf(config(attention="infini"))
     assert hf.config_from_hf(hf.config_to_own(config(attention="infini"))) == config(attention="infini")
@@ -59,7 +59,7 @@ def test_infini_attention_is_beyond_their_llama(config):
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
     ],
 )
-def test_what_this_model_cannot_express_is_named(config, changes, words):
+def test_unsupported_settings_of_a_hugging_face_model_are_named(config, changes, words):
     with pytest.raises(ValueError, match=words):
         hf.config_from_hf(hf.config_to_hf(config()) | changes)
 

@@ -70,7 +70,7 @@ def test_equals_the_paper_literally(config, update, kv_heads, length):
 
 
 @pytest.mark.parametrize("update", ["linear", "delta_bounded"])
-def test_write_jitter_scales_what_each_segment_writes_in_training_alone(config, update):
+def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(config, update):
     plain = attention(config, memory_update=update)
     layer = attention(config, memory_update=update, memory_write_jitter=32.0)
     layer.load_state_dict(plain.state_dict())
@@ -134,7 +134,7 @@ def test_packed_documents_with_a_literal_first_segment(config):
     assert_literal(layer, x, layout(config, x, documents), documents=documents, literal=True)
 
 
-def test_a_short_first_segment_blows_up_the_papers_delta_and_not_the_bounded_one(config):
+def test_a_short_first_segment_makes_the_papers_delta_diverge_but_not_the_bounded_one(config):
     """After a reset a few tokens' keys are a small z, by which the paper divides the next segment's."""
     sizes = {}
     for update in ("delta", "delta_bounded"):
@@ -314,7 +314,7 @@ def test_the_feature_map_is_exact_in_value_and_gradient():
     assert torch.autograd.gradcheck(sigma, torch.linspace(-5, 5, 20, dtype=torch.float64, requires_grad=True))
 
 
-def test_without_its_memory_it_is_local_attention(config):
+def test_infini_without_memory_equals_local_attention(config):
     infini, local = (Llama(config(attention=kind, segment_length=N)) for kind in ("infini", "local"))
     local.load_state_dict({name: value for name, value in infini.state_dict().items() if not name.endswith(".gate")})
     ids = torch.randint(0, 97, (2, 4 * N + 3))
@@ -331,7 +331,7 @@ def test_without_its_memory_it_is_local_attention(config):
         local(ids)
 
 
-def test_local_attention_sees_its_segment_alone(config):
+def test_local_attention_sees_its_own_segment_only(config):
     model = Llama(config(attention="local", segment_length=N)).double()
     ids = torch.randint(0, 97, (1, 3 * N))
     for s in range(3):

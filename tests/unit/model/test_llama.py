@@ -48,7 +48,7 @@ def test_impossible_configs_are_refused(config, changes):
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_built_on_meta_it_is_the_same_model(config, attention, tied):
+def test_a_model_built_on_meta_is_the_same(config, attention, tied):
     settings = config(attention=attention, tie_word_embeddings=tied)
     with torch.device("meta"):
         model = Llama(settings)
@@ -140,7 +140,7 @@ def test_two_runs_are_equal_bit_for_bit(config, attention):
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_a_few_steps_learn_a_row_by_heart(config, attention):
+def test_a_few_steps_overfit_one_sequence(config, attention):
     model = Llama(config(attention=attention, initializer_range=0.02))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=3e-3)
     ids = torch.randint(0, 97, (2, 30))

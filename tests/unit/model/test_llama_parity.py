@@ -118,7 +118,7 @@ def test_equals_transformers_to_the_last_digits_of_fp64(config, monkeypatch):
     assert_equal(*pair(config(), torch.float64), length=33, tolerance=1e-11)
 
 
-def test_their_weights_load_here(config):
+def test_hugging_face_weights_load(config):
     theirs = theirs_of(config(tie_word_embeddings=True))
     ours = Llama(config(tie_word_embeddings=True))
     ours.load_state_dict(theirs.state_dict())

@@ -71,7 +71,7 @@ def test_equals_transformers(seed):
         ({"min_p": 1.0}, MinPLogitsWarper(1.0)),
     ],
 )
-def test_each_limit_alone_equals_transformers(limits, theirs):
+def test_each_sampling_limit_equals_transformers(limits, theirs):
     torch.manual_seed(0)
     ids = torch.zeros(1, 1, dtype=torch.int64)
     for spread in (0.1, 1.0, 3.0, 10.0):

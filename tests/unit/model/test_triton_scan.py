@@ -62,7 +62,7 @@ def test_matrices(kernel, segments, size, columns):
     assert max(compared(kernel, A, B, torch.matmul)) < 1e-5
 
 
-def test_what_the_kernel_does_not_compute(kernel):
+def test_cases_the_kernel_does_not_support_are_refused(kernel):
     A, B = torch.randn(2, 5, 3, 16, 16), torch.randn(2, 5, 3, 16, 16)
     assert kernel.fits(A, B, True) and not kernel.fits(A.double(), B.double(), True)
     assert not kernel.fits(A[..., :12, :12], B[..., :12, :], True) and not kernel.fits(A, B, False)

@@ -5,7 +5,7 @@ import pytest
 from infini_llama.tasks.formatting import RunPage, best_effort, cell, table, text_block
 
 
-def test_a_card_that_fails_is_logged_and_the_work_goes_on(caplog):
+def test_a_failing_artifact_card_is_logged_and_does_not_stop_the_work(caplog):
     with best_effort("the dataset's card"):
         raise OSError("gone")
     assert "the dataset's card" in caplog.text and "gone" in caplog.text
@@ -13,7 +13,7 @@ def test_a_card_that_fails_is_logged_and_the_work_goes_on(caplog):
         raise KeyboardInterrupt
 
 
-def test_what_a_cell_or_a_fence_holds_stays_in_it():
+def test_cells_and_fences_are_escaped():
     assert cell("a|b\nc") == "a\\|b c"
     assert table(("a", "b"), [(1, "x|y")]) == ["| a | b |", "| --- | --- |", "| 1 | x\\|y |", ""]
     fenced = text_block("``` and ````")

@@ -143,7 +143,7 @@ def test_a_pickle_in_any_file_of_an_export(run_of, tmp_path, mark, poison):
         PLAIN | {"jsonlib": "pickle"},
     ],
 )
-def test_a_stored_result_that_names_its_own_opener_is_not_opened(tmp_path, serializer, caplog):
+def test_a_stored_result_with_its_own_serializer_is_not_opened(tmp_path, serializer, caplog):
     stored = tmp_path / "preprocess-1"
     record = {"metadata": {"serializer": serializer, "storage_key": str(stored)}, "result": "{}"}
     stored.write_text(json.dumps(record))
@@ -155,7 +155,7 @@ def test_a_stored_result_that_names_its_own_opener_is_not_opened(tmp_path, seria
     assert trusted(stored)
 
 
-def test_prefect_opens_a_stored_result_as_its_file_says_so_ours_are_looked_at_first(tmp_path, mark, poison):
+def test_stored_results_are_checked_before_prefect_opens_them(tmp_path, mark, poison):
     """Where this fails, Prefect has mended it and `tasks/storage/results.py` can go."""
     store = ResultStore(
         result_storage=LocalFileSystem(basepath=str(tmp_path)),

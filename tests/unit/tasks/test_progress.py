@@ -33,7 +33,7 @@ def test_many_reports_are_few_calls_and_the_last_one_is_among_them():
     assert shown[-1] == (100.0, "step 100"), "nobody listens any more"
 
 
-def test_a_page_that_cannot_be_reached_is_said_once_and_stops_nothing(caplog):
+def test_an_unreachable_page_is_reported_once_and_stops_nothing(caplog):
     def fail(percent: float, words: str) -> None:
         raise ConnectionError("no server")
 
@@ -44,7 +44,7 @@ def test_a_page_that_cannot_be_reached_is_said_once_and_stops_nothing(caplog):
     assert caplog.text.count("no server") == 1
 
 
-def test_a_page_that_hangs_holds_nobody_up():
+def test_a_hanging_page_blocks_nothing():
     answer = threading.Event()
     before = time.monotonic()
     with Live(log.name, lambda percent, words: answer.wait(30) and None, seconds=0.05):

@@ -54,7 +54,7 @@ def bits_per_byte(run: Path, texts: list[str]) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-evaluation-harness: pip install 'lm_eval[hf]'")
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_the_harness_measures_what_we_do(run_of, tmp_path, attention):
+def test_the_lm_eval_harness_gives_our_figures(run_of, tmp_path, attention):
     run, _ = run_of(attention=attention)
     folder, texts = exported(run, tmp_path / "out"), tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))

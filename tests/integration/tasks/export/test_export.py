@@ -94,7 +94,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"head_dim": 24},
     ],
 )
-def test_what_their_llama_can_express_opens_without_our_code(run_of, tmp_path, changes):
+def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_path, changes):
     run, model = run_of(**changes)
     assert exported(run, tmp_path / "out").custom_code == ()
     theirs = opened(tmp_path / "out")
@@ -112,7 +112,7 @@ def test_what_their_llama_can_express_opens_without_our_code(run_of, tmp_path, c
         {"attention": "infini", "memory_update": "delta_bounded", "first_segment": "literal", "rope_scaling": YARN},
     ],
 )
-def test_what_their_llama_cannot_express_takes_the_code_along(run_of, tmp_path, changes):
+def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, changes):
     run, model = run_of(**changes)
     assert exported(run, tmp_path / "out").custom_code
     theirs = opened(tmp_path / "out", trust_remote_code=True)
@@ -218,7 +218,7 @@ def test_the_tokenizer_is_the_datasets(run_of, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path / "out").eos_token_id == 0
 
 
-def test_the_files_say_where_the_weights_come_from(run_of, tmp_path):
+def test_the_files_name_the_source_of_the_weights(run_of, tmp_path):
     run, _ = run_of("told")
     record = exported(run, tmp_path / "out")
     with safe_open(tmp_path / "out/model.safetensors", "pt") as tensors:
@@ -255,7 +255,7 @@ def test_the_same_run_gives_the_same_bytes(run_of, tmp_path):
         ({"max_shard_size": "some"}, "--max-shard-size some"),
     ],
 )
-def test_what_cannot_be_exported_is_said_and_leaves_nothing(run_of, tmp_path, changes, words):
+def test_unsupported_exports_are_reported_and_leave_nothing(run_of, tmp_path, changes, words):
     run, _ = run_of()
     before = set(tmp_path.iterdir())
     with pytest.raises(ConfigError, match=words):

@@ -192,13 +192,13 @@ def test_hidden_states_are_those_of_their_llama():
         ({"position_ids": PACKED, "use_cache": True}, "use_cache"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(arguments, word):
+def test_unsupported_arguments_are_refused(arguments, word):
     with pytest.raises(ValueError, match=word):
         wrapped()(torch.randint(0, 97, (2, 40)), **arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_example_on_the_card_runs_as_it_is_and_asks_nothing(run_of, tmp_path, monkeypatch, capsys, kind):
+def test_the_example_on_the_card_runs_without_a_prompt(run_of, tmp_path, monkeypatch, capsys, kind):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
     exported(run_of, tmp_path / "out", **KINDS[kind])
     card = (tmp_path / "out/README.md").read_text()

@@ -17,7 +17,7 @@ def test_the_exit_code_follows_the_worst_finding(tmp_path):
         assert report.findings[0].severity == worst and json.dumps(report.to_json())
 
 
-def test_a_run_that_resumes_elsewhere_says_what_differs_before_its_first_step(tmp_path, caplog):
+def test_a_run_resumed_on_another_machine_reports_differences_before_its_first_step(tmp_path, caplog):
     begun(settings(), tmp_path, "run", machine=lay_out(tmp_path / "here"))
     caplog.clear()
     there = lay_out(tmp_path / "there", {"proc/cpuinfo": "model name: Epyc\nflags: fpu\n"}, gpus=[H100])

@@ -96,7 +96,7 @@ def package(tmp_path):
     return write
 
 
-def test_a_linkers_message_becomes_a_sentence_that_is_told_once(run, package):
+def test_a_linker_message_is_reported_once(run, package):
     path = package(f"raise ImportError({GLIBC!r})")
     without, patched = run(TRY, PYTHONPATH=path), run(TRY, "flash-attn-import", PYTHONPATH=path)
     assert without.stdout.count(f"refused {GLIBC}") == 2 and "glibc" not in without.stdout
@@ -113,7 +113,7 @@ def test_warnings_while_it_is_imported_become_one_line(run, package):
     assert patched.stdout == without.stdout == "imported 7\n" * 2
 
 
-def test_flash_attn_4_alone_and_nothing_at_all_stay_what_they_are(run, tmp_path):
+def test_flash_attn_4_only_and_no_flash_attn_are_unchanged(run, tmp_path):
     nothing = run(TRY, "flash-attn-import")
     assert nothing.stdout.count("refused No module named 'flash_attn'") == 2 and not nothing.stderr.count("WARNING")
     (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
@@ -140,7 +140,7 @@ def test_without_its_variables_a_process_group_fails_and_with_the_patch_it_is_a_
     assert patched.stdout.split() == ["1", "0", "1", "0"], patched.stderr
 
 
-def test_what_torchrun_set_stays(run):
+def test_variables_of_torchrun_are_kept(run):
     given = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
     code = f"import os; print(*(os.environ[name] for name in {list(given)}))"
     assert run(code, "rendezvous", **given).stdout.split() == list(given.values())

@@ -29,7 +29,7 @@ def test_a_hook_that_cannot_be_used_is_named(modules, hook):
     assert [sentence.split(" ")[0] for sentence in unmet(config)] == [f"train.metrics_hook={hook}"]
 
 
-def test_what_can_be_used_is_not(modules):
+def test_a_usable_fast_engine_is_not_refused(modules):
     train = {"metrics_hook": "mine:largest", "report_to": ["wandb"]}
     assert unmet(settings({"env": modules | {"WANDB_MODE": "offline"}}, train)) == []
 

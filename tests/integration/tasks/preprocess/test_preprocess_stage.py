@@ -137,7 +137,7 @@ def work_stage():
     return stage
 
 
-def test_worker_processes_die_with_the_one_that_started_them_and_the_next_build_carries_on(data, tmp_path, digests):
+def test_worker_processes_die_with_their_parent_and_the_next_build_resumes(data, tmp_path, digests):
     settings = data(num_workers=3, shard_size=1024)
     whole = preprocess(settings, str(tmp_path / "whole"))
     home = tmp_path / "killed"
@@ -163,7 +163,7 @@ if __name__ == "__main__":
 """
 
 
-def test_asked_to_stop_it_does_not_wait_for_what_its_worker_processes_have_before_them(data, tmp_path):
+def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path):
     (tmp_path / "text").mkdir()
     for number in range(120):
         (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(9000)))
@@ -216,7 +216,7 @@ def one_shard(data, tmp_path_factory):
 @pytest.mark.parametrize(
     "file", ["lock", "tokenizer.json", "token_bytes.npy", "train/data-00000.arrow", "manifest.json"]
 )
-def test_no_space_ends_with_code_70_and_nothing_half_written_stays(one_shard, tmp_path, file):
+def test_no_space_ends_with_code_70_and_leaves_no_partial_files(one_shard, tmp_path, file):
     settings, whole = one_shard
     limit = 10 if file == "lock" else (whole / file).stat().st_size - 1
     home = tmp_path / "home"

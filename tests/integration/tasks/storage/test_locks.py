@@ -46,7 +46,7 @@ def test_busy_names_process_and_host_and_kill_9_frees_the_lock(tmp_path):
     assert path.exists()
 
 
-def test_a_newcomer_waits_as_long_as_it_was_told(tmp_path):
+def test_a_joining_node_waits_for_the_configured_time(tmp_path):
     other = holder(tmp_path / "lock", seconds=0.8)
     started = time.monotonic()
     with pytest.raises(Busy), Lock(tmp_path / "lock", wait=0.2):
@@ -58,7 +58,7 @@ def test_a_newcomer_waits_as_long_as_it_was_told(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["by its number", "as stdin"])
-def test_a_child_that_inherits_the_descriptor_holds_the_lock_after_its_parent(tmp_path, way):
+def test_a_child_with_the_descriptor_keeps_the_lock_after_its_parent(tmp_path, way):
     with Lock(tmp_path / "lock") as lock:
         if way == "as stdin":
             child = subprocess.Popen(["sleep", "60"], stdin=lock.fd)

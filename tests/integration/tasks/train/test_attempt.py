@@ -75,7 +75,7 @@ def is_up(run: RunFolder, number: int) -> bool:
     return status is not None and status.state == "running"
 
 
-def test_an_error_of_the_supervisor_is_a_failure_that_is_tried_again_not_a_request_to_stop(run, train):
+def test_an_error_of_the_supervisor_is_retried(run, train):
     def spoil() -> None:
         if is_up(run, 1):
             raise ValueError("a fault of the supervisor")
@@ -108,7 +108,7 @@ def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train)
     assert (attempts(run)[-1].kind, attempts(run)[-1].code) == ("preempted", 75)
 
 
-def test_a_request_that_comes_twice_is_one(run, train):
+def test_a_repeated_request_is_one(run, train):
     """Slurm signals every process of a job, and the job's script passes its own signal on; Prefect's handler raises each time."""
 
     def interrupt(number: int, frame: object) -> None:
@@ -146,14 +146,14 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
     assert [record.message for record in attempts(run)] == ["no space"]
 
 
-def test_an_attempt_that_a_full_disk_refused_is_none(run, train, monkeypatch):
+def test_an_attempt_refused_by_a_full_disk_is_not_counted(run, train, monkeypatch):
     monkeypatch.setattr("infini_llama.tasks.train.prepare.write_job", full)
     with pytest.raises(OSError, match="No space"):
         train()
     assert record_killed_attempts(run) == 0 and attempts(run) == []
 
 
-def test_a_rank_says_on_a_full_disk_why_it_ended(tmp_path, monkeypatch):
+def test_a_rank_on_a_full_disk_reports_why_it_ended(tmp_path, monkeypatch):
     write_status(tmp_path, 0, "running", 70)
     monkeypatch.setattr("infini_llama.tasks.runs.status.write_atomic", full)
     error = RankError(
@@ -199,7 +199,7 @@ def test_an_attempt_has_a_number_of_its_own_although_folders_of_earlier_ones_are
     assert [record.attempt for record in attempts(run)] == [1, 2, 3]
 
 
-def test_an_attempt_that_left_no_record_was_killed_and_one_without_a_folder_never_was(run):
+def test_an_attempt_without_a_record_was_killed_and_one_without_a_folder_never_existed(run):
     for number in (2, 4):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
     append_attempt(run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70))

@@ -25,7 +25,7 @@ def sleeper(tmp_path):
     process.wait()
 
 
-def test_a_process_that_is_stopped_has_half_the_patience(watch, clock, sleeper):
+def test_a_stopped_process_has_half_the_timeout(watch, clock, sleeper):
     watch.longest["compute"] = 30.0  # so that silence alone would mean nothing for long
     clock.passes(3.0, watch)
     assert watch.hung() is None
@@ -36,7 +36,7 @@ def test_a_process_that_is_stopped_has_half_the_patience(watch, clock, sleeper):
     wait_until(lambda: watch.hung() is None)
 
 
-def test_only_what_is_still_a_worker_of_this_machine_is_asked_for_its_stacks(tmp_path, monkeypatch):
+def test_stacks_are_requested_from_live_workers_of_this_machine_only(tmp_path, monkeypatch):
     """Rank 0 is one; 1 has ended, and its number is another process's; 2's number is one of another machine."""
     monkeypatch.setattr("infini_llama.tasks.train.supervisor.STACKS_SECONDS", 0.0)
     waiting = [sys.executable, "-c", "import time; time.sleep(100)"]  # a process that SIGUSR2 ends

@@ -47,7 +47,7 @@ def test_progress_is_throttled_but_its_end_is_shown(log, capsys):
     ]
 
 
-def test_a_message_that_says_how_far_it_is_stays_as_it_is(log, capsys):
+def test_a_message_with_its_own_progress_is_unchanged(log, capsys):
     log[0].info("step 10/10  loss 1.0", extra=progress(10))
     assert capsys.readouterr().err == "train       step 10/10  loss 1.0\n"
 
@@ -86,7 +86,7 @@ def test_summary():
     assert "not finite" in console.summary_text(RunSummary.from_json(summary | unmeasured))
 
 
-def test_losses_as_blocks():
+def test_losses_as_a_sparkline():
     assert console.sparkline([]) == "" and console.sparkline([3.0, 3.0]) == "▁▁"
     assert console.sparkline([8.0, 4.0, 1.0]) == "█▄▁"
 

@@ -19,7 +19,7 @@ def begin(tmp_path):
     return write
 
 
-def test_comments_stand_in_one_column_and_say_what_is_so(begin):
+def test_comments_are_aligned(begin):
     output, record = begin("a sentence of some words. " * 1000, attention="infini")
     lines = output.read_text().splitlines()
     assert {line.index(" # ") for line in lines if re.match(r" *\w+:.* # ", line) and "files" not in line} == {31}
@@ -28,6 +28,6 @@ def test_comments_stand_in_one_column_and_say_what_is_so(begin):
     assert (config.model.attention, config.runtime.name) == ("infini", "my")
 
 
-def test_too_little_text_is_said_before_anything_is_built(begin):
+def test_too_little_text_is_reported_before_building(begin):
     _, record = begin("hi")
     assert record["warning"].startswith("2 bytes are too little text: one row of data.sequence_length=512 takes about")

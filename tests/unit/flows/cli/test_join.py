@@ -37,7 +37,7 @@ def test_join_ends_as_the_run_has(home, capsys, monkeypatch, code):
 
 
 @pytest.mark.parametrize("command", [["run", "--direct"], ["train"]])
-def test_another_node_than_the_first_joins(home, capsys, command):
+def test_a_later_node_joins(home, capsys, command):
     leave(home, 0)
     config = home / "mine.yaml"
     config.write_text(yaml.safe_dump({"data": {"source": "python-stdlib"}, "runtime": {"name": "mine"}}))
@@ -48,7 +48,7 @@ def test_another_node_than_the_first_joins(home, capsys, command):
     assert not (home / "datasets").exists()
 
 
-def test_a_place_that_there_is_not_is_refused(home, capsys):
+def test_a_missing_path_is_refused(home, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["join", "mine", "--node-rank=0"])
     assert ended.value.code == 64 and "0 must be at least 1" in capsys.readouterr().err

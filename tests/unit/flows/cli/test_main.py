@@ -113,7 +113,7 @@ def test_completion_knows_every_command(command, shell):
         assert word in result.stdout
 
 
-def test_init_writes_what_run_can_read(command, texts):
+def test_init_writes_a_runnable_configuration(command, texts):
     done = command("init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
@@ -135,7 +135,7 @@ def test_a_home_without_runs(command, texts):
     assert json.loads(command("runs", "--json").stdout)["runs"] == []
 
 
-def test_unexpected_errors_have_a_traceback_only_when_asked_for(command, texts):
+def test_unexpected_errors_show_a_traceback_only_with_verbose(command, texts):
     (texts / "home").mkdir()
     (texts / "home" / "locks").write_text("a file where a folder should be")
     quiet, verbose = (command("preprocess", "run.yaml", *more) for more in ([], ["--verbose"]))
@@ -156,7 +156,7 @@ def test_overrides_and_options_in_any_order():
     assert parse(["run", "a.yaml"]).overrides == []
 
 
-def test_an_interruption_behind_which_a_checkpoint_was_saved():
+def test_an_interruption_after_a_saved_checkpoint():
     saved = Preempted("run x was stopped; the newest checkpoint is at step 7.")
     for signal_like in (KeyboardInterrupt(), Stopped()):
         assert explain(signal_like)[0] in (130, 143)

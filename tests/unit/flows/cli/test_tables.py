@@ -24,7 +24,7 @@ def dataset() -> DatasetSummary:
     return DatasetSummary.from_json(fields)
 
 
-def test_a_dataset_is_told_in_words(dataset):
+def test_inspect_describes_a_dataset(dataset):
     text = inspection.dataset_text(dataset)
     assert not re.search(r"\w=", text), "a record of the program"
     (row,) = [line.split() for line in text.splitlines() if " abc " in line and " train " in line]

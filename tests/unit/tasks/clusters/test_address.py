@@ -5,7 +5,7 @@ import socket
 from infini_llama.tasks.clusters.address import addresses, fault_of_reaching, interface_towards, own_address
 
 
-def test_what_is_wrong_with_a_way_is_said():
+def test_errors_of_a_location_are_reported():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert fault_of_reaching("127.0.0.1", port) is None
@@ -13,7 +13,7 @@ def test_what_is_wrong_with_a_way_is_said():
     assert "is not known there" in str(fault_of_reaching("no-such-host.invalid", 1))
 
 
-def test_the_interface_of_an_own_address_is_its_own():
+def test_the_interface_is_that_of_the_nodes_address():
     for name, address in addresses().items():
         assert interface_towards(address) == name
     assert own_address() in {None, *addresses().values()}

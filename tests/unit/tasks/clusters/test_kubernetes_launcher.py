@@ -83,7 +83,7 @@ def test_the_name_is_on_record_before_the_job_is_created_and_its_conditions_are_
     assert not any(method == "DELETE" for method, *_ in cluster.requests)
 
 
-def test_a_failed_job_says_why(cluster, attempt_dir, caplog):
+def test_a_failed_job_reports_its_cause(cluster, attempt_dir, caplog):
     job = start(attempt_dir)
     cluster.set_condition("jobsets", "team", name_of(attempt_dir), "Failed", "BackoffLimitExceeded")
     wait_for(lambda: job.over.is_set())
@@ -91,7 +91,7 @@ def test_a_failed_job_says_why(cluster, attempt_dir, caplog):
     assert "failed: BackoffLimitExceeded" in caplog.text
 
 
-def test_a_watch_resumes_from_the_version_it_has_seen_and_after_410_by_looking_anew(cluster, attempt_dir):
+def test_a_watch_resumes_from_its_version_and_lists_again_after_410(cluster, attempt_dir):
     job = start(attempt_dir)
     wait_for(lambda: cluster.watches)
     cluster.set_condition("jobsets", "team", name_of(attempt_dir), "StartupPolicyCompleted")
@@ -106,7 +106,7 @@ def test_a_watch_resumes_from_the_version_it_has_seen_and_after_410_by_looking_a
     wait_for(lambda: job.poll() == 0)
 
 
-def test_who_created_it_and_died_before_writing_so_finds_it_by_conflict(cluster, attempt_dir):
+def test_a_job_created_by_a_killed_command_is_found_by_its_conflict(cluster, attempt_dir):
     start(attempt_dir)
     again = start(attempt_dir)
     assert len(cluster.objects) == 1
@@ -114,7 +114,7 @@ def test_who_created_it_and_died_before_writing_so_finds_it_by_conflict(cluster,
     wait_for(lambda: again.poll() == 0)
 
 
-def test_a_job_of_that_name_that_is_somebody_elses_is_refused(cluster, attempt_dir):
+def test_a_foreign_job_of_the_same_name_is_refused(cluster, attempt_dir):
     start(attempt_dir)
     found = cluster.objects["jobsets", "team", name_of(attempt_dir)]
     found["metadata"]["annotations"] = {"infini-llama/attempt": "/elsewhere"}
@@ -122,7 +122,7 @@ def test_a_job_of_that_name_that_is_somebody_elses_is_refused(cluster, attempt_d
         start(attempt_dir)
 
 
-def test_the_next_command_attaches_to_a_living_job_and_to_one_that_has_ended(cluster, attempt_dir):
+def test_the_next_command_attaches_to_a_running_or_ended_job(cluster, attempt_dir):
     launcher = ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir)))
     start(attempt_dir)
     living = launcher.attach(attempt_dir)
@@ -133,7 +133,7 @@ def test_the_next_command_attaches_to_a_living_job_and_to_one_that_has_ended(clu
     assert ended is not None and ended.poll() == 0
 
 
-def test_a_job_that_was_written_down_but_never_created_is_no_job(cluster, attempt_dir):
+def test_a_recorded_job_that_was_never_created_is_ignored(cluster, attempt_dir):
     cluster.forbidden = "POST"
     with pytest.raises(ConfigError):
         start(attempt_dir)
@@ -141,7 +141,7 @@ def test_a_job_that_was_written_down_but_never_created_is_no_job(cluster, attemp
     assert ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir))).attach(attempt_dir) is None
 
 
-def test_a_job_that_was_deleted_while_nobody_watched_has_ended(cluster, attempt_dir):
+def test_a_job_deleted_while_unwatched_has_ended(cluster, attempt_dir):
     start(attempt_dir)
     cluster.delete("jobsets", "team", name_of(attempt_dir))
     wait_for(lambda: not cluster.objects)
@@ -149,7 +149,7 @@ def test_a_job_that_was_deleted_while_nobody_watched_has_ended(cluster, attempt_
     assert found is not None and found.poll() == 1
 
 
-def test_deleted_by_somebody_else_is_a_cancellation(cluster, attempt_dir):
+def test_deletion_from_outside_is_a_cancellation(cluster, attempt_dir):
     job = start(attempt_dir)
     cluster.delete("jobsets", "team", name_of(attempt_dir))
     wait_for(lambda: job.poll() is not None)
@@ -157,7 +157,7 @@ def test_deleted_by_somebody_else_is_a_cancellation(cluster, attempt_dir):
     assert said is not None and "was deleted" in said
 
 
-def test_asked_to_stop_it_deletes_in_the_foreground_and_waits_until_the_job_is_gone(cluster, attempt_dir):
+def test_a_stop_request_deletes_the_job_and_waits_for_its_end(cluster, attempt_dir):
     job = start(attempt_dir)
     job.stop(5.0)
     assert job.poll() == 1 and not cluster.objects and job.cancelled() is None
@@ -194,7 +194,7 @@ def test_a_server_that_is_away_for_a_while_does_not_end_the_job(cluster, attempt
     wait_for(lambda: job.poll() == 0)
 
 
-def test_no_answer_at_all_is_worth_another_try(attempt_dir, cluster):
+def test_a_missing_answer_is_retried(attempt_dir, cluster):
     cluster.close()
     with pytest.raises(TrainFailed, match="does not answer") as failed:
         start(attempt_dir)
@@ -208,7 +208,7 @@ def test_without_a_cluster_there_is_a_sentence(attempt_dir, tmp_path, monkeypatc
         start(attempt_dir)
 
 
-def test_what_is_sent_is_what_was_made(cluster, attempt_dir):
+def test_sent_parts_equal_the_built_parts(cluster, attempt_dir):
     start(attempt_dir, labels={"kueue.x-k8s.io/queue-name": "gpus"})
     _, path, body = cluster.requests[0]
     assert path == "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"

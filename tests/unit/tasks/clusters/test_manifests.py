@@ -83,7 +83,7 @@ def test_names_are_short_and_of_one_place_only():
         ),
     ],
 )
-def test_what_the_pods_could_not_use_or_all_could_read_is_refused(plan, changed, words):
+def test_secrets_and_unusable_settings_of_pods_are_refused(plan, changed, words):
     with pytest.raises(ConfigError) as refused:
         made(plan, **changed)
     assert words in str(refused.value) and "abc" not in str(refused.value)

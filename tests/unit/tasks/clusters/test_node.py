@@ -38,7 +38,7 @@ def run(tmp_path) -> RunFolder:
     return folder
 
 
-def test_a_leader_lives_while_its_lease_changes_whatever_the_clocks_say(tmp_path):
+def test_a_leader_is_alive_while_its_lease_changes_whatever_the_clocks(tmp_path):
     path = tmp_path / "lease"
     with Leader(path, expired=1.0, every=0.01) as leader:
         wait_until(lambda: leader.known)
@@ -170,7 +170,7 @@ def test_ends_after_which_nobody_comes_back_by_himself_end_the_node_too(run, fol
 
 
 @pytest.mark.parametrize("code", [70, 71])
-def test_after_other_ends_a_node_waits_for_the_leader_to_come_back(run, follower, code):
+def test_after_other_endings_a_node_waits_for_the_leader(run, follower, code):
     with Lease(run.path / "lease", renew=0.05):
         following = follower(timeout=0.3)
         end(run, 1, code)
@@ -180,7 +180,7 @@ def test_after_other_ends_a_node_waits_for_the_leader_to_come_back(run, follower
 
 
 @pytest.mark.parametrize("code", [64, 75])
-def test_a_node_that_is_there_before_the_leader_of_a_run_that_is_carried_on_waits_for_it(run, follower, code):
+def test_a_node_that_is_early_waits_for_the_leader_of_a_resumed_run(run, follower, code):
     end(run, 1, code)
     following = follower(timeout=10.0)
     time.sleep(0.5)
@@ -190,7 +190,7 @@ def test_a_node_that_is_there_before_the_leader_of_a_run_that_is_carried_on_wait
     assert following.result(20) == 65, "not how it ended before"
 
 
-def test_where_nobody_comes_to_lead_a_run_its_last_end_was_that_of_the_run(run, follower):
+def test_without_a_new_leader_the_last_ending_is_that_of_the_run(run, follower):
     end(run, 1, 75)
     assert follower(timeout=0.3).result(20) == 75
 
@@ -200,7 +200,7 @@ def test_a_run_that_is_done_is_not_waited_for(run, follower):
     assert follower(timeout=600.0).result(20) == 0
 
 
-def test_the_end_of_an_earlier_attempt_is_not_that_of_one_whose_leader_was_killed(run, follower):
+def test_the_ending_of_an_earlier_attempt_is_not_used_for_a_killed_leader(run, follower):
     for number in (1, 2):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
     end(run, 1, 75)
@@ -211,7 +211,7 @@ def test_the_end_of_an_earlier_attempt_is_not_that_of_one_whose_leader_was_kille
         following.result(20)
 
 
-def test_command_line_then_variables_then_the_plan_say_where_a_node_is(monkeypatch, tmp_path):
+def test_the_position_of_a_node_comes_from_options_then_variables_then_the_plan(monkeypatch, tmp_path):
     for name, value in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}.items():
         monkeypatch.setenv(name, value)
     plan = make_plan(nnodes=2)

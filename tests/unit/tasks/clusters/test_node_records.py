@@ -14,14 +14,14 @@ def place_of_another(folder, node: int) -> None:
     node_path(folder, node).write_text(record.model_dump_json())
 
 
-def test_those_that_join_get_the_free_places_behind_the_first(tmp_path):
+def test_joining_nodes_get_the_free_ranks_after_the_first(tmp_path):
     assert claim(tmp_path, None, 3) == 1
     place_of_another(tmp_path, 2)
     with pytest.raises(ConfigError, match=r"all 3 nodes of .* have already joined"):
         claim(tmp_path, None, 3)
 
 
-def test_a_place_is_given_once_and_its_owner_is_named(tmp_path):
+def test_a_rank_is_assigned_once_and_its_owner_is_named(tmp_path):
     place_of_another(tmp_path, 1)
     with pytest.raises(ConfigError, match=rf"node 1 of .* is process {os.getpid()} on other already"):
         claim(tmp_path, 1, 2)
@@ -35,7 +35,7 @@ def test_the_place_of_a_process_of_this_machine_that_has_died_is_free(tmp_path):
     assert record is not None and record.pid == os.getpid() and record.fault == ""
 
 
-def test_a_record_that_is_not_there_is_none_and_stays_so(tmp_path):
+def test_a_missing_record_stays_missing(tmp_path):
     update_node(tmp_path, 0, port=7)
     assert read_node(tmp_path, 0) is None
     node_path(tmp_path, 0).write_text("")  # claimed, and not written yet

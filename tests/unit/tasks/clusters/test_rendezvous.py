@@ -51,7 +51,7 @@ def test_ranks_are_given_to_static_nodes_by_their_numbers(attempt_dir):
     assert "--node-rank=1" in options and "--master-port=7" in options and "--rdzv-conf=timeout=60" in options
 
 
-def test_what_one_node_sets_is_before_what_the_first_wrote_down(attempt_dir):
+def test_settings_of_a_node_override_those_of_the_first(attempt_dir):
     rendezvous.host(attempt_dir, PLAN)
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         port = elsewhere.getsockname()[1]
@@ -67,7 +67,7 @@ def test_a_port_in_use_may_be_free_the_next_time(attempt_dir):
     assert refused.value.exit_code == PipelineError.exit_code
 
 
-def test_a_machine_without_an_address_is_asked_for_one(attempt_dir, monkeypatch):
+def test_a_machine_without_an_address_requires_one(attempt_dir, monkeypatch):
     monkeypatch.setattr(rendezvous, "own_address", lambda: None)
     with pytest.raises(ConfigError, match=r"environment\.master_addr"):
         rendezvous.host(attempt_dir, make_plan(nnodes=2))
@@ -94,7 +94,7 @@ def test_a_node_that_does_not_reach_the_first_is_named_until_it_does(attempt_dir
     assert nodes(attempt_dir).notices() == [] and nodes(attempt_dir).refusal() is None
 
 
-def test_a_node_that_does_not_come_is_named_with_the_command_to_start(attempt_dir):
+def test_a_missing_node_is_named_with_the_command_to_start(attempt_dir):
     node_path(attempt_dir, 1).unlink()
     waiting = rendezvous.WaitingForNodes(attempt_dir, 2)
     waiting.poll(started=False)
@@ -103,14 +103,14 @@ def test_a_node_that_does_not_come_is_named_with_the_command_to_start(attempt_di
     assert nodes(attempt_dir).notices() == []
 
 
-def test_nodes_that_come_within_seconds_are_not_complained_about(attempt_dir, monkeypatch):
+def test_nodes_that_arrive_within_seconds_cause_no_warning(attempt_dir, monkeypatch):
     monkeypatch.setattr(rendezvous, "PATIENCE", 60.0)
     node_path(attempt_dir, 1).unlink()
     rendezvous.WaitingForNodes(attempt_dir, 2).poll(started=False)
     assert nodes(attempt_dir).notices() == []
 
 
-def test_a_node_waits_for_a_first_one_that_has_not_come_yet(attempt_dir):
+def test_a_node_waits_for_the_first_node(attempt_dir):
     found = []
 
     def wait() -> None:

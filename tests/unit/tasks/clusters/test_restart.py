@@ -40,16 +40,14 @@ def test_an_attempt_belongs_to_the_job_that_comes_first(attempt_dir):
     assert prepare(attempt_dir, "17") is None
 
 
-def test_a_job_that_comes_after_its_attempt_was_given_up_does_not_start(attempt_dir, signals):
+def test_a_job_of_an_abandoned_attempt_does_not_start(attempt_dir, signals):
     attempt_dir.with_name("attempt-100").mkdir()  # by number, not by name
     assert "has come too late" in str(prepare(attempt_dir, "17"))
     assert not (attempt_dir / restart.STARTED).exists()
     assert node.main([str(attempt_dir)]) == 70
 
 
-def test_a_job_that_starts_again_goes_on_from_the_newest_checkpoint_and_puts_the_ranks_words_aside(
-    attempt_dir, monkeypatch
-):
+def test_a_restarted_job_resumes_from_the_newest_checkpoint_and_ignores_old_statuses(attempt_dir, monkeypatch):
     run = attempt_dir.parents[1]
     prepare(attempt_dir, "17")
     (attempt_dir / "status-0.json").write_text("{}")

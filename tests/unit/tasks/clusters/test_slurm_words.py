@@ -52,7 +52,7 @@ def test_options_that_the_launcher_relies_on_or_that_are_none_are_refused(option
 @pytest.mark.parametrize(
     ("text", "fine"), [("90", True), ("12:00:00", True), ("2-0", True), ("2-12:30", True), ("2 hours", False)]
 )
-def test_times_are_slurms(text, fine):
+def test_durations_are_read_as_slurm_writes_them(text, fine):
     _, problems = validate({"environment": {"slurm": {"time_limit": text}}})
     assert any("time_limit" in problem for problem in problems) is not fine
 
@@ -82,13 +82,13 @@ def test_states_and_codes_are_read_from_the_controller(monkeypatch, state, code,
         SHOWN.format(state="FAILED", code="x"),
     ],
 )
-def test_an_answer_in_another_form_is_none(monkeypatch, shown):
+def test_an_unparsable_answer_is_ignored(monkeypatch, shown):
     answers(monkeypatch, scontrol=shown)
     with pytest.raises(Unanswered):
         state_of(17)
 
 
-def test_a_job_that_the_controller_has_forgotten_is_looked_up_in_the_accounting(monkeypatch):
+def test_a_job_unknown_to_the_controller_is_looked_up_in_the_accounting(monkeypatch):
     forgotten = refused("slurm_load_jobs error: Invalid job id specified")
     answers(monkeypatch, scontrol=forgotten, sacct="CANCELLED by 1000|0:15\n")
     assert state_of(17) == ("CANCELLED", -15)
@@ -96,7 +96,7 @@ def test_a_job_that_the_controller_has_forgotten_is_looked_up_in_the_accounting(
     assert state_of(17) == ("COMPLETED", 1)  # the ranks' own words decide
 
 
-def test_a_silent_controller_does_not_end_a_job_and_is_told_of_once(monkeypatch, tmp_path, caplog):
+def test_a_silent_controller_does_not_end_a_job_and_is_reported_once(monkeypatch, tmp_path, caplog):
     answers(monkeypatch, scontrol=Unanswered("Unable to contact slurm controller"))
     monkeypatch.setattr(slurm, "ASK_EVERY", 0.0)
     job = SlurmJob(tmp_path, 17)
@@ -106,7 +106,7 @@ def test_a_silent_controller_does_not_end_a_job_and_is_told_of_once(monkeypatch,
     assert job.poll() == 0
 
 
-def test_the_scripts_own_word_is_the_exit_code_once_the_job_is_over(monkeypatch, tmp_path):
+def test_the_recorded_exit_code_counts_once_the_job_has_ended(monkeypatch, tmp_path):
     monkeypatch.setattr(slurm, "ASK_AT_END", 0.0)
     (tmp_path / "job-ended").write_text("71\n")
     answers(monkeypatch, scontrol=SHOWN.format(state="COMPLETING", code="0:0"))
@@ -116,7 +116,7 @@ def test_the_scripts_own_word_is_the_exit_code_once_the_job_is_over(monkeypatch,
     assert job.poll() == 71
 
 
-def test_while_a_job_completes_the_controller_is_not_asked_at_every_look(monkeypatch, tmp_path):
+def test_a_completing_job_is_polled_less_often(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(slurm, "state_of", lambda number: asked.append(number) or ("COMPLETING", 0))
     monkeypatch.setattr(slurm, "ASK_AT_END", 3600.0)

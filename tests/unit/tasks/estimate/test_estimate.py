@@ -87,7 +87,7 @@ def test_the_count_is_that_of_real_tensors(model, train, precision):
     assert counted == pytest.approx(real_peak(config, precision, chunk), rel=0.15)
 
 
-def test_parts_are_what_they_are_called():
+def test_parts_match_their_names():
     config = settings()
     alone = bytes_needed(config, 3, "fp32", "cpu", 1)
     whole = 4 * parameters(model_of(config))
@@ -114,7 +114,7 @@ def test_estimate_of_a_configuration(tmp_path):
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_machine_that_this_is_not(tmp_path):
+def test_a_plan_of_another_machine(tmp_path):
     overrides = [
         "environment.device=cuda",
         "environment.nproc_per_node=8",

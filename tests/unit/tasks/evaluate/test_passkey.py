@@ -27,7 +27,7 @@ def tokenizer(run_of):
 
 
 @pytest.mark.parametrize(("depth", "before"), [(0.0, 0), (0.5, 2), (1.0, 4)])
-def test_a_text_is_as_long_as_asked_with_the_number_at_its_depth(tokenizer, depth, before):
+def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
     def size(text: str) -> int:
         return len(tokenizer.encode(text).ids)
 
@@ -42,7 +42,7 @@ def test_a_text_is_as_long_as_asked_with_the_number_at_its_depth(tokenizer, dept
 
 
 @pytest.mark.parametrize("fields", [{}, INFINI])
-def test_an_answer_is_right_where_greedy_writing_gives_it(run_of, monkeypatch, fields):
+def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, monkeypatch, fields):
     folder, model = run_of(**fields)
     tokenizer = load_run(folder)[1]
     monkeypatch.setattr(module, "PIECE", 11)
@@ -98,7 +98,7 @@ def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(
     assert len(places) > 10
 
 
-def test_a_distance_that_the_text_alone_exceeds_is_refused(tokenizer):
+def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="--segments"):
         ask_across(tokenizer, 4, 1, "12345", Random(0))
 
@@ -133,7 +133,7 @@ def test_texts_are_made_the_same_each_time():
     assert len({text.index(HIDDEN[:17]) for text in texts}) > 3
 
 
-def test_a_dataset_of_them(data, tmp_path):
+def test_a_dataset_from_rank_files(data, tmp_path):
     settings = data() | {"source": "passkey", "passkey": {"documents": 60, "repetitions": 2, "seed": 5}}
     (source,), held_out = sources(DataConfig.model_validate(settings))
     assert not held_out and list(source.records()) == list(PasskeyTexts(60, 2, 5))

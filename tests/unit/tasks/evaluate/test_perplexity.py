@@ -19,7 +19,7 @@ from infini_llama.tasks.train.worker.strategies.native import LossModule
 INFINI = {"attention": "infini", "segment_length": 4}
 
 
-def test_rows_cost_what_training_says_they_cost(run_of, ranks):
+def test_rows_have_the_losses_of_training(run_of, ranks):
     folder, model = run_of()
     dataset, chunks = dataset_of(folder), lineage_of(folder).dataset.chunks
     reader, token_bytes = TokenReader(dataset, chunks, "validation"), np.load(dataset / "token_bytes.npy")
@@ -34,7 +34,7 @@ def test_rows_cost_what_training_says_they_cost(run_of, ranks):
     assert evaluate(folder).model.tokens == len(reader) * 16
 
 
-def test_memory_is_read_behind_the_first_segment_alone(run_of):
+def test_memory_is_read_after_the_first_segment_only(run_of):
     folder, _ = run_of(**INFINI)
     found = evaluate(folder, sequences=6)
     with_it, without = (getattr(found, name).loss_by_part for name in ("memory", "no_memory"))
@@ -67,7 +67,7 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     assert found.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
 
 
-def test_what_cannot_be_read(run_of, tmp_path):
+def test_unreadable_files_are_named(run_of, tmp_path):
     folder, _ = run_of()
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": 3}\n')
     (tmp_path / "empty.txt").write_text("")
@@ -81,7 +81,7 @@ def test_what_cannot_be_read(run_of, tmp_path):
         evaluate(folder, files=[str(tmp_path / "nothing.txt")])
 
 
-def test_what_was_measured_stands_on_the_page_of_the_run(run_of, read_page):
+def test_measured_values_are_on_the_page_of_the_run(run_of, read_page):
     folder, _ = run_of(**INFINI)
     record = evaluate(folder, sequences=2)
     line = json.loads((folder / "evaluations.jsonl").read_text())

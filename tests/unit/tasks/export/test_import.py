@@ -133,7 +133,7 @@ def damaged(path, how):
 
 
 @pytest.mark.parametrize("weight_map", [[], ["model.safetensors"], None, "x", {"model.norm.weight": ["x"]}, {"a": 1}])
-def test_an_index_of_another_shape_is_named(theirs, weight_map):
+def test_a_malformed_index_is_named(theirs, weight_map):
     path, _ = theirs()
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(DataError, match=r"model\.safetensors\.index\.json.*weight_map"):
@@ -187,7 +187,7 @@ def test_json_nested_beyond_what_python_parses_is_damaged(theirs):
         ("no config", ConfigError, "not a Hugging Face folder"),
     ],
 )
-def test_what_cannot_be_imported_is_said(theirs, tmp_path, how, kind, words):
+def test_unsupported_models_are_named_on_import(theirs, tmp_path, how, kind, words):
     path, _ = theirs()
     damaged(path, how)
     with pytest.raises(kind, match=words):
@@ -218,7 +218,7 @@ def starting(theirs, built, data):
     return path, run, begin
 
 
-def test_a_run_remembers_what_it_started_from_by_its_digest(starting):
+def test_a_run_records_the_digest_of_its_initial_weights(starting):
     path, _, begin = starting
     lineage = begin()
     assert lineage.init_from.digest == open_folder(path).digest()

@@ -9,7 +9,7 @@ from infini_llama.tasks.patch_environment.doctor import doctor
 from support.machines import begun, lay_out, settings
 
 
-def test_against_a_run_says_what_changed_and_whether_resume_stays_exact(tmp_path):
+def test_a_comparison_with_a_run_reports_changes_and_their_effect_on_resume(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     before = lay_out(tmp_path / "before")
@@ -28,12 +28,12 @@ def test_against_a_run_says_what_changed_and_whether_resume_stays_exact(tmp_path
     assert named == {"threads": (8, 4, "lost"), "cores": (8, 4, "kept")}
 
 
-def test_against_what_is_no_run_is_refused(tmp_path):
+def test_a_comparison_with_something_else_than_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"has no environment\.json"):
         doctor(None, tmp_path, tmp_path, lay_out(tmp_path))
 
 
-def test_a_run_of_an_older_version_goes_on_as_it_was(tmp_path, caplog):
+def test_a_run_of_an_older_version_resumes_unchanged(tmp_path, caplog):
     machine = lay_out(tmp_path / "here")
     begun(settings(), tmp_path, "run", machine=machine)
     path = tmp_path / "runs/run/environment.json"

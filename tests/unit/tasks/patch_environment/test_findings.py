@@ -46,7 +46,7 @@ def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
 
 
 @pytest.mark.parametrize("change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [GPU], "nccl": True}])
-def test_little_shared_memory_harms_nobody_but_several_gpus(laptop, change):
+def test_little_shared_memory_matters_for_several_gpus_only(laptop, change):
     (found,) = [found for found in assess(changed(laptop, change)) if found.name == "/dev/shm"]
     assert found.severity == "ok"
 

@@ -27,7 +27,7 @@ def test_old_gpus_have_no_bf16(tmp_path):
     assert plan(tmp_path, node={"gpus": 1, "gpu_capability": "7.5"}).precision == "fp32"
 
 
-def test_a_machine_of_this_kind_needs_no_word(tmp_path):
+def test_an_equal_machine_needs_no_warning(tmp_path):
     assert plan(tmp_path).device == "cpu"
 
 
@@ -36,6 +36,6 @@ def test_gpus_that_nobody_has_spoken_of_are_refused(tmp_path):
         plan(tmp_path, device="cuda")
 
 
-def test_this_machines_speed_says_nothing_about_others():
+def test_the_speed_of_this_machine_is_not_used_for_others():
     _, problems = validate({"data": {"source": "python-stdlib"}, "environment": {"launcher": "slurm", "tune": "quick"}})
     assert any("environment.tune=quick" in problem for problem in problems)

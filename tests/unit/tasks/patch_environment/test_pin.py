@@ -54,7 +54,7 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     assert "bitwise" not in caplog.text
 
 
-def test_a_command_that_is_refused_leaves_the_pin_of_a_run_alone(tmp_path):
+def test_a_refused_command_does_not_change_the_pinned_plan(tmp_path):
     """Nothing is written before training has the run."""
     begun(config({"threads": 3}), tmp_path, "run")
     before = record_of(tmp_path)
@@ -79,7 +79,7 @@ def test_the_time_of_the_pin_and_the_environment_of_this_process_stay(tmp_path):
     assert record_of(tmp_path)["pinned_at"] == pinned_at and dict(os.environ) == before
 
 
-def test_leaving_the_pin_is_said_aloud(tmp_path, caplog):
+def test_leaving_the_pinned_plan_is_reported(tmp_path, caplog):
     begun(config({"threads": 1}), tmp_path, "run")
     caplog.clear()
     assert begun(config({"threads": 2}), tmp_path, "run").threads == 2
@@ -87,7 +87,7 @@ def test_leaving_the_pin_is_said_aloud(tmp_path, caplog):
     assert record_of(tmp_path)["pinned"]["threads"] == 2, "what the user asks for is the pin from now on"
 
 
-def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path, caplog):
+def test_a_machine_that_cannot_follow_the_pinned_plan_reports_it_and_keeps_it(tmp_path, caplog):
     begun(config(), tmp_path, "run")
     change_record(tmp_path, pinned={"device": "cuda", "precision": "bf16"})
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_machine_that_cannot_follow_the_pin_says_so_and_the_pin_stays(tmp_path
         ({"gpus": [{"name": "T4"}]}, "['T4']"),
     ],
 )
-def test_other_hardware_and_versions_are_said_aloud_once(tmp_path, caplog, facts, words):
+def test_other_hardware_and_versions_are_reported_once(tmp_path, caplog, facts, words):
     begun(config(), tmp_path, "run")
     change_record(tmp_path, facts=facts)
     caplog.clear()
@@ -118,7 +118,7 @@ def test_other_hardware_and_versions_are_said_aloud_once(tmp_path, caplog, facts
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pinned": {}, "plan": {}, "facts": {}, "pinned_at": 0}'])
-def test_a_damaged_record_is_said_and_written_anew(tmp_path, caplog, text):
+def test_a_damaged_record_is_reported_and_rewritten(tmp_path, caplog, text):
     path = tmp_path / "runs/run/environment.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -126,7 +126,7 @@ def test_a_damaged_record_is_said_and_written_anew(tmp_path, caplog, text):
     assert str(path) in caplog.text and record_of(tmp_path)["pinned"]["device"]
 
 
-def test_secrets_reach_the_workers_and_not_the_record(tmp_path):
+def test_secrets_reach_the_workers_but_not_the_record(tmp_path):
     plan = begun(
         config({"env": {"WANDB_API_KEY": "abc123", "DATABASE_URL": "abc123", "NCCL_DEBUG": "INFO"}}),
         tmp_path,
@@ -151,7 +151,7 @@ def test_a_run_that_began_without_gpus_stays_there_and_notes_them(gpus_4):
     assert plan.device == "cpu" and any("environment.device=cuda" in found.sentence for found in plan.findings)
 
 
-def test_another_device_on_request_leaves_the_pin_altogether(gpus_4):
+def test_another_requested_device_makes_a_new_plan(gpus_4):
     pinned = settings_of(resolve(config({"threads": 8}), gpus_4))
     plan = follow(config({"device": "cpu"}), gpus_4, pinned)
     assert (plan.device, plan.nproc_per_node, plan.precision) == ("cpu", 1, "fp32")
@@ -176,7 +176,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_ends_the_stage(tmp_path, monke
     assert raised.value.exit_code == 70
 
 
-def test_the_doctor_reports_and_lets_the_exit_code_say_whether_it_will_do(tmp_path):
+def test_the_exit_code_of_doctor_follows_its_findings(tmp_path):
     well = doctor(config(), tmp_path)
     assert well.exit_code == 0 and well.plan.device and json.dumps(well.to_json())
     ill = doctor(config({"env": {"RANK": "0", "LOCAL_RANK": "0"}}), tmp_path)

@@ -38,7 +38,7 @@ def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
     assert plan.env["OMP_NUM_THREADS"] == "8"
 
 
-def test_cores_are_shared_between_workers_and_never_none(laptop):
+def test_cores_are_divided_among_workers_and_never_zero(laptop):
     assert resolve(config({"nproc_per_node": 2}), laptop).threads == 4
     assert resolve(config({"nproc_per_node": 2}), changed(laptop, {"cores": 1})).threads == 1
 
@@ -92,7 +92,7 @@ def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
     assert largest_micro_batch(laptop, 79 * 1024**3, long) == 4, "more than 65,536 tokens help no GPU"
 
 
-def test_room_for_the_checkpoints_that_are_kept(laptop):
+def test_disk_space_for_the_kept_checkpoints(laptop):
     """3 newest, the best, one being written, and of 1000 steps every 250th: nine of 12 bytes a parameter."""
     requested = config(train={"max_steps": 1000, "save_permanent_every": 250})
     each = 12 * parameters(model_of(requested))
@@ -113,7 +113,7 @@ def test_room_for_the_checkpoints_that_are_kept(laptop):
 @pytest.mark.parametrize(
     ("optimizer", "parts"), [({}, 3), ({"optimizer": "muon"}, 2), ({"optimizer": "sgd", "momentum": 0.0}, 1)]
 )
-def test_a_disk_with_room_for_no_checkpoint_is_refused(laptop, tmp_path, monkeypatch, optimizer, parts):
+def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monkeypatch, optimizer, parts):
     requested = config(train=optimizer)
     least = parts * 4 * parameters(model_of(requested))
     for free, severity in ((least, "warning"), (least - 12, "error")):
@@ -156,7 +156,7 @@ def test_every_impossible_requested_is_named_at_once(laptop):
     assert len(str(raised.value).splitlines()) == 3
 
 
-def test_a_batch_that_the_workers_cannot_share_is_named(laptop):
+def test_a_batch_size_not_divisible_by_the_workers_is_named(laptop):
     requested = config(train={"global_batch_size": 8, "micro_batch_size": 8})
     requested = with_settings(
         requested, {"nproc_per_node": 2}

@@ -76,14 +76,14 @@ def test_the_same_ranks_on_other_machines_lose_nothing(facts):
         ),
     ],
 )
-def test_what_cannot_be_is_refused_all_at_once(environment, lines):
+def test_all_impossible_settings_are_reported_at_once(environment, lines):
     with pytest.raises(ConfigError) as raised:
         parse_config({"data": {"source": "python-stdlib"}, "environment": environment})
     assert all(line in str(raised.value) for line in lines)
     assert str(raised.value).count("environment.") >= len(lines)
 
 
-def test_what_can_be_is_taken():
+def test_supported_settings_are_accepted():
     for wishes in (
         {"nnodes": 2},
         {"nnodes": 2, "rendezvous": "static", "master_addr": "node-0.cluster", "port": 29500},

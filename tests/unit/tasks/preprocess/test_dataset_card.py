@@ -21,7 +21,7 @@ def text(parts) -> str:
     return card(*parts)
 
 
-def test_it_tells_source_counts_lengths_checks_and_text(text, parts):
+def test_the_description_has_source_counts_lengths_checks_and_text(text, parts):
     dataset, reference, _ = parts
     for words in (
         "| source | files |",
@@ -42,7 +42,7 @@ def test_nothing_in_its_tables_is_raw_python(text):
     ]
 
 
-def test_what_was_left_out_is_counted_with_its_reason(parts):
+def test_skipped_documents_are_counted_by_reason(parts):
     dataset, reference, report = parts
     left_out = LeftOut(records=1234, empty=3, duplicates=2, bad=("a.json: no text",))
     shown = card(dataset.model_copy(update={"left_out": left_out}), reference, report)

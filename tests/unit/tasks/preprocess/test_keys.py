@@ -26,7 +26,7 @@ DATA = data()
         {"shard_size": 2048},
     ],
 )
-def test_what_decides_the_tokens_is_in_their_key(change):
+def test_settings_that_determine_the_tokens_are_in_the_key(change):
     assert tokens_key(data(**change), DOCUMENTS) != tokens_key(DATA, DOCUMENTS)
 
 
@@ -45,7 +45,7 @@ def test_the_layout_of_several_shards_is_in_the_key_and_their_number_is_not():
 @pytest.mark.parametrize(
     "change", [{"sequence_length": 8}, {"device": "cpu"}, {"files": ["./*"]}, {"strategy": "padded"}]
 )
-def test_what_does_not_decide_the_tokens_is_not_in_their_key(change):
+def test_settings_that_do_not_determine_the_tokens_are_not_in_the_key(change):
     assert tokens_key(data(**change), DOCUMENTS) == tokens_key(DATA, DOCUMENTS)
 
 

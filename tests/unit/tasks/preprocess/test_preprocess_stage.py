@@ -24,7 +24,7 @@ def temporaries(home: Path) -> list[str]:
     return [str(path) for path in home.rglob(".*.tmp")]
 
 
-def test_the_reference_says_where_the_dataset_is_and_what_it_holds(data, corpus, tmp_path):
+def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     planned = plan(data(), str(tmp_path))
     assert lookup(data(), str(tmp_path)) is None
     reference = preprocess(data(), str(tmp_path))
@@ -145,7 +145,7 @@ def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tm
         assert np.flatnonzero(values == 0).tolist() == (offsets[1:] - 1).tolist()
 
 
-def test_a_damaged_level_is_moved_aside_with_a_line_and_built_anew(data, tmp_path, caplog, digests):
+def test_a_damaged_level_is_quarantined_and_rebuilt(data, tmp_path, caplog, digests):
     reference = preprocess(data(), str(tmp_path))
     folder, before = tmp_path / reference["path"], digests(tmp_path / reference["path"])
     (folder / "chunks" / reference["chunks"] / "train.rows.npy").unlink()
@@ -181,7 +181,7 @@ def test_a_row_table_under_the_name_of_another_is_not_used(built, data):
     assert preprocess(data(), str(home)) == reference | {"built": ["chunks"]}
 
 
-def test_a_hidden_file_that_others_leave_in_a_dataset_does_not_damage_it(built, data):
+def test_a_foreign_hidden_file_does_not_damage_a_dataset(built, data):
     home, reference = built
     (home / reference["path"] / "train" / ".DS_Store").touch()
     (home / reference["path"] / "train" / ".ipynb_checkpoints").mkdir()
@@ -224,13 +224,13 @@ def test_a_row_as_long_as_the_text_fits_and_one_token_longer_does_not(data, tmp_
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="here the GPU works")
-def test_a_device_that_is_not_there_is_refused_before_the_work(data, tmp_path):
+def test_a_missing_device_is_refused_before_the_work(data, tmp_path):
     with pytest.raises(PipelineError, match=r"data\.device=cuda") as caught:
         preprocess(data(device="cuda"), str(tmp_path))
     assert caught.value.exit_code == 64 and not list((tmp_path / "datasets").glob("*"))
 
 
-def test_progress_is_told_in_megabytes_and_ends_at_the_total(data, tmp_path, caplog):
+def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         preprocess(data(), str(tmp_path))
     told = [record for record in caplog.records if hasattr(record, "progress")]
@@ -244,7 +244,7 @@ def test_progress_is_told_in_megabytes_and_ends_at_the_total(data, tmp_path, cap
     assert "built tokens and chunks" in caplog.text
 
 
-def test_what_is_not_committed_is_not_believed(data, tmp_path):
+def test_an_uncommitted_checkpoint_is_not_used(data, tmp_path):
     reference = preprocess(data(), str(tmp_path))
     (tmp_path / reference["path"] / "manifest.json").unlink()
     assert not is_complete(tmp_path / reference["path"], "dataset") and lookup(data(), str(tmp_path)) is None

@@ -53,7 +53,7 @@ def foreign(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "again"), [(truncate, ["data-00001.arrow"]), (Path.unlink, ["data-00001.arrow"]), (foreign, [])]
 )
-def test_a_build_over_a_damaged_dataset_keeps_what_is_whole(data, tmp_path, digests, written, damage, again, caplog):
+def test_rebuilding_a_damaged_dataset_keeps_valid_shards(data, tmp_path, digests, written, damage, again, caplog):
     reference = preprocess(data(), str(tmp_path))
     folder = tmp_path / reference["path"]
     before = digests(folder)
@@ -75,7 +75,7 @@ def test_shards_that_another_version_wrote_are_built_again_too(data, tmp_path, d
     assert len(written) == count and digests(tmp_path / reference["path"]) == before
 
 
-def test_a_damaged_row_table_is_built_again_alone_and_a_whole_dataset_not_at_all(data, tmp_path, written):
+def test_only_a_damaged_row_table_is_rebuilt(data, tmp_path, written):
     reference = preprocess(data(), str(tmp_path))
     written.clear()
     assert preprocess(data(), str(tmp_path), repair=True) == reference | {"built": []}

@@ -19,14 +19,14 @@ def points_of(drawn: str, colour: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in numbers]
 
 
-def test_a_curve_is_drawn_where_its_values_are():
+def test_a_curve_matches_its_values():
     drawn = svg(Chart("loss", [Curve("a", [1, 2, 3], [3.0, 1.0, 2.0])]))
     (x1, y1), (x2, y2), (x3, y3) = points_of(drawn, "--series-1")
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.01)
     assert (y2 - y1) == pytest.approx(2 * (y2 - y3), abs=0.01)  # SVG counts downwards
 
 
-def test_values_that_are_not_there_or_not_finite_are_left_out():
+def test_missing_and_non_finite_values_are_skipped():
     drawn = svg(Chart("loss", [Curve("a", [1, 2, 3, 4], [3.0, None, float("nan"), 2.0])]))
     assert len(points_of(drawn, "--series-1")) == 2
     assert figures([Chart("nothing", [Curve("a", [1], [None])]), Chart("no curve", [])]) == ""

@@ -46,7 +46,7 @@ def test_the_page(two, read_page):
     assert "are not of the same sequences" not in page.text
 
 
-def test_what_cannot_be_compared(two, tmp_path):
+def test_runs_that_cannot_be_compared(two, tmp_path):
     with pytest.raises(ConfigError, match=r"1 run.* 2 to 8"):
         compare(two[:1])
     with pytest.raises(ConfigError, match="name"):

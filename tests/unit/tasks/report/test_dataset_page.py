@@ -25,7 +25,7 @@ def test_a_dataset_as_a_page(built, read_page):
     assert page.elements.count("pre") == 3  # rows as text
 
 
-def test_what_verify_found_stands_on_the_page(built, read_page):
+def test_findings_of_verify_are_on_the_page(built, read_page):
     home, reference = built
     report = verify(reference, str(home), "deep", 0)
     page = read_page(dataset_page(home / reference["path"], VerifyReport.from_json(report)))
@@ -55,12 +55,12 @@ def test_tokens_are_counted(built, monkeypatch):
     assert token_counts(path, content).sum() == 100
 
 
-def test_what_is_no_dataset(tmp_path):
+def test_a_folder_that_is_not_a_dataset(tmp_path):
     with pytest.raises(Damaged):
         dataset_page(tmp_path)
 
 
-def test_one_long_token_does_not_squeeze_the_others():
+def test_one_long_token_keeps_the_table_readable():
     counts, token_bytes = np.array([6000, 3900, 95, 5]), np.array([1, 2, 3, 256])
     curve = _widths(counts, token_bytes)
     assert curve.y == pytest.approx([0, 0.6, 0.39, 0.01]) and len(curve.x) == 5

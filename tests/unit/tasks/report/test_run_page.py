@@ -36,7 +36,7 @@ def test_a_finished_run(make_run, read_page):
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_goes_on(make_run, read_page):
+def test_a_running_run(make_run, read_page):
     folder = make_run(steps=33, finished=False)
     with Lock(folder / "lock"):
         write_report(folder)
@@ -47,7 +47,7 @@ def test_a_run_that_goes_on(make_run, read_page):
     assert RunRecord(folder).state == "stopped"
 
 
-def test_a_run_that_has_hardly_begun(make_run, read_page):
+def test_a_run_without_steps(make_run, read_page):
     folder = make_run(steps=0, finished=False)
     shutil.rmtree(folder.parent.parent / "datasets")
     (folder / "attempts.jsonl").unlink()
@@ -57,14 +57,14 @@ def test_a_run_that_has_hardly_begun(make_run, read_page):
     assert "the dataset was moved or removed" in page.text
 
 
-def test_what_ended_the_run_before_it_went_on_is_not_its_end(make_run):
+def test_an_ending_before_a_resume_is_not_the_result(make_run):
     folder = make_run()
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps(result | {"steps": 40}))
     assert RunRecord(folder).result is None and RunRecord(folder).state == "to finish"
 
 
-def test_what_other_versions_recorded_is_shown_where_it_is_there(make_run, read_page):
+def test_records_of_other_versions_are_shown(make_run, read_page):
     folder = make_run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     more = {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.5]]}
@@ -77,6 +77,6 @@ def test_what_other_versions_recorded_is_shown_where_it_is_there(make_run, read_
     assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
 
 
-def test_the_folder_of_no_run(tmp_path):
+def test_a_folder_that_is_not_a_run(tmp_path):
     with pytest.raises(ConfigError, match=r"lineage\.json"):
         write_report(tmp_path)

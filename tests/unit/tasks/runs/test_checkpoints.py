@@ -57,7 +57,7 @@ def test_the_newest_whole_one_serves_and_damaged_ones_are_kept_aside(folder, cap
     assert "step-00000030 is damaged" in caplog.text and "step-00000020 is damaged" in caplog.text
 
 
-def test_what_a_killed_save_left_is_not_a_checkpoint(folder):
+def test_leftovers_of_a_killed_save_are_not_a_checkpoint(folder):
     staging(checkpoint_path(folder, 40))
     (folder / "step-00000050").mkdir()  # no manifest
     assert steps(folder) == [30, 20, 10] and latest_step(folder) == 30
@@ -99,7 +99,7 @@ def test_one_that_cannot_be_read_just_now_is_not_pruned(folder, monkeypatch):
     assert steps(folder) == [30, 20, 10] and best(folder) == checkpoint_path(folder, 20)
 
 
-def test_the_best_that_is_damaged_is_kept_aside_and_the_next_best_serves(folder, caplog):
+def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_best_is_used(folder, caplog):
     damage(checkpoint_path(folder, 20))
     assert choose(folder, "best", None) == checkpoint_path(folder, 10)
     assert "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
@@ -176,7 +176,7 @@ def test_going_back_moves_newer_ones_to_abandoned_once(folder):
     )
 
 
-def test_best_goes_back_and_a_second_abandoning_keeps_both(folder):
+def test_the_best_pointer_follows_a_rollback_and_a_second_rollback_keeps_both_records(folder):
     assert choose(folder, "best", None) == checkpoint_path(folder, 20)
     make(folder, 30, 5.0)
     assert choose(folder, "best", None) == checkpoint_path(folder, 20)
@@ -205,7 +205,7 @@ def test_a_copy_under_another_number_is_not_a_checkpoint(folder, caplog):
     assert (folder / "step-00000040.damaged-1").is_dir() and "step-00000040 is damaged" in caplog.text
 
 
-def test_a_copy_under_a_name_of_its_own_is_what_it_was(folder, tmp_path):
+def test_a_renamed_copy_is_still_valid(folder, tmp_path):
     copy = Path(shutil.copytree(checkpoint_path(folder, 20), tmp_path / "kept" / "the good one"))
     (tmp_path / "mine").mkdir()
     assert choose(tmp_path / "mine", str(copy), None) == copy
@@ -227,7 +227,7 @@ def test_a_copy_under_a_name_of_its_own_is_what_it_was(folder, tmp_path):
     ],
     ids=str,
 )
-def test_a_train_state_with_a_wrong_field_is_damaged_and_the_one_before_serves(folder, caplog, state):
+def test_a_train_state_with_a_wrong_field_falls_back_to_the_previous_checkpoint(folder, caplog, state):
     make(folder, 40, state=state)
     assert newest_good(folder) == checkpoint_path(folder, 30)
     assert next(iter(state)) in caplog.text and "step-00000040 is damaged" in caplog.text

@@ -33,7 +33,7 @@ def test_nothing_to_do_in_a_home_without_leftovers(home):
     assert collect(home / "nowhere", ALL, yes=False).files == ()
 
 
-def test_what_kills_and_rollbacks_leave_is_listed_and_then_removed(home, built):
+def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
     run, dataset = home / "runs" / "run", home / built[1]["path"]
     add_checkpoint(RunFolder(run), 80, None)
     add_checkpoint(RunFolder(run), 100, None)
@@ -59,12 +59,12 @@ def test_what_kills_and_rollbacks_leave_is_listed_and_then_removed(home, built):
     assert step_of(newest_good(run / "checkpoints")) == 60
 
 
-def test_what_is_younger_stays(home):
+def test_younger_files_are_kept(home):
     path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
     assert paths(collect(home, Rules(older_than=3600), yes=True)) == [] and path.exists()
 
 
-def test_what_vanishes_meanwhile_is_no_longer_there_to_go(home, monkeypatch):
+def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch):
     """A lease is renewed by way of a temporary file every few seconds."""
     listed, half = gc._of_run, home / "runs" / "run" / ".lease.123-0123abcd.tmp"
 
@@ -79,7 +79,7 @@ def test_what_vanishes_meanwhile_is_no_longer_there_to_go(home, monkeypatch):
     assert paths(collect(home, ALL, yes=True)) == [path.relative_to(home).as_posix()] and not path.exists()
 
 
-def test_what_somebody_works_on_stays(home, built):
+def test_locked_folders_are_kept(home, built):
     checkpoint = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
     dataset = staging(home / built[1]["path"])
     key = built[1]["path"].rpartition("-")[2]
@@ -113,7 +113,7 @@ def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
     assert left == ["runs/other/checkpoints/step-00000020"] and start.exists()
 
 
-def test_a_dataset_goes_only_when_asked_for_and_when_no_run_needs_it(home, built, make_run):
+def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, built, make_run):
     import shutil
 
     dataset, rules = home / built[1]["path"], Rules(0.0, unused_datasets=True)

@@ -69,7 +69,7 @@ def test_the_first_of_several_stop_strings_counts(tokenizer):
     assert written(tokenizer, ["abXYc"], ("XYZ", "XYc")).texts == ["ab"]
 
 
-def test_what_only_began_like_a_stop_string_is_shown(tokenizer):
+def test_text_that_only_starts_like_a_stop_string_is_shown(tokenizer):
     assert written(tokenizer, ["ab STO"], ("STOP",)).texts == ["ab STO"]
     assert written(tokenizer, ["ab STO and more"], ("STOP",), length=6).texts == ["ab STO"]
 
@@ -84,6 +84,6 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
     assert "".join(piece for _, piece in writer.write(50, Sampling())) == writer.texts[0] == "\ufffdSTOP\ufffd\ufffd"
 
 
-def test_pieces_come_as_soon_as_they_are_certain(tokenizer):
+def test_text_pieces_are_emitted_as_soon_as_they_are_final(tokenizer):
     writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], END, ("STOP",))
     assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]

@@ -32,7 +32,7 @@ def test_a_job_is_read_as_it_was_written_without_its_secrets(tmp_path):
     assert read_start(tmp_path).started == job.started
 
 
-def test_the_order_of_an_older_version_is_a_job(tmp_path):
+def test_the_order_json_of_an_older_version_is_read_as_a_job(tmp_path):
     shutil.copytree(OLDER, tmp_path, dirs_exist_ok=True)
     order = json.loads((tmp_path / "order.json").read_text()) | {"lineage": LINEAGE | {"left_out": []}}
     (tmp_path / "order.json").write_text(json.dumps(order))

@@ -25,7 +25,7 @@ def copied(checkpoint: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["verify", "load_tensors"])
-def test_a_checkpoint_that_is_pruned_while_it_is_read_is_not_the_answer(run_of, monkeypatch, part):
+def test_a_checkpoint_pruned_while_read_is_not_returned(run_of, monkeypatch, part):
     run, _ = run_of()
     (older,) = (run / "checkpoints").glob("step-*")
     newer = older.with_name(f"step-{int(older.name.removeprefix('step-')) + 1:08d}")

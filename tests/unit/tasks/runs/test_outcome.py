@@ -10,7 +10,7 @@ def word(rank, state, code=0, step=5, time=1.0, message=None, kind="RuntimeError
     return RankStatus(rank=rank, state=state, code=code, step=step, time=time, error=error, **place)
 
 
-def test_all_done_is_done_whatever_torchrun_says():
+def test_all_ranks_done_is_done_whatever_torchruns_exit_code():
     assert classify(1, [word(0, "done"), word(1, "done")], "logs").kind == "done"
 
 

@@ -56,7 +56,7 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "is_logged"), [(1, False), (2, True)])
-def test_a_run_of_an_older_version_goes_on_without_a_removed_setting(tmp_path, caplog, before, is_logged):
+def test_a_run_of_an_older_version_resumes_without_a_removed_key(tmp_path, caplog, before, is_logged):
     run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
     config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}})
     claim(run, config, train | {"tensor_parallel": before}, MODEL, DATASET)
@@ -93,7 +93,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda line: repr(line[:40]))
-def test_a_damaged_line_of_metrics_costs_only_itself_and_is_named(tmp_path, caplog, damage):
+def test_a_damaged_line_of_metrics_is_named_and_skipped(tmp_path, caplog, damage):
     run = RunFolder(tmp_path)
     before, after = "".join(map(train_line, (1, 2))).encode(), "".join(map(train_line, (4, 5, 6))).encode()
     run.metrics.write_bytes(before + damage + after)

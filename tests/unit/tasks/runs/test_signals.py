@@ -10,7 +10,7 @@ class Asked(BaseException):
     pass
 
 
-def test_what_follows_within_a_second_is_the_same_request_and_a_later_one_is_not(monkeypatch):
+def test_signals_within_a_second_are_one_request(monkeypatch):
     now = 1000.0
     monkeypatch.setattr("infini_llama.tasks.runs.signals.time.monotonic", lambda: now)
     before = signal.signal(signal.SIGTERM, debounced(Asked))
@@ -34,7 +34,7 @@ def default_signals():
         signal.signal(number, handler)
 
 
-def test_a_hangup_is_whatever_sigterm_is(default_signals):
+def test_a_hangup_is_treated_as_sigterm(default_signals):
     """Also where somebody else, as Prefect does, sets the handler of SIGTERM later."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     hangup_as_termination()
@@ -43,7 +43,7 @@ def test_a_hangup_is_whatever_sigterm_is(default_signals):
         os.kill(os.getpid(), signal.SIGHUP)
 
 
-def test_nohup_keeps_its_word(default_signals):
+def test_nohup_is_respected(default_signals):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     hangup_as_termination()
     signal.signal(signal.SIGTERM, debounced(Asked))

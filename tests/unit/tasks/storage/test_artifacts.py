@@ -54,7 +54,7 @@ def leftovers(folder: Path) -> list[str]:
 
 @settings(max_examples=30, deadline=None)
 @given(files=trees)
-def test_what_is_committed_is_whole_and_its_digest_is_of_bytes_and_content_alone(tmp_path_factory, files):
+def test_a_committed_artifact_is_complete_and_its_digest_depends_on_content_only(tmp_path_factory, files):
     home = tmp_path_factory.mktemp("commit")
     first = make(home / "one", files, meta={"at": 1}, content={"tokens": 3})
     second = make(home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3})
@@ -105,7 +105,7 @@ def test_a_manifest_cut_short_or_overwritten_is_damaged(tmp_path_factory, data):
 
 @settings(max_examples=60, deadline=None)
 @given(files=trees.filter(bool), data=st.data())
-def test_any_file_cut_short_missing_or_extra_is_found_by_its_size_alone(tmp_path_factory, files, data):
+def test_any_truncated_missing_or_extra_file_is_found_by_size(tmp_path_factory, files, data):
     folder = tmp_path_factory.mktemp("sizes") / "data"
     make(folder, files)
     name = data.draw(st.sampled_from(sorted(files)))
@@ -148,7 +148,7 @@ def test_each_fault_of_a_folder_names_the_file(tmp_path, fault):
     assert not is_complete(tmp_path / "data", "dataset")
 
 
-def test_sizes_alone_do_not_show_a_changed_byte_or_another_kind(tmp_path):
+def test_sizes_do_not_reveal_a_changed_byte_or_type(tmp_path):
     make(tmp_path / "data")
     with pytest.raises(Damaged, match=r"dataset.*checkpoint"):
         check(tmp_path / "data", "checkpoint", checksums=False)
@@ -182,7 +182,7 @@ def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path, nam
         read_manifest(folder, "dataset")
 
 
-def test_nested_artifacts_and_what_users_leave_do_not_count_but_only_where_they_belong(tmp_path):
+def test_nested_artifacts_and_user_files_are_ignored_at_their_places_only(tmp_path):
     folder = tmp_path / "data"
     make(folder)
     make(folder / "chunks" / "k", {"rows": b"1"})
@@ -267,7 +267,7 @@ def test_a_pointer_in_a_folder_that_is_not_there_is_an_error(tmp_path):
         set_pointer(tmp_path / "nowhere", "latest", "x")
 
 
-def test_moved_aside_is_nothing_lost_and_removed_is_nothing_left(tmp_path):
+def test_moving_aside_loses_nothing_and_removing_leaves_nothing(tmp_path):
     for number in (1, 2):
         make(tmp_path / "data")
         (tmp_path / "data" / "a.bin").write_bytes(bytes([number]))
@@ -277,7 +277,7 @@ def test_moved_aside_is_nothing_lost_and_removed_is_nothing_left(tmp_path):
     assert names_in(tmp_path) == ["data.damaged-2"]
 
 
-def test_a_file_that_may_not_be_opened_just_now_is_not_called_damaged(tmp_path, monkeypatch):
+def test_a_temporarily_unreadable_file_is_not_damaged(tmp_path, monkeypatch):
     make(tmp_path / "data")
 
     def denied(path):

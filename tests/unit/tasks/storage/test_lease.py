@@ -37,14 +37,14 @@ def test_the_same_machine_takes_its_own_lease_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("content", ['{"kernel": "one", "host": "there", "pid": 1, "renewed": 3}', "{", "", "[]", "{}"])
-def test_a_dead_holders_lease_expires(tmp_path, content):
+def test_the_lease_of_a_dead_process_expires(tmp_path, content):
     path = tmp_path / "lease"
     path.write_text(content)
     with Lease(path, "two", **QUICK):
         assert json.loads(path.read_text())["kernel"] == "two"
 
 
-def test_a_holder_that_was_away_too_long_learns_that_it_lost_the_run(tmp_path):
+def test_a_process_paused_too_long_detects_that_it_lost_the_lease(tmp_path):
     path = tmp_path / "lease"
     with Lease(path, "one", **QUICK) as held:
         path.write_text(json.dumps({"kernel": "two", "host": "there", "pid": 7, "renewed": 0}))
@@ -54,7 +54,7 @@ def test_a_holder_that_was_away_too_long_learns_that_it_lost_the_run(tmp_path):
     assert json.loads(path.read_text())["kernel"] == "two", "the new holder keeps it"
 
 
-def test_of_several_that_find_it_expired_one_has_it(tmp_path):
+def test_of_several_processes_that_find_an_expired_lease_one_gets_it(tmp_path):
     path, outcomes, refused = tmp_path / "lease", [], threading.Semaphore(0)
     path.write_text('{"kernel": "dead", "host": "there", "pid": 1, "renewed": 3}')
 

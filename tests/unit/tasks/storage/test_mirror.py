@@ -67,7 +67,7 @@ def test_an_artifact_comes_back_byte_for_byte(url, home, tmp_path):
     check(path, checkpoints.KIND, checksums=True)
 
 
-def test_what_was_not_copied_to_the_end_does_not_exist(url, home, monkeypatch):
+def test_a_partial_copy_does_not_exist(url, home, monkeypatch):
     path = checkpoint(home / "runs" / "one", 10)
     mirror = Mirror(url, home)
     whole = mirror.keep_file
@@ -88,7 +88,7 @@ def test_a_damaged_copy_is_not_used(url, home, caplog):
     assert not list(path.parent.iterdir()) and "step-00000010" in caplog.text
 
 
-def test_an_artifact_built_anew_replaces_its_copy(url, home):
+def test_a_rebuilt_artifact_replaces_its_copy(url, home):
     path = checkpoint(home / "runs" / "one", 10)
     mirror = Mirror(url, home)
     mirror.keep(path, checkpoints.KIND)
@@ -106,12 +106,12 @@ def test_a_damaged_artifact_is_not_copied(url, home):
         Mirror(url, home).keep(path, checkpoints.KIND)
 
 
-def test_an_unknown_place_is_named(home):
+def test_an_unknown_location_is_named(home):
     with pytest.raises(ConfigError, match=r"storage\.mirror=nowhere://x"):
         Mirror("nowhere://x", home)
 
 
-def test_an_empty_machine_goes_on_from_the_mirror(url, home, built, data, caplog):
+def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog):
     _, reference = built
     run = home / "runs" / "one"
     checkpoint(run, 10)
@@ -141,7 +141,7 @@ def steps_kept(url: str, run: Path) -> list[int]:
     return [checkpoints.step_of(path) for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")]
 
 
-def test_another_machines_newer_checkpoint_stays_until_this_one_has_passed_it(url, tmp_path, built, caplog):
+def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path, built, caplog):
     """Machine b has an older copy of a run that machine a took further before it was lost."""
     _, reference = built
     first, second = (tmp_path / name / "runs" / "one" for name in ("a", "b"))
@@ -166,7 +166,7 @@ def test_another_machines_newer_checkpoint_stays_until_this_one_has_passed_it(ur
     )
 
 
-def test_a_restore_that_is_cut_off_anywhere_is_taken_up(url, home, built, monkeypatch):
+def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
     _, reference = built
     run, wanted = home / "runs" / "one", settings(home, url)
     checkpoint(run, 10)

@@ -52,7 +52,7 @@ def test_the_micro_batch_halves_to_what_divides_a_ranks_share_and_stays_so(run):
     assert halve_micro_batch(context(10, 20)) is False, "it is one already"
 
 
-def test_a_rollback_abandons_what_came_after_and_leaves_the_samples_out(run):
+def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run):
     assert roll_back(run, diverged(25, 260), limit=2)
     assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
     assert run.read(run.lineage)["skipped_samples"] == [{"first": 160, "end": 260}]
@@ -61,7 +61,7 @@ def test_a_rollback_abandons_what_came_after_and_leaves_the_samples_out(run):
     assert not roll_back(run, diverged(3, 40), limit=2)
 
 
-def test_left_out_samples_are_passed_over_also_where_ranges_touch():
+def test_skipped_samples_are_passed_over_also_where_ranges_touch():
     ranges = [SampleRange(first=first, end=end) for first, end in ((40, 60), (10, 20), (20, 40))]
     assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [0, 9, 60, 60, 60, 60, 60]
 

@@ -72,7 +72,7 @@ def test_a_damaged_lineage_without_a_copy_is_named(run, caplog, text):
 
 
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
-def test_a_damaged_summary_is_none_and_named(run, caplog, text):
+def test_a_damaged_summary_is_named(run, caplog, text):
     assert finished(run, 16, None).validation_loss == 2.0
     run.summary.write_text(text)
     assert finished(run, 16, None) is None
@@ -81,18 +81,18 @@ def test_a_damaged_summary_is_none_and_named(run, caplog, text):
 
 @pytest.mark.parametrize("name", ["result.json", "environment.json"])
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
-def test_a_damaged_result_or_environment_is_none_and_named(run, caplog, name, text):
+def test_a_damaged_result_or_environment_is_named(run, caplog, name, text):
     (run.path / name).write_text(text)
     record = RunRecord(run.path)
     assert record.result is None and record.environment is None
     assert str(run.path / name) in caplog.text
 
 
-def test_a_run_that_has_taken_more_steps_than_are_wanted_now_is_finished(run):
+def test_a_run_beyond_a_lowered_max_steps_is_finished(run):
     assert finished(run, 12, None).steps == 16 and finished(run, 20, None) is None
 
 
-def test_a_summary_without_metrics_has_what_the_checkpoint_says(run):
+def test_a_summary_without_metrics_uses_the_checkpoint(run):
     (run.path / "result.json").write_text(json.dumps({"steps": 16, "stopped_early": None, "sample": ""}))
     summary = summarize(run, 4.0)
     assert (summary.steps, summary.tokens, summary.validation_loss) == (16, 0, None)
@@ -100,7 +100,7 @@ def test_a_summary_without_metrics_has_what_the_checkpoint_says(run):
 
 
 @pytest.mark.parametrize("line", ["[1,2]", '{"attempt": "2"}', '{"attempt": 2, "code": 70', "\0", "null"])
-def test_a_damaged_line_of_attempts_is_named_and_the_attempt_has_a_record_again(run, caplog, line):
+def test_a_damaged_line_of_attempts_is_named_and_rebuilt(run, caplog, line):
     append_attempt(run, AttemptRecord(attempt=1, invocation=None, kind="done", code=0))
     with run.attempts.open("a") as file:
         file.write(line + "\n")
@@ -111,7 +111,7 @@ def test_a_damaged_line_of_attempts_is_named_and_the_attempt_has_a_record_again(
     assert f"{run.attempts}: line 2" in caplog.text and "cannot be read" in attempts(run)[-1].message
 
 
-def test_bytes_that_are_not_text_are_lines_that_cannot_be_read(run):
+def test_invalid_utf_8_lines_are_bad_lines(run):
     run.attempts.write_bytes(b"\xff\xfe\n")
     (run.path / "config.yaml").write_bytes(b"\xff: [")
     (run.path / "evaluations.jsonl").write_bytes(b"\xff\n[1]\n")
@@ -121,7 +121,7 @@ def test_bytes_that_are_not_text_are_lines_that_cannot_be_read(run):
     assert record.config == {"train": {"max_steps": 16}} and record.goodput.wall == 0.0
 
 
-def test_a_folder_beside_the_attempts_that_is_none_is_passed_over(run):
+def test_a_folder_that_is_no_attempt_is_ignored(run):
     folder = add_attempt(run, 2, [])
     for name in ("attempt-old", "attempt-01.bak", "attempt-", "attempt-2 (copy)"):
         (folder.parent / name).mkdir()
@@ -129,7 +129,7 @@ def test_a_folder_beside_the_attempts_that_is_none_is_passed_over(run):
     assert RunRecord(run.path).goodput.wall == 0.0
 
 
-def test_steps_that_metrics_lack_before_the_checkpoint_are_found(run):
+def test_missing_steps_in_metrics_are_found(run):
     assert lacking_steps(run, 0) == [] and lacking_steps(run, 3) == [1, 2, 3], "there is no file"
     run.metrics.write_text("".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in (1, 2, 5, 6)))
     assert len(read_metrics(run)) == 4 and lacking_steps(run, 2) == [] and lacking_steps(run, 6) == [3, 4]

@@ -16,7 +16,7 @@ def test_the_gpus_of_a_plan_by_identity_in_one_order():
     assert gpus_of(facts, make_plan()) == []
 
 
-def test_a_wait_ends_when_the_run_is_asked_to_stop(tmp_path):
+def test_a_wait_ends_on_a_stop_request(tmp_path):
     def stop() -> None:
         raise KeyboardInterrupt
 

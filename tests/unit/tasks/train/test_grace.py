@@ -25,7 +25,7 @@ def limits(own: float, orchestrator: float | None) -> RuntimeConfig:
     return RuntimeConfig(grace_period=own, orchestrator_grace=orchestrator)
 
 
-def test_what_is_configured_holds_until_more_was_measured(tmp_path):
+def test_the_configured_timeout_holds_until_a_longer_one_is_measured(tmp_path):
     assert grace_period(RunFolder(tmp_path), limits(25.0, None)) == 25.0
     assert grace_period(run_with(tmp_path, STEP), limits(25.0, None)) == 25.0
     assert (
@@ -35,7 +35,7 @@ def test_what_is_configured_holds_until_more_was_measured(tmp_path):
     )
 
 
-def test_an_orchestrator_that_kills_earlier_is_refused_with_the_seconds_it_must_give(tmp_path):
+def test_a_shorter_grace_period_of_the_orchestrator_is_refused(tmp_path):
     run = run_with(tmp_path, STEP, SAVED)
     assert grace_period(run, limits(25.0, 44.0)) == 39.0
     with pytest.raises(ConfigError, match=r"runtime\.orchestrator_grace=43.* 39 s.* 44 s"):
@@ -43,7 +43,7 @@ def test_an_orchestrator_that_kills_earlier_is_refused_with_the_seconds_it_must_
     assert grace_period(run_with(tmp_path, STEP), limits(25.0, 20.0)) == 15.0, "less than wished, more than needed"
 
 
-def test_systemd_is_asked_for_the_time(tmp_path, monkeypatch):
+def test_systemds_stop_timeout_is_read(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))

@@ -87,13 +87,13 @@ def resuming(run: RunFolder, resume: str, invocation: str, model: LlamaConfig) -
         ({"train": {"metrics_hook": "no function"}}, ["train.metrics_hook"]),
     ],
 )
-def test_in_the_configuration_alone(sections, keys):
+def test_a_seed_in_the_configuration_is_used(sections, keys):
     with pytest.raises(ConfigError) as raised:
         settings(**sections)
     assert all(key in str(raised.value) for key in keys)
 
 
-def test_a_batch_that_cannot_be_shared():
+def test_a_batch_that_workers_cannot_divide_is_refused():
     config, notes = PipelineConfig.model_validate(settings(environment={"device": "cpu"})), Notes()
     train = config.train.model_copy(update={"global_batch_size": 10})  # as where the machine chose the micro-batch
     choose_devices(config.model_copy(update={"train": train}), CPU, 4, notes)
@@ -147,7 +147,7 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
         assert run.read(run.lineage)["resumed_from"] == str(theirs)
 
 
-def test_what_resume_rules_holds_for_the_first_attempt_of_each_command(tmp_path):
+def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
     run = RunFolder(tmp_path / "mine")
     own = checkpoint_path(run.checkpoints, 7)
     own.parent.mkdir(parents=True)

@@ -77,6 +77,6 @@ def test_every_key_that_a_run_is_bound_to_states_its_policy():
     assert resume_policies(DataConfig)["num_workers"] is Resume.FREE
 
 
-def test_what_the_plan_pins_is_exact_in_the_schema():
+def test_pinned_settings_are_exact_in_the_schema():
     policies = resume_policies(TrainingConfig) | resume_policies(PipelineConfig.model_fields["environment"].annotation)
     assert {policies[name] for name in EXACT} == {Resume.EXACT}

@@ -25,7 +25,7 @@ def told(tmp_path, caplog):
     return run, write, lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_the_second_step_says_how_long_it_will_take_and_no_other(told):
+def test_the_second_step_logs_the_expected_duration(told):
     run, write, said = told
     progress = Progress(run, max_steps=721, log_every=100)
     write(1, seconds=900)
@@ -37,7 +37,7 @@ def test_the_second_step_says_how_long_it_will_take_and_no_other(told):
     assert said() == ["1 h 59 min remaining at the speed of step 2"]
 
 
-def test_a_resumed_run_says_what_is_left_of_it(told):
+def test_a_resumed_run_reports_what_remains(told):
     run, write, said = told
     write(*range(1, 51), seconds=10)
     progress = Progress(run, max_steps=100, log_every=100)

@@ -19,12 +19,12 @@ def policy(limit=3, first_delay=5.0, steps=(0,)):
         KeyboardInterrupt(), SystemExit(1),
     ],
 )  # fmt: skip
-def test_not_tried_again(error):
+def test_not_retried(error):
     assert policy().delay_after(error) is None
 
 
 @pytest.mark.parametrize("error", [TrainFailed("rank 1 died"), ValueError("unexpected"), OSError(5, "I/O error")])
-def test_tried_again(error):
+def test_retried(error):
     assert policy().delay_after(error) == 5.0
 
 
@@ -42,7 +42,7 @@ def test_no_retries():
     assert policy(limit=0).delay_after(TrainFailed("x")) is None
 
 
-def test_delay_is_bounded_unless_asked_for_more():
+def test_the_delay_is_bounded_by_default():
     retries = policy(limit=100)
     assert max(retries.delay_after(TrainFailed("x")) or 0 for _ in range(100)) == LONGEST_DELAY
     assert policy(first_delay=2 * LONGEST_DELAY).delay_after(TrainFailed("x")) == 2 * LONGEST_DELAY

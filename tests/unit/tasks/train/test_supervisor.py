@@ -14,7 +14,7 @@ from support.watched import place
 from support.watched import watch as watch
 
 
-def test_a_sign_of_life_is_read_as_it_was_written(tmp_path):
+def test_a_heartbeat_round_trips(tmp_path):
     heart = Heartbeat(tmp_path, 4)
     assert read_heartbeat(heartbeat_path(tmp_path, 4))[:2] == (0, "start")
     heart.beat("compute", 123456)
@@ -24,7 +24,7 @@ def test_a_sign_of_life_is_read_as_it_was_written(tmp_path):
     assert read_heartbeat(tmp_path / "nothing") is None
 
 
-def test_nobody_is_hung_while_all_move(watch, clock, tmp_path):
+def test_moving_ranks_are_not_hung(watch, clock, tmp_path):
     for step in range(8, 20):
         clock.passes(6.5, watch)
         for rank in range(3):
@@ -32,7 +32,7 @@ def test_nobody_is_hung_while_all_move(watch, clock, tmp_path):
         assert watch.hung() is None
 
 
-def test_a_known_phase_has_twice_its_longest_time_and_the_patience(watch, clock):
+def test_a_measured_phase_has_twice_its_longest_time_plus_the_timeout(watch, clock):
     assert watch.limit("compute") == 7.0 and watch.limit("save") == 150.0
     clock.passes(6.5, watch)
     assert watch.hung() is None
@@ -42,7 +42,7 @@ def test_a_known_phase_has_twice_its_longest_time_and_the_patience(watch, clock)
 
 
 @pytest.mark.parametrize("moment", [-1e9, 1e9])
-def test_the_clock_of_another_host_is_not_believed(watch, clock, tmp_path, moment):
+def test_the_clock_of_another_host_is_not_used(watch, clock, tmp_path, moment):
     """Neither does one far behind make a moving rank hung, nor one far ahead hide that it hangs."""
     place(tmp_path, 1, 8, "compute", moment)
     assert watch.hung() is None
@@ -71,7 +71,7 @@ def test_times_are_learned_from_what_is_seen(watch, tmp_path):
     assert watch.longest["compute"] == pytest.approx(30.0, abs=0.5)
 
 
-def test_a_rank_that_never_spoke_is_named_when_the_others_wait(tmp_path, clock):
+def test_a_rank_without_a_heartbeat_is_named_when_the_others_wait(tmp_path, clock):
     for rank in range(3):
         write_status(tmp_path, rank, "running", 70)
     place(tmp_path, 0, 0, "compute")
@@ -81,7 +81,7 @@ def test_a_rank_that_never_spoke_is_named_when_the_others_wait(tmp_path, clock):
     assert "rank 1, 2 " in watch.hung()
 
 
-def test_a_look_that_takes_seconds_is_no_absence(watch, clock, tmp_path, monkeypatch):
+def test_a_slow_poll_is_no_absence(watch, clock, tmp_path, monkeypatch):
     """Hundreds of ranks' files on a network filesystem."""
 
     def slowly(path):
@@ -95,7 +95,7 @@ def test_a_look_that_takes_seconds_is_no_absence(watch, clock, tmp_path, monkeyp
     assert watch.longest["compute"] == 4.0  # learned, in the look behind a slow one
 
 
-def test_nobody_is_hung_because_the_supervisor_itself_was_stopped(watch, clock, tmp_path):
+def test_a_paused_supervisor_reports_no_hung_rank(watch, clock, tmp_path):
     """Ctrl-Z, or a scheduler that suspends the whole job: who goes on first is not for the ranks to answer for."""
     clock.now += 3600.0
     place(tmp_path, 2, 8, "compute", 3600.0)
@@ -128,7 +128,7 @@ def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["start", "compile"])
-def test_a_short_visit_to_a_start_up_phase_does_not_limit_the_next(tmp_path, clock, phase):
+def test_a_short_start_up_phase_does_not_limit_the_next(tmp_path, clock, phase):
     """Imports and reporters come after the first "start" of a rank, and have nothing to do with how long that took."""
     watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
     write_status(tmp_path, 0, "running", 70)
@@ -149,13 +149,13 @@ def test_a_single_rank_that_never_starts_is_found(tmp_path, clock):
     assert watch.hung().startswith("rank 0 ")
 
 
-def test_ranks_of_several_nodes_are_not_waited_for_before_the_nodes_have_met(tmp_path, clock):
+def test_rank_timeouts_start_after_the_rendezvous(tmp_path, clock):
     watch = Watch(tmp_path, 2, patience=5.0, clock=clock, nodes_meet=True)
     clock.passes(1000.0, watch)
     assert watch.hung() is None
 
 
-def test_a_launcher_that_outlasts_its_ranks_is_found(tmp_path, clock):
+def test_a_launcher_that_outlives_its_ranks_is_found(tmp_path, clock):
     """A stopped torchrun never ends, and no rank is there to be silent."""
     watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
     write_status(tmp_path, 0, "done", 0)

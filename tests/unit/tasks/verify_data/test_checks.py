@@ -170,7 +170,7 @@ def test_a_folder_under_the_name_of_another_is_refused(built, data, level):
         verify(claimed, str(home), "quick", 10**9)
 
 
-def test_a_dataset_under_a_name_of_ones_own_is_good(built):
+def test_a_renamed_dataset_is_valid(built):
     home, reference = built
     (home / reference["path"]).rename(home / "datasets" / "my-corpus")
     assert verify(reference | {"path": "datasets/my-corpus"}, str(home), "quick", 10**9)["ok"]
@@ -210,7 +210,7 @@ def test_another_dataset_than_the_reference_says_is_refused(built):
             verify(reference | changed, str(home), "quick", 0)
 
 
-def test_a_dataset_that_is_not_there_is_a_sentence(built, tmp_path):
+def test_a_missing_dataset_is_reported(built, tmp_path):
     with pytest.raises(DataError, match="manifest"):
         verify(built[1], str(tmp_path / "nowhere"), "quick", 0)
 
@@ -279,7 +279,7 @@ def test_token_counts_that_do_not_add_up_are_found_by_deep(built):
         verify(reference, str(home), "deep", 0)
 
 
-def test_a_tokenizer_that_is_another_one_is_found(built):
+def test_a_different_tokenizer_is_found(built):
     home, reference = built
     folder = home / reference["path"]
     description = json.loads((folder / "tokenizer.json").read_bytes())

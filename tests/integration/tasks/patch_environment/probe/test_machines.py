@@ -101,7 +101,7 @@ def test_a_disk_that_cannot_be_written(tmp_path):
     assert found.exit_code == 64 and "runtime.home" in findings(found)["disk"].sentence
 
 
-def test_a_network_disk_with_another_clock(tmp_path):
+def test_a_network_disk_with_a_different_clock(tmp_path):
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
     found = report(lay_out(tmp_path, {"proc/self/mounts": mounts}, clock=90.0), tmp_path)
     assert findings(found)["file system"].severity == "warning" and found.exit_code == 1
@@ -128,7 +128,7 @@ def test_no_compiler(tmp_path):
     assert "train.compile=block" in refused.findings[0].sentence
 
 
-def test_cores_that_others_want_make_workers_of_threads(tmp_path):
+def test_busy_cores_make_workers_into_threads(tmp_path):
     busy = {"proc/loadavg": "9.50 9.00 8.00 11/100 200\n"}
     machine = lay_out(tmp_path, busy)
     tuned = report(

@@ -24,7 +24,7 @@ FOUND = Gpu(name="H100", capability=(9, 0), fp8=True)
         ("import time; time.sleep(60)", 0.3, GpuFacts(gpus=(), gpu_fault="torch did not answer within 0.3 seconds")),
     ],
 )
-def test_the_child_that_asks_torch_may_answer_fail_die_or_hang(tmp_path, questions, seconds, expected):
+def test_the_child_that_probes_torch_may_answer_fail_die_or_hang(tmp_path, questions, seconds, expected):
     assert changed(gpus(with_driver(tmp_path, questions=questions), seconds), {"driver": None}) == expected
 
 

@@ -11,7 +11,7 @@ from support.machines import case as case
 from support.machines import changed
 
 
-def test_attention_is_believed_by_running_it(case, tmp_path, monkeypatch):
+def test_an_attention_backend_is_tried_before_use(case, tmp_path, monkeypatch):
     """flash2 is here a package that can be imported and computes something else; flash4 fails when it is called."""
     package = tmp_path / "site" / "flash_attn"
     (package / "cute").mkdir(parents=True)
@@ -35,7 +35,7 @@ def test_steps_are_timed_under_the_plan(case, workers):
     assert measured.tokens_per_second == pytest.approx(workers * 2 * 64 / measured.step)
 
 
-def test_a_trial_that_fails_or_hangs_says_why_and_leaves_nothing(case):
+def test_a_trial_that_fails_or_hangs_reports_the_cause_and_leaves_nothing(case):
     config, facts = case()
     plan = resolve(config, facts)
     with pytest.raises(TrialFailed, match="nonsense"):

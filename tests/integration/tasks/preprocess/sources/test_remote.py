@@ -101,7 +101,7 @@ def test_the_same_bytes_from_s3_and_over_http_with_faults(data, digests, folder,
 
 
 @pytest.mark.parametrize("fault", ["503", "cut"])
-def test_a_server_that_stays_away_is_not_bad_input(web, fault, monkeypatch):
+def test_an_unreachable_server_is_not_bad_input(web, fault, monkeypatch):
     monkeypatch.setattr(remote, "TRIES", 2)
     web.faults = [fault] * 1000
     with pytest.raises(PipelineError) as raised:
@@ -184,7 +184,7 @@ def test_a_damaged_second_bz2_stream_is_not_taken_for_the_end(tmp_path):
     assert survey({"files": [str(tmp_path / "x.jsonl.bz2")], "on_bad_input": "skip"}).report.bad_files == 1
 
 
-def test_a_commit_of_the_hub_is_remembered_and_stands_in_the_manifest(data, tmp_path, monkeypatch):
+def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch):
     commit, read = "0123456789" * 4, []
     monkeypatch.setattr("infini_llama.tasks.preprocess.sources.sources.commit_of", lambda path, revision: commit)
     monkeypatch.setattr(

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_worker_killed_in_the_middle_costs_nothing_but_its_share(data, tmp_path, digests, engine):
+def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, digests, engine):
     pytest.importorskip("distributed" if engine == "dask" else engine)
     settings = data(shard_size=1024)
     expected = preprocess(settings, str(tmp_path / "local"))

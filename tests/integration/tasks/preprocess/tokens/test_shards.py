@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 
-def test_a_full_disk_is_told_from_other_faults_when_an_array_is_saved(tmp_path):
+def test_a_full_disk_is_distinguished_from_other_errors_on_save(tmp_path):
     script = (
         "import errno, resource, sys, numpy as np; from pathlib import Path\n"
         "from infini_llama.tasks.preprocess.tokens.shards import save_array\n"

@@ -12,7 +12,7 @@ from support.records import make_job, make_plan
 
 
 @pytest.mark.parametrize("patches", [["rendezvous", "adam-weight-decay"], []])
-def test_a_worker_started_by_hand_needs_the_rendezvous_patch_and_says_what_it_mended(tmp_path, patches):
+def test_a_worker_started_by_hand_applies_and_reports_the_rendezvous_patch(tmp_path, patches):
     write_job(tmp_path, make_job(tmp_path, plan=make_plan(patches=patches, distributed_backend="none")))
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}

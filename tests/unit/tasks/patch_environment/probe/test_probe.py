@@ -74,7 +74,7 @@ def test_without_a_limit_the_memory_is_the_machines(group):
     assert facts == Memory(total=64 * GIB, available=60 * GIB)
 
 
-def test_a_home_is_tried_and_not_made(tmp_path):
+def test_a_home_is_probed_without_creating_it(tmp_path):
     facts = disk(tmp_path / "not" / "there", Machine())
     assert facts.works and facts.path == str(tmp_path) and facts.free
     assert not list(tmp_path.iterdir()), "nothing is left behind"

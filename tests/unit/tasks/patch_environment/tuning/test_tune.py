@@ -28,7 +28,7 @@ def speeds(monkeypatch, speed, attention=None):
     return tried
 
 
-def test_what_pays_is_taken_and_what_fails_or_hardly_pays_is_not(case, tmp_path, monkeypatch):
+def test_faster_settings_are_chosen_and_failing_ones_are_not(case, tmp_path, monkeypatch):
     def speed(plan):
         if plan.compile == "whole":
             return "a kernel is wrong"
@@ -51,7 +51,7 @@ def test_explicit_settings_are_never_tried_otherwise(case, tmp_path, monkeypatch
     assert {(plan.threads, plan.precision, plan.compile) for plan in tried} == {(2, "fp32", "off")}
 
 
-def test_compiling_has_to_come_back(case, tmp_path, monkeypatch):
+def test_compiling_has_a_time_limit(case, tmp_path, monkeypatch):
     speeds(monkeypatch, lambda plan: 140 if plan.compile != "off" else 100)
     steps = {"max_steps": 40_000, "micro_batch_size": 16}  # 40,000 steps, each of which saves 3 s of 10 s
     config, facts = case(train=steps)
@@ -61,7 +61,7 @@ def test_compiling_has_to_come_back(case, tmp_path, monkeypatch):
     assert "compile" not in tune(few, facts, tmp_path).settings
 
 
-def test_a_short_run_tries_nothing_and_says_so(case, tmp_path, monkeypatch):
+def test_a_short_run_skips_tuning_and_reports_it(case, tmp_path, monkeypatch):
     tried = speeds(monkeypatch, lambda plan: 100)
     config, facts = case(train={"max_steps": 200})
     found = tune(config, facts, tmp_path)
@@ -69,7 +69,7 @@ def test_a_short_run_tries_nothing_and_says_so(case, tmp_path, monkeypatch):
     assert not (tmp_path / "tune-cache").exists(), "a longer run of these shapes may try"
 
 
-def test_what_was_found_is_kept_for_the_machine_versions_and_shapes(case, tmp_path, monkeypatch):
+def test_tuning_results_are_cached_per_machine_versions_and_shapes(case, tmp_path, monkeypatch):
     tried = speeds(monkeypatch, lambda plan: 200 if plan.nproc_per_node == 8 else 100)
     config, facts = case()
     first = tune(config, facts, tmp_path)

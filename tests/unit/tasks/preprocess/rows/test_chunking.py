@@ -61,7 +61,7 @@ def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked
     assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
 
 
-def test_which_device_is_meant(tmp_path, monkeypatch, gpu):
+def test_device_names(tmp_path, monkeypatch, gpu):
     assert resolve_device("cuda:1") == "cuda:1" and resolve_device("cuda") == "cuda"
     assert resolve_device("cpu") == resolve_device("auto") == "cpu"
     for visible in ("2,0", "1,-1,2", "GPU-8932f937"):

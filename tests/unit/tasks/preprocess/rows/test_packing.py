@@ -116,7 +116,7 @@ def test_best_fit_wastes_less_than_a_thousandth_on_realistic_lengths_and_is_fast
 
 
 @pytest.mark.parametrize("strategy", [*PACKED, "window"])
-def test_a_dataset_of_each_strategy_is_built_verified_read_and_told(data, tmp_path, strategy):
+def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_path, strategy):
     extra = {"stride": 5} if strategy == "window" else {}
     whole = preprocess(data(), str(tmp_path))
     reference = preprocess(data(strategy=strategy, **extra), str(tmp_path))
@@ -185,7 +185,7 @@ def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(dat
     assert len(next(TrainBatches(reader, 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
 
 
-def test_a_stride_belongs_to_windows_alone():
+def test_a_stride_is_for_windows_only():
     for section, words in (({"stride": 3}, "do not agree"), ({"strategy": "window"}, "needs a stride"),
                          ({"strategy": "window", "stride": 300}, "tokens would be left out")):  # fmt: skip
         with pytest.raises(ValueError, match=words):

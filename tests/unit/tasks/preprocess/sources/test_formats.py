@@ -301,7 +301,7 @@ def test_lines_are_found_again_at_the_places_where_they_begin(tmp_path_factory, 
             assert found == right or (isinstance(found, Fault) and isinstance(right, Fault))  # whose line has a number
 
 
-def test_a_document_is_read_where_it_is_and_not_what_lies_before_it(tmp_path):
+def test_reading_a_document_does_not_read_what_precedes_it(tmp_path):
     path = tmp_path / "x.jsonl"
     with path.open("w") as file:
         for number in range(20_000):

@@ -78,7 +78,7 @@ def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
     assert 10 + len(list(texts)) == len(ROWS) == sum(seen) and max(seen) <= hub.AT_ONCE
 
 
-def test_what_is_wrong_with_a_stream_has_its_sentence(data, folder, cache, tmp_path):
+def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
     given = {"source": "huggingface", "dataset": str(folder), "files": [], "streaming": True}
     with pytest.raises(DataError, match=r"hub.*text.*id, body"):
         preprocess(data(**given), str(tmp_path / "home"))
@@ -131,7 +131,7 @@ def test_a_stream_that_breaks_off_is_no_bad_text(
         preprocess(data(**given | {"text_column": "text"}, streaming=True), str(tmp_path / "home"))
 
 
-def test_a_hub_that_is_not_reached_is_no_bad_text(data, cache, tmp_path, monkeypatch):
+def test_an_unreachable_hub_is_not_bad_input(data, cache, tmp_path, monkeypatch):
     for place in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
         monkeypatch.setattr(f"{place}.HF_HUB_OFFLINE", True)
     given = {"source": "huggingface", "dataset": "owner/never-fetched", "files": [], "on_bad_input": "skip"}
@@ -144,5 +144,5 @@ def test_a_hub_that_is_not_reached_is_no_bad_text(data, cache, tmp_path, monkeyp
     ("error", "again"),
     [(PipelineError("cut"), True), (OSError("disk"), True), (DataError("bad"), False), (ConfigError("bad"), False)],
 )
-def test_only_what_may_pass_is_tried_again(error, again):
+def test_only_transient_errors_are_retried(error, again):
     assert _may_pass(None, None, Failed(data=error)) == again

@@ -113,7 +113,7 @@ def test_the_file_is_named_with_code_65(data, text, name):
 
 
 @pytest.mark.parametrize("name", ["cut.jsonl.gz", "nan.jsonl"])
-def test_what_is_refused_leaves_nothing_to_be_believed(data, text, tmp_path, name):
+def test_a_refused_run_leaves_no_checkpoint(data, text, tmp_path, name):
     (text / name).write_bytes((FILES.get(name) or RECORDS[name])[0])
     settings = data(files=[str(text)])
     with pytest.raises(DataError):
@@ -121,7 +121,7 @@ def test_what_is_refused_leaves_nothing_to_be_believed(data, text, tmp_path, nam
     nothing_is_believed(tmp_path / "home", settings)
 
 
-def test_all_of_them_are_left_out_named_and_counted(data, text, tmp_path, caplog, monkeypatch):
+def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("infini_llama.tasks.preprocess.sources.survey.NAMED", 100)
     for name, (content, *_) in (FILES | RECORDS).items():
         (text / name).write_bytes(content)
@@ -161,7 +161,7 @@ def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pa
 
 
 @pytest.mark.parametrize("folder", ["", "\udce9"], ids=["file", "folder"])
-def test_names_that_are_not_utf_8_are_read_and_told(data, text, tmp_path, folder, caplog):
+def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path, folder, caplog):
     inner = text / f"caf{folder}"
     inner.mkdir()
     (inner / "caf\udce9.txt").write_text("a text in a file of that name")
@@ -194,7 +194,7 @@ def as_nobody() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_may_not_be_read_is_named(data, as_nobody, what):
+def test_unreadable_folders_are_named(data, as_nobody, what):
     folder, home = as_nobody / "text", as_nobody / "home"
     (folder / "inner").mkdir(parents=True)
     for number in range(30):

@@ -76,7 +76,7 @@ def test_a_file_that_is_removed_between_survey_and_encoding_is_named(tmp_path):
         list(documents.texts())
 
 
-def test_a_name_that_is_not_utf_8_is_no_obstacle(tmp_path):
+def test_a_file_name_that_is_not_utf_8_is_accepted(tmp_path):
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text")
     assert names(tmp_path / "*.txt") == [r"caf\xe9.txt"]
 

@@ -48,7 +48,7 @@ def test_unchanged_files_are_not_read_again_and_give_the_same(look, text):
     assert look(min_length=14)[2].too_short == 8  # another question, another answer
 
 
-def test_a_file_more_or_less_costs_the_reading_of_no_other(look, text):
+def test_adding_or_removing_a_file_rereads_no_other(look, text):
     look()
     (text / "9.txt").write_text("text number 9")
     assert look()[0] == ["9.txt"]
@@ -68,12 +68,12 @@ def test_a_file_whose_time_was_set_back_is_read_again(look, text):
     assert look()[0] == ["1.txt"]
 
 
-def test_a_file_that_has_just_changed_is_not_remembered(look, monkeypatch):
+def test_a_recently_changed_file_is_not_cached(look, monkeypatch):
     monkeypatch.setattr(surveys, "SETTLED", 10**12)
     assert len(look()[0]) == len(look()[0]) == 7
 
 
-def test_made_text_is_not_remembered_by_a_file_of_its_name(data, tmp_path, monkeypatch):
+def test_generated_text_is_not_cached_under_a_file_name(data, tmp_path, monkeypatch):
     monkeypatch.setattr(surveys, "SETTLED", -(10**9))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "passkey").write_text("a file of the user's")
@@ -87,7 +87,7 @@ def test_made_text_is_not_remembered_by_a_file_of_its_name(data, tmp_path, monke
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_damaged_notes_are_none(look, tmp_path, damage):
+def test_a_damaged_cache_is_ignored(look, tmp_path, damage):
     first = look()
     (note,) = (tmp_path / "notes").iterdir()
     content = bytearray(note.read_bytes())

@@ -87,7 +87,7 @@ def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, cap
     assert len(calls) == 2 and "other ids" in json.loads(note.read_text())["fault"]
 
 
-def test_a_difference_found_during_the_run_brings_the_reference_back(wrong, data, tmp_path, digests, monkeypatch):
+def test_a_difference_found_during_the_build_switches_to_the_reference(wrong, data, tmp_path, digests, monkeypatch):
     monkeypatch.setattr(engines, "_checked", lambda *_: None)  # a check that saw nothing
     monkeypatch.setattr(engines, "SAMPLED", 3)
     second = preprocess(data(tokenizer_engine="gigatoken"), str(tmp_path / "fast"))
@@ -117,7 +117,7 @@ def late(monkeypatch):
     monkeypatch.setitem(engines.ENGINES, "gigatoken", broken)
 
 
-def test_a_kill_after_a_difference_leaves_no_shard_of_the_refused_engine(late, data, tmp_path, digests, monkeypatch):
+def test_a_kill_after_a_mismatch_leaves_no_shard_of_the_refused_engine(late, data, tmp_path, digests, monkeypatch):
     home, settings = tmp_path / "fast", data(tokenizer_engine="gigatoken", shard_size=2048)
     write, refuse, wrong, noted = work.write_shard, stage.refuse, [], []
 
@@ -162,7 +162,7 @@ def test_shards_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
     assert digests(tmp_path / "home" / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
 
 
-def test_auto_takes_a_fast_engine_where_the_text_is_worth_its_check(data, tmp_path, monkeypatch):
+def test_auto_uses_a_fast_engine_for_large_enough_text(data, tmp_path, monkeypatch):
     pytest.importorskip("gigatoken")
 
     def used(home):
@@ -182,7 +182,7 @@ def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch)
 
 
 @pytest.mark.parametrize("engine", ["gigatoken"])
-def test_a_character_that_not_every_unicode_knows_is_left_to_the_reference(engine):
+def test_characters_of_newer_unicode_versions_use_the_reference_engine(engine):
     pytest.importorskip(engine)
     texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
     tokenizer = train_bpe(texts * 50, 300, 2)
@@ -200,7 +200,7 @@ def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
         open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))(["x:" + "a" * 20])
 
 
-def test_a_tokenizer_that_an_engine_does_not_take_is_refused_in_words():
+def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
     pytest.importorskip("gigatoken")
     description = json.loads(train_bpe(TEXTS * 3, 300, 2).to_str())
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
@@ -223,7 +223,7 @@ def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeyp
     assert used == ["tokenizers", "gigatoken", "tokenizers"]
 
 
-def test_an_engine_by_name_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch):
+def test_a_requested_engine_that_is_not_installed_is_reported(tmp_path, monkeypatch):
     def missing(name):
         raise engines.PackageNotFoundError(name)
 

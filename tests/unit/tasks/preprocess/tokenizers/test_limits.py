@@ -34,7 +34,7 @@ def test_results_and_errors_pass_through():
     assert bytes_of(["abc", "日本", ""]) == 9
 
 
-def test_too_much_time(endless, monkeypatch):
+def test_too_much_time_is_refused(endless, monkeypatch):
     monkeypatch.setattr(limits, "CPU_SECONDS", 0.0)
     monkeypatch.setattr(limits, "CPU_SECONDS_PER_BYTE", 0.0)
     with pytest.raises(DataError, match="processor time"):
@@ -48,7 +48,7 @@ def test_time_in_which_the_processor_does_something_else_does_not_count(monkeypa
     assert within_limits(lambda: threading.Event().wait(0.15) or "slow", 1) == "slow"
 
 
-def test_too_much_memory(endless, monkeypatch):
+def test_too_much_memory_is_refused(endless, monkeypatch):
     sizes = iter([2**30, 2**31, 2**31 + 500 * 10, 2**31 + 500 * 10 + 1])
     monkeypatch.setattr(limits, "_most_resident", lambda: next(sizes))
     with pytest.raises(DataError, match="memory"):
@@ -69,7 +69,7 @@ def backtracking():
     return tokenizer
 
 
-def test_a_pattern_that_tries_again_and_again_is_named_and_not_a_panic(data, tmp_path):
+def test_a_backtracking_pattern_is_named(data, tmp_path):
     backtracking().save(str(tmp_path / "tokenizer.json"))
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number}" + (" " + "a" * 40 + "b" if number == 7 else ""))

@@ -82,7 +82,7 @@ def test_every_kind_that_is_trained_here_and_every_known_pattern_is_cut(kinds):
     assert {kind: len(cut_of(encoder)(text)) > 2 for kind, encoder in kinds.items()} == dict.fromkeys(kinds, True)
 
 
-def test_a_tokenizer_of_which_it_is_not_known_gets_the_text_whole(kinds):
+def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
     text = "a line of words\n" * 200
 
     def changed(**parts):

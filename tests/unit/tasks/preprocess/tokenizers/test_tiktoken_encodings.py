@@ -66,7 +66,7 @@ def small(server, monkeypatch, tmp_path):
     return encoding, served / "small.tiktoken", asked
 
 
-def test_the_file_is_fetched_once_into_tiktokens_cache_and_no_byte_of_another_is_believed(small, tmp_path):
+def test_the_file_is_fetched_once_and_its_checksum_is_verified(small, tmp_path):
     encoding, served, asked = small
     file = rank_file(NAME, None)
     assert file == tmp_path / "tiktoken" / hashlib.sha1(encoding.url.encode()).hexdigest()
@@ -136,7 +136,7 @@ def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_pa
 
 
 @pytest.mark.parametrize("own", [{"pattern": "[a-z]+"}, {"special_tokens": ["<|user|>"]}])
-def test_an_encoding_takes_no_pattern_or_special_tokens_of_ones_own(own):
+def test_a_named_encoding_refuses_a_custom_pattern_or_special_tokens(own):
     with pytest.raises(ValueError, match=rf"{next(iter(own))}=.*encoding=cl100k_base"):
         section(**own)
     assert section(**section().model_dump()) == section(), "a configuration that is written out names every key"

@@ -56,7 +56,7 @@ def test_a_dataset_of_each_kind_is_built_and_passes_the_deep_check(data, tmp_pat
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
 
 
-def test_a_given_tokenizer_is_frozen_new_text_does_not_change_it(data, corpus, tmp_path):
+def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
     first = preprocess(data(), str(tmp_path))
     file = tmp_path / first["path"] / "tokenizer.json"
     (tmp_path / "more.txt").write_text("entirely other text, ever more of it " * 50)
@@ -69,7 +69,7 @@ def test_a_given_tokenizer_is_frozen_new_text_does_not_change_it(data, corpus, t
     assert again["path"] not in (first["path"], second["path"])
 
 
-def test_a_hugging_face_folder_says_how_a_document_ends_and_a_lossy_one_is_told(data, tmp_path):
+def test_a_hugging_face_folder_defines_the_end_of_text_and_lossy_ones_are_reported(data, tmp_path):
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["[UNK]", "[END]"])
@@ -112,7 +112,7 @@ def test_special_tokens_in_a_models_own_vocabulary_are_not_found_in_text(made, a
     assert encoder.get_vocab_size() == tokenizer.get_vocab_size() and special[tokenizer.token_to_id("</s>")]
 
 
-def test_text_that_a_given_model_turns_into_a_special_token_is_refused_with_its_file(data, tmp_path):
+def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp_path):
     vocab = {text: id for id, text in enumerate(["</s>", *LETTERS, "</", "s>"])}
     tokenizer = Tokenizer(models.BPE(vocab, [("<", "/"), ("s", ">"), ("</", "s>")]))
     tokenizer.add_special_tokens(["</s>"])

@@ -111,7 +111,7 @@ def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(da
     assert all(torch.allclose(one, other, rtol=1e-9, atol=1e-12) for one, other in zip(wanted, found, strict=True))
 
 
-def test_other_answers_are_another_dataset_and_take_none_of_its_shards(data, texts, tmp_path):
+def test_other_answers_give_another_dataset_without_shared_shards(data, texts, tmp_path):
     settings = [
         data(files=[str(texts)]),
         data(files=[str(texts)], **ANSWERS),

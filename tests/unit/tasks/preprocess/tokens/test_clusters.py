@@ -54,14 +54,14 @@ def share(tmp_path):
     return Share(UNITS[:2], tmp_path / "work", versions())
 
 
-def test_a_share_arrives_whole_in_the_build_and_leaves_nothing_beside_it(share):
+def test_a_part_is_added_to_the_build_without_leftovers(share):
     entries, who = do_share(write, None, share)
     assert [entry.file for entry in entries] == [unit.file for unit in UNITS[:2]] and str(os.getpid()) in who
     assert (share.work / UNITS[1].file).read_text() == "shard 1"
     assert not list(parts_of(share.work).iterdir())
 
 
-def test_a_share_that_fails_leaves_nothing(share):
+def test_a_failed_part_leaves_nothing(share):
     def fail(plan, units, work, into, finish):
         (into / "train").mkdir(parents=True)
         raise OSError("no space")

@@ -61,7 +61,7 @@ def test_rows_are_those_of_the_documents_literally_joined(
         assert numbers.tolist() == (expected - expected[0]).tolist()
 
 
-def test_a_row_that_is_not_there_is_an_error_not_another_row(tmp_path):
+def test_a_missing_row_is_an_error(tmp_path):
     write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint16)], 10, 9)
     reader = TokenReader(tmp_path / "data", "k", "train")
     with pytest.raises(IndexError):

@@ -93,9 +93,7 @@ def test_with_a_frozen_tokenizer_only_new_units_are_tokenized_and_the_bytes_are_
     assert verify(reference, str(home), "deep", 0)["ok"] and verify(before, str(home), "deep", 0)["ok"]
 
 
-def test_one_more_file_before_the_others_is_found_by_content_wherever_units_begin_alike(
-    data, corpus, tmp_path, tokenized, digests
-):
+def test_a_file_inserted_first_reuses_the_shards_of_the_others(data, corpus, tmp_path, tokenized, digests):
     """The shards of another source keep their content, whatever their numbers become."""
     frozen = tmp_path / "one" / preprocess(data(), str(tmp_path / "one"))["path"] / "tokenizer.json"
     (tmp_path / "a").mkdir()
@@ -211,7 +209,7 @@ def test_a_shard_that_is_a_symbolic_link_or_a_folder_is_tokenized_again(grown, t
     assert is_fresh(home, reference)
 
 
-def test_what_was_done_by_another_version_is_done_again_when_a_build_carries_on(grown, tokenized, monkeypatch):
+def test_units_of_another_version_are_rebuilt_when_a_build_resumes(grown, tokenized, monkeypatch):
     home, settings, _ = grown
     write = work.write_shard
 
@@ -235,7 +233,7 @@ def test_what_was_done_by_another_version_is_done_again_when_a_build_carries_on(
     assert keys.keys() == {f"{path.parent.name}/{path.name}" for path in after}
 
 
-def test_a_build_that_is_killed_after_the_links_carries_on_with_them(grown, is_fresh, monkeypatch):
+def test_a_build_killed_after_linking_resumes(grown, is_fresh, monkeypatch):
     home, settings, _ = grown
     write = work.write_shard
 

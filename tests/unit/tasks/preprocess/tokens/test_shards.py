@@ -43,7 +43,7 @@ def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(
 
 @settings(max_examples=50, deadline=None)
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), shard_size=st.integers(1024, 4000))
-def test_units_are_the_documents_in_order_and_only_one_that_is_alone_is_too_large(sizes, shard_size):
+def test_units_are_documents_in_order_and_only_a_single_document_exceeds_the_size(sizes, shard_size):
     table = np.array(sizes, dtype=np.int64)
     documents = Documents(
         Source(Path("a"), "a", "text"), table, table, np.zeros((len(sizes), 32), dtype=np.uint8), table[:0]
@@ -90,7 +90,7 @@ def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built
     check(folder, "dataset", checksums=True)
 
 
-def test_others_open_a_dataset_as_the_page_says(built, tmp_path, monkeypatch):
+def test_a_dataset_opens_as_documented(built, tmp_path, monkeypatch):
     home, reference = built
     home.rename(tmp_path / "workspace")
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_arrays_are_numpys_own_format(tmp_path):
         assert (tmp_path / "mine.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
 
 
-def test_the_files_for_datasets_say_nothing_of_this_machine(built):
+def test_the_files_for_datasets_contain_nothing_about_this_machine(built):
     home, reference = built
     for split in ("train", "validation"):
         for name in ("state.json", "dataset_info.json"):

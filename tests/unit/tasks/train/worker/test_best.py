@@ -68,7 +68,7 @@ def test_a_new_lowest_loss_is_saved_between_saves_and_stays(train):
     assert checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, 3)).validation_loss == 7.04
 
 
-def test_as_many_are_kept_although_every_loss_is_a_new_lowest(train):
+def test_the_limit_of_checkpoints_holds_when_every_loss_is_the_best(train):
     run = train("one", {3: 7.0, 6: 6.0, 9: 5.0, 12: 9.0})
     assert kept(run) == [12, 10, 9] and pointed(run) == "step-00000009"
 

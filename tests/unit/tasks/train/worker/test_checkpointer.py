@@ -37,7 +37,7 @@ def held(gate: threading.Event):
     return lambda: gate.wait(10)
 
 
-def test_what_training_does_after_the_save_is_not_in_it(ranks, tmp_path):
+def test_a_save_does_not_contain_later_training(ranks, tmp_path):
     gate, tensors = threading.Event(), state(1.0)
     with BackgroundSave(tmp_path, TRAIN, ranks, held(gate)) as saver:
         saver.save(1, tensors, scalars(1))
@@ -87,7 +87,7 @@ def test_a_save_that_fails_is_a_failure_with_its_class(ranks, tmp_path, when):
     assert checkpoints.committed(tmp_path) == []
 
 
-def test_a_disk_that_fills_while_writing_is_told_by_the_files_name(ranks, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_with_the_file(ranks, tmp_path, monkeypatch):
     def failing(self, plan, planner):
         full_disk()
 

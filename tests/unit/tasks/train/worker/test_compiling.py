@@ -74,7 +74,7 @@ class WrongBackward(torch.autograd.Function):
         (lambda original, *arguments: 1 / 0, "cannot be compiled here (ZeroDivisionError: division by zero)"),
     ],
 )
-def test_code_that_does_not_agree_is_left_aside_aloud_and_for_the_whole_run(
+def test_compiled_code_that_disagrees_is_disabled_for_the_whole_run_with_a_warning(
     module, run_dir, monkeypatch, caplog, forward, reason
 ):
     assert compile_as(module, run_dir, forward, monkeypatch) is None
@@ -85,7 +85,7 @@ def test_code_that_does_not_agree_is_left_aside_aloud_and_for_the_whole_run(
     assert caplog.text
 
 
-def test_leaving_compiled_code_that_an_earlier_attempt_used_costs_exactness_aloud(module, run_dir, monkeypatch, caplog):
+def test_dropping_compiled_code_is_reported_as_no_longer_exact(module, run_dir, monkeypatch, caplog):
     assert compile_as(module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch)
     module.model.model.layers[0].__dict__.pop("forward")
     module.model.model.layers[1].__dict__.pop("forward")

@@ -45,7 +45,7 @@ def both(monkeypatch):
     return compare
 
 
-def test_nodes_that_are_the_same_start(built, both):
+def test_consistent_nodes_start(built, both):
     job = job_for(*built)
     assert both(job, job) == [None, None, None]
 

@@ -49,7 +49,7 @@ def test_muon_is_for_the_matrices_of_layers(tied):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
-def test_what_is_loaded_goes_on_as_if_never_interrupted(kind):
+def test_a_loaded_state_continues_bitwise(kind):
     """Three steps, and one step + its tensors into a new model and optimizer + two steps."""
     train = settings(optimizer=kind, warmup_steps=0)
     batches = torch.randint(0, 61, (3, 2, 14), generator=torch.Generator().manual_seed(5))

@@ -89,7 +89,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
         assert torch.equal(old, new) or old.isnan().any()
 
 
-def test_a_spike_changes_nothing_either():
+def test_a_skipped_spike_changes_nothing():
     model = small_model()
     before = [parameter.clone() for parameter in model.parameters()]
     rows = torch.randint(0, 61, (2, 14))
@@ -133,7 +133,7 @@ def test_the_parameter_norm_is_that_of_one_vector():
     assert parameter_norm(model) == pytest.approx(expected, rel=1e-12)
 
 
-def test_seeds_differ_by_run_step_and_rank_and_are_the_same_tomorrow():
+def test_seeds_differ_by_run_step_and_rank_and_are_stable():
     seeds = {step_seed(seed, step, rank) for seed in (1, 2) for step in range(50) for rank in range(4)}
     assert len(seeds) == 400 and step_seed(1234, 7, 1) == step_seed(1234, 7, 1) == SEED_OF_FORMAT_1
 

@@ -46,7 +46,7 @@ def saved(ranks, tmp_path):
     return save_checkpoint(tmp_path, 3, state, {"step": 3}), state
 
 
-def test_weights_and_moments_come_back_to_the_bit(saved):
+def test_weights_and_moments_are_restored_bitwise(saved):
     path, state = saved
     check(path, "checkpoint", checksums=True)
     strategy = trained(2)
@@ -58,7 +58,7 @@ def test_weights_and_moments_come_back_to_the_bit(saved):
     assert sum(name.endswith(".exp_avg") for name in state) == len(list(strategy.model.parameters()))
 
 
-def test_an_initialized_optimizer_has_every_tensor_and_moves_no_weight(saved):
+def test_an_initialized_optimizer_has_every_tensor_and_changes_no_weight(saved):
     path, state = saved
     torch.manual_seed(5)
     model = Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4))
@@ -106,7 +106,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(saved):
         (lambda part: part.pop("offsets"), "cannot be loaded"),
     ],
 )
-def test_a_table_that_asks_for_anything_else_is_refused(saved, change, sentence):
+def test_a_table_with_other_types_is_refused(saved, change, sentence):
     path, state = saved
     table = json.loads((path / "tensors.json").read_text())
     change(table["tensors"]["model.lm_head.weight" if "model.lm_head.weight" in state else min(state)]["parts"][0])
@@ -124,7 +124,7 @@ def test_unknown_types_and_byte_orders_are_refused(saved):
             load_tensors(path, state)
 
 
-def test_another_model_is_told_by_name(saved):
+def test_another_model_is_reported_by_name(saved):
     path, state = saved
     name = min(state)
     with pytest.raises(DataError, match="Missing key"):

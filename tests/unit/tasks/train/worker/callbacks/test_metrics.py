@@ -89,7 +89,7 @@ def test_settings_are_flat_for_hparams():
     assert flat({"a": {"b": 1, "c": [1]}, "d": None}) == {"a.b": 1, "a.c": "[1]", "d": "null"}
 
 
-def test_a_hook_is_asked_and_its_faults_are_sentences(tmp_path, monkeypatch):
+def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "def largest(model, record):\n    return {'largest': max(p.abs().max().item() for p in model.parameters())}\n"
         "def wrong(model, record):\n    return 3\n"
@@ -106,7 +106,7 @@ def test_a_hook_is_asked_and_its_faults_are_sentences(tmp_path, monkeypatch):
     assert load_hook(None) is None
 
 
-def test_the_profiler_records_its_span_alone_and_ends_with_the_run(tmp_path):
+def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):
     profiler = Profiler(tmp_path / "profile", [2, 9], 0, max_steps=3)
     result = StepResult(Update(2.0, 1.0, False, False), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
     for number in (1, 2, 3):
@@ -120,7 +120,7 @@ def test_the_profiler_records_its_span_alone_and_ends_with_the_run(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_the_peak_is_that_of_a_product_and_leaves_the_generators_alone():
+def test_the_peak_flops_measurement_does_not_touch_the_generators():
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)

@@ -8,7 +8,7 @@ from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 from support.stages import read_manifest
 
 
-def test_prompts_are_continued_each_for_itself(built):
+def test_prompts_are_continued_independently(built):
     home, reference = built
     dataset = home / reference["path"]
     torch.manual_seed(0)

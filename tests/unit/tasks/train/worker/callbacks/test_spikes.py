@@ -67,7 +67,7 @@ def test_off_by_default_and_silent_until_enough_was_seen():
     assert young.is_spike(1.1) and not young.is_spike(1.002), "equal losses do not make every difference a spike"
 
 
-def test_an_update_that_an_overflow_left_out_does_not_count():
+def test_an_update_skipped_by_an_overflow_does_not_count():
     fp16 = policy(fp16=True)
     end_step(fp16, 5)
     end_step(fp16, 6, math.inf, skipped=True)

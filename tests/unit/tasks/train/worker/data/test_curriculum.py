@@ -141,7 +141,7 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
 
 
-def test_a_damaged_table_of_a_stage_is_found_and_built_again(staged, tmp_path):
+def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
     reference = preprocess(staged, str(tmp_path))
     table = tmp_path / reference["path"] / "chunks" / reference["curriculum"][1]["chunks"] / "train.rows.npy"
     content = bytearray(table.read_bytes())

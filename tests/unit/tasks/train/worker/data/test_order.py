@@ -49,7 +49,7 @@ def test_seeds_give_unrelated_orders():
     assert abs(np.corrcoef(one, np.arange(1000))[0, 1]) < 0.15  # not the identity in disguise
 
 
-def test_the_order_is_the_one_that_checkpoints_were_written_under():
+def test_the_sample_order_is_stable_across_versions():
     """A change here breaks the resume of every existing run: it needs a new checkpoint format version."""
     assert sample_rows(0, 8, 1000, 1234).tolist() == ORDER_OF_FORMAT_1
     assert sample_rows(996, 8, 1000, 1234).tolist() == ORDER_ACROSS_EPOCHS_OF_FORMAT_1

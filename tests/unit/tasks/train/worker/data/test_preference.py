@@ -52,12 +52,12 @@ documents = st.lists(st.integers(2, 90), min_size=1, max_size=40).filter(lambda 
 
 @given(lengths=documents, strategy=st.sampled_from(["concat", *PACKED]))
 @settings(deadline=None, max_examples=60)
-def test_a_row_is_of_the_document_that_most_of_its_inputs_are_of(lengths, strategy):
+def test_a_row_belongs_to_the_document_of_most_of_its_inputs(lengths, strategy):
     reader = Rows(lengths, strategy=strategy)
     assert lengths_of_rows(reader).tolist() == one_by_one(reader)
 
 
-def test_looking_at_few_rows_at_a_time_changes_nothing(monkeypatch):
+def test_the_number_of_rows_per_pass_changes_nothing(monkeypatch):
     reader = Rows(np.random.default_rng(0).integers(2, 60, 300).tolist())
     whole = lengths_of_rows(reader)
     monkeypatch.setattr(preference, "AT_ONCE", 7)
@@ -105,7 +105,7 @@ def test_weights_of_sources_stay_exact():
     assert long.mean() > 0.99, "of the second source nearly all, and the first has none"
 
 
-def test_zero_is_the_order_that_there_always_was():
+def test_epoch_zero_keeps_the_order_of_older_versions():
     reader = Rows([9] * 100)
     assert np.array_equal(
         TrainBatches(reader, 7, 32, 4, 0, 1, prefer_long=0.0).rows(64), TrainBatches(reader, 7, 32, 4, 0, 1).rows(64)

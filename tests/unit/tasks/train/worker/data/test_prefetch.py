@@ -74,7 +74,7 @@ def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("data_")]
 
 
-def test_a_jump_to_another_place_is_followed():
+def test_a_seek_is_followed():
     with Prefetch(TrainBatches(Rows(), 7, 8, 2, 0, 1), CPU, following, 2) as prefetch:
         prefetch.batch_at(0)
         jumped = prefetch.batch_at(80)

@@ -86,7 +86,7 @@ def test_a_curriculum_shares_one_stream(text):
             assert all(torch.equal(part, host) for part, host in zip(batch, other, strict=True))
 
 
-def test_where_tokens_are_kept(text, monkeypatch):
+def test_location_of_the_token_cache(text, monkeypatch):
     reader = readers(text, sequence_length=24)
     need = sum(reader.tokens) * reader.dtype.itemsize + reader.starts.nbytes
     gpu = torch.device("cuda", 0)

@@ -20,5 +20,5 @@ def test_a_missing_package_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("said", "norm"), [(0.0, 0.0), (2.5, 2.5), (-1.0, math.inf), (math.inf, math.inf), (math.nan, math.inf)]
 )
-def test_whatever_the_engine_says_of_gradients_that_are_not_finite_their_norm_is_inf(said, norm):
+def test_the_norm_of_non_finite_gradients_is_inf_whatever_the_engine_reports(said, norm):
     assert _finite_or_inf(said) == norm
