@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-spec = importlib.util.spec_from_file_location("memory", Path(__file__).parents[2] / "benchmarks" / "memory.py")
-assert spec and spec.loader
-memory = importlib.util.module_from_spec(spec)
-sys.modules["memory"] = memory  # its dataclasses look for their module
-spec.loader.exec_module(memory)
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))  # as where its programs are started
+
+
+def program(name: str):
+    """A file of benchmarks as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its dataclasses look for their module
+    spec.loader.exec_module(module)
+    return module
+
+
+memory, results = program("memory"), program("memory_results")
 
 
 def rows(name: str, segments: int, far: bool):
@@ -47,12 +57,35 @@ def test_a_pair_is_queried_by_its_key_only():
         assert wanted == {asked + 2: answer[0], asked + 3: answer[1]}
 
 
+@pytest.mark.parametrize(("segments", "far"), [(4, False), (3, True), (9, True)])
+def test_an_overwritten_fact_is_asked_for_by_its_later_value(segments, far):
+    first_query = memory.FILLERS + memory.KEYS * memory.VALUES
+    for row, wanted in rows("overwritten", segments, far):
+        facts = [(place, divmod(token - memory.FILLERS, memory.VALUES)) for place, token in enumerate(row)]
+        facts = [(place, fact) for place, fact in facts if 0 <= fact[0] < memory.KEYS]
+        assert len(facts) == 8 and len(wanted) == 4 and all(place // 16 < segments - 1 for place, _ in facts)
+        latest = dict(fact for _, fact in facts)
+        assert len(latest) == 4 and len({fact for _, fact in facts}) == 8
+        assert {place // 16 for place in wanted} == {segments - 1}
+        for place, label in wanted.items():
+            assert label == first_query + memory.KEYS + latest[row[place] - first_query]
+        if far:
+            assert {place // 16 for place, _ in facts} == {0, 1}
+
+
+@pytest.mark.parametrize("table", results.TABLES)
+def test_the_tables_of_the_page_are_those_of_the_stored_results(table):
+    assert results.TABLES[table]() in (ROOT / "docs" / "infini-attention.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_measurement_is_that_of_the_whole_rows_at_once():
     task = memory.TASKS["recall"]
     with torch.inference_mode(False):
-        model, _ = memory.train(replace(task, recipe=replace(task.recipe, steps=150)), "jitter", seed=0)
+        model, _ = memory.train(
+            replace(task, recipe=replace(task.recipe, steps=150)), memory.MEMORIES["jitter"], seed=0
+        )
     inputs, labels = task.rows(200, 8, torch.Generator().manual_seed(10_007), True)
     asked = labels != memory.IGNORE_INDEX
     right = (model(inputs).argmax(dim=-1) == labels)[asked].float().mean().item()
@@ -63,7 +96,7 @@ def test_a_measurement_is_that_of_the_whole_rows_at_once():
 def test_recall_beyond_the_trained_length():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model, _ = memory.train(memory.TASKS["recall"], "jitter", seed=0)
+    model, _ = memory.train(memory.TASKS["recall"], memory.MEMORIES["jitter"], seed=0)
     assert memory.measure(memory.TASKS["recall"], model, 32)["whole"] > 0.9
     model.use_memory(False)
     assert memory.measure(memory.TASKS["recall"], model, 4)["whole"] < 0.12

@@ -1,0 +1,118 @@
+"""Results of the memory's benchmarks: stored after each model, and printed as the tables of docs/infini-attention.md."""
+
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).with_name("results")
+
+
+def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
+    """Adds a result to results/NAME.json, in place of an earlier one with equal fields `same`; one process at a time."""
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    facts = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg()}
+    with (FOLDER / f"{name}.json").open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        stored = json.loads(file.read() or '{"results": []}')["results"]
+        kept = [old for old in stored if any(old.get(field) != result[field] for field in same)]
+        file.truncate(0)
+        file.write(json.dumps({"results": [*kept, result | facts]}, indent=1) + "\n")
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    path = FOLDER / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+
+
+def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    heads = list(heads)
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def span(values: Iterable[float], digits: int = 2) -> str:
+    """Mean of several seeds with the lowest and highest; nothing for none."""
+    found = sorted(values)
+    if not found:
+        return ""
+    mean, low, high = (f"{value:.{digits}f}" for value in (sum(found) / len(found), found[0], found[-1]))
+    return mean if low == high else f"{mean} ({low}–{high})"
+
+
+def groups(found: list[dict[str, Any]], *fields: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Results by the values of fields, in the order in which they are stored."""
+    grouped: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in found:
+        grouped.setdefault(tuple(one[field] for field in fields), []).append(one)
+    return grouped
+
+
+def distances() -> str:
+    """Whole answers by task, memory and number of segment ends between a fact and its question."""
+    stored = results("memory")
+    ends = sorted({cell["distance"] for one in stored for cell in one["found"]})
+    shown = [end for end in ends if end in (1, 2, 4, 8) or end > 8]
+    rows = []
+    for (task, memory), seeds in groups(stored, "task", "memory").items():
+        for kind, words in (("found", memory), ("memory_off", f"{memory}, memory off")):
+            cells = [
+                span(cell["whole"] for one in seeds for cell in one.get(kind, []) if cell["distance"] == end)
+                for end in shown
+            ]
+            if any(cells):
+                rows.append([task, words, str(len(seeds)), *cells])
+    return markdown(["task", "memory", "seeds", *(f"{end:,}" for end in shown)], rows)
+
+
+PARTS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64), (64, 128))  # segments of one column
+
+
+def text() -> str:
+    """Bits per byte of held-out documents by segment, of each model, and what the memory saves against others of the same seed."""
+    rows, stored = [], results("memory_text")
+    for (model,), seeds in groups(stored, "model").items():
+        for kind, words in (("bits_per_byte", model), ("memory_off", f"{model}, memory off")):
+            lines = [one[kind] for one in seeds if kind in one]
+            if lines:
+                rows.append([words, str(len(lines)), *(span(means(lines, part), 3) for part in PARTS)])
+    local = {one["seed"]: one["bits_per_byte"] for one in stored if one["model"] == "local"}
+    for (model,), seeds in groups(stored, "model").items():
+        paired = [one for one in seeds if one["seed"] in local]
+        if model == "local" or not paired:
+            continue
+        own = [one["bits_per_byte"] for one in paired]
+        other = [local[one["seed"]] for one in paired]
+        cells = []
+        for part in PARTS:
+            both = zip(means(own, part), means(other, part), strict=True)
+            cells.append(span((100 * (1 - ours / theirs) for ours, theirs in both), 1))
+        rows.append([f"{model}: less than local, %", str(len(paired)), *cells])
+    return markdown(["model", "seeds", *(f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)], rows)
+
+
+def means(lines: Iterable[list[float]], part: tuple[int, int]) -> list[float]:
+    """Mean over the segments of a part, of each line."""
+    return [sum(line[slice(*part)]) / len(line[slice(*part)]) for line in lines]
+
+
+def capacity() -> str:
+    """Right answers by update, head size and number of facts."""
+    stored = results("memory_capacity")
+    facts = sorted({cell["facts"] for one in stored for cell in one["found"]})
+    rows = [
+        [update, str(size), str(2 * int(size) ** 2), str(len(seeds))]
+        + [span(cell["right"] for one in seeds for cell in one["found"] if cell["facts"] == count) for count in facts]
+        for (update, size), seeds in groups(stored, "update", "head_dim").items()
+    ]
+    return markdown(["update", "head_dim", "numbers in M", "seeds", *(f"{count} facts" for count in facts)], rows)
+
+
+TABLES = {"distances": distances, "text": text, "capacity": capacity}
