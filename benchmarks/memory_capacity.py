@@ -19,7 +19,7 @@ from memory_rows import FILLERS, SEGMENT, VALUES, Rows, recall_rows
 from infini_llama.model.loss import IGNORE_INDEX
 
 FACTS, KEYS, SEGMENTS = (2, 4, 8, 16, 32, 64), 64, 8
-RECIPE = Recipe(segments=(SEGMENTS, SEGMENTS), steps=1500)
+RECIPE = Recipe(segments=(SEGMENTS, SEGMENTS), steps=1000)
 
 
 def rows(count: int, segments: int, generator: torch.Generator, far: bool) -> Rows:

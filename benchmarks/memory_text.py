@@ -44,10 +44,10 @@ class Recipe:
     measured: int = 128
     rows: int = 4
     steps: int = 1200
-    hidden_size: int = 128
-    layers: int = 3
-    heads: int = 4
-    head_dim: int | None = None
+    hidden_size: int = 96
+    layers: int = 2
+    heads: int = 2
+    head_dim: int | None = 64
     learning_rate: float = 3e-3
     gate_learning_rate: float = 0.01
     weight_decay: float = 0.1
@@ -59,9 +59,9 @@ class Recipe:
         return self.segment * self.segments
 
 
-def documents(least: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Training and held-out documents as bytes, each of at least `least`."""
-    root = Path(sysconfig.get_path("stdlib"))
+def documents(least: int, folder: str = "stdlib") -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Training and held-out documents as bytes, each of at least `least`; `folder`: a name of `sysconfig.get_path`."""
+    root = Path(sysconfig.get_path(folder))
     found: list[bytes] = []
     for path in sorted(root.iterdir()):
         files = sorted(path.rglob("*.py")) if path.is_dir() and path.name not in LEFT_OUT else [path]
@@ -80,8 +80,10 @@ def batch(texts: list[torch.Tensor], recipe: Recipe, generator: torch.Generator)
     return torch.stack(rows).long()
 
 
-def train(name: str, recipe: Recipe, seed: int, texts: list[torch.Tensor]) -> tuple[Llama, list[dict[str, Any]]]:
-    """A model and its training losses and gates on the way."""
+def train(
+    name: str, recipe: Recipe, seed: int, texts: list[torch.Tensor], device: str = "cpu"
+) -> tuple[Llama, list[dict[str, Any]]]:
+    """A model and its training losses and gates on the way; in bf16 on a GPU."""
     torch.manual_seed(seed)
     model = Llama(
         LlamaConfig(
@@ -97,7 +99,7 @@ def train(name: str, recipe: Recipe, seed: int, texts: list[torch.Tensor]) -> tu
             initializer_range=0.05,
             **MODELS[name],
         )
-    )
+    ).to(device)
     groups = parameter_groups(model, recipe.weight_decay)
     peaks = [recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate for group in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
@@ -107,7 +109,8 @@ def train(name: str, recipe: Recipe, seed: int, texts: list[torch.Tensor]) -> tu
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, (step + 1) / recipe.warmup, left)
         rows = batch(texts, recipe, generator)
-        total, count = model.loss(rows[:, :-1], rows[:, 1:])
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            total, count = model.loss(rows[:, :-1].to(device), rows[:, 1:].to(device))
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -134,9 +137,11 @@ def by_segment(model: Llama, texts: list[torch.Tensor], recipe: Recipe, most: in
     chosen = starts[:: max(1, len(starts) // most)][:most]
     sums = torch.zeros(recipe.measured, dtype=torch.float64)
     for one, start in chosen:
-        row = one[None, start : start + length + 1].long()
-        nats = F.cross_entropy(model(row[:, :-1])[0], row[0, 1:], reduction="none")
-        sums += nats.double().view(recipe.measured, recipe.segment).sum(1)
+        row = one[None, start : start + length + 1].long().to(model.lm_head.weight.device)
+        with torch.autocast(row.device.type, torch.bfloat16, enabled=row.is_cuda):
+            logits = model(row[:, :-1])[0]
+        nats = F.cross_entropy(logits.float(), row[0, 1:], reduction="none")
+        sums += nats.double().cpu().view(recipe.measured, recipe.segment).sum(1)
     return (sums / math.log(2) / recipe.segment / len(chosen)).tolist()
 
 

@@ -1,6 +1,7 @@
 """Infini-attention (Munkhdalai et al. 2024, arXiv 2404.07143): softmax inside segments, a compressive memory across them."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,9 @@ from infini_llama.model.context import shared_memories
 from infini_llama.model.layout import Rows, Segments
 from infini_llama.model.memory import Memory, memories, mix, retrieve
 from infini_llama.model.rope import Rotary
+
+# Takes A_dot and A_mem [B, S, H, N, d] of the segments that read, and the M [B, S, Hkv, d, d] that each of them reads.
+Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class SegmentState(KeyValues):
@@ -63,6 +67,7 @@ class InfiniAttention(Attention):
         self.write_jitter = config.memory_write_jitter
         self.literal = config.first_segment == "literal"
         self.has_memory = self.uses_memory = config.attention == "infini"
+        self.observer: Observer | None = None
         if self.has_memory:
             self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
 
@@ -130,7 +135,10 @@ class InfiniAttention(Attention):
                 if before is not None:
                     M, z = torch.cat((before.M[:, None], M), dim=1), torch.cat((before.z[:, None], z), dim=1)
                 reads = None if layout.reads is None else layout.reads[:, first:]
-                parts.append(mix(local[:, first:], retrieve(q[:, first:], M, z), self.gate, reads, self.literal))
+                found = retrieve(q[:, first:], M, z)
+                if self.observer is not None:
+                    self.observer(local[:, first:], found, M)
+                parts.append(mix(local[:, first:], found, self.gate, reads, self.literal))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
 
     def _jittered(self, writes: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor | None:

@@ -12,9 +12,7 @@ SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class PasskeyConfig(Section):
-    """Texts generated for `data.source: passkey`: a number hidden in repetitive filler text, and a question for it at the
-    end.
-    """
+    """Texts generated for `data.source: passkey`: something hidden in filler text, and a question for it at the end."""
 
     documents: Annotated[int, Field(ge=1, le=100_000_000)] = fixed(
         default=20_000,
@@ -30,6 +28,18 @@ class PasskeyConfig(Section):
         default=0,
         title="Seed",
         description="Seed of the numbers, lengths and positions.",
+    )
+    form: Literal["passkey", "facts", "overwritten", "variables"] = fixed(
+        default="passkey",
+        title="Form",
+        description="What is hidden. passkey: one number of five digits. facts: three things with a number each, of which one is "
+        "asked for. overwritten: a number that is replaced by another, which is asked for. variables: a number that is asked for "
+        "by way of two assignments.",
+    )
+    filler: Literal["repeated", "random"] = fixed(
+        default="repeated",
+        title="Filler",
+        description="The text around it. repeated: the same sentences again and again. random: their words in random order.",
     )
 
 

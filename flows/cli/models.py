@@ -67,7 +67,8 @@ def passkey(arguments: Namespace) -> Answer:
 
     lengths, depths = arguments.lengths or [], arguments.depths
     if arguments.segments:
-        record = find_passkeys_across(run, arguments.checkpoint, arguments.segments, arguments.samples, arguments.seed)
+        about = (arguments.samples, arguments.seed, arguments.form, arguments.filler)
+        record = find_passkeys_across(run, arguments.checkpoint, arguments.segments, *about)
     else:
         record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
     return record.to_json(), passkey_text(record)

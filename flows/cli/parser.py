@@ -136,6 +136,10 @@ def _results(added: dict[str, Parser]) -> None:
                          help="positions of the number; 0: beginning, 1: end (default: 0 0.25 0.5 0.75 1)")  # fmt: skip
     passkey.add_argument("--segments", type=at_least_one, nargs="+", metavar="N",
                          help="instead: segment ends between every token of the number and its answer")  # fmt: skip
+    passkey.add_argument("--form", choices=["passkey", "facts", "overwritten", "variables"], default="passkey",
+                         help="with --segments: what is hidden, as data.passkey.form (default: passkey)")  # fmt: skip
+    passkey.add_argument("--filler", choices=["repeated", "random", "text"], default="repeated",
+                         help="with --segments: the text around it; text: the run's own held-out text")  # fmt: skip
     passkey.add_argument("--samples", type=at_least_one, default=10, metavar="N", help="numbers per length and depth")
     passkey.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the numbers")
 

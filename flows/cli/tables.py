@@ -100,7 +100,9 @@ def evaluation_text(result: "Perplexity") -> str:
     """Results of `evaluate`: one line with and one without memory, and the losses by position."""
     measured = result.measurements()
     kept = {"loss", "perplexity", "bits_per_byte", "tokens"}
-    parts = {words or "loss": one.loss_by_part for words, one in measured if one.loss_by_part}
+    parts = {f"loss {words}".strip(): one.loss_by_part for words, one in measured if one.loss_by_part}
+    bits = ((words, one.bits_per_byte_by_part) for words, one in measured)
+    parts |= {f"bits per byte {words}".strip(): values for words, values in bits if values}
     size = measured[0][1].part or 0
     count = len(next(iter(parts.values()), ()))
     rows = [
@@ -116,7 +118,7 @@ def evaluation_text(result: "Perplexity") -> str:
 
 def passkey_text(result: "PasskeyRetrieval") -> str:
     """Fraction of passkeys found: one line per length, one column per depth; or one line per number of segment ends."""
-    about = result.model_dump(include={"run", "checkpoint", "trained_length", "samples"})
+    about = result.model_dump(include={"run", "checkpoint", "trained_length", "samples", "form", "filler"})
     found = {
         f"found {words}".strip(): passkey_rows(cells) + distance_rows(cells) for words, cells in result.measurements()
     }

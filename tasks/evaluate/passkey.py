@@ -1,4 +1,4 @@
-"""Does a model find a number that it read long before? Retrieval by length and depth, read in pieces in constant state.
+"""Does a model find what it read long before? Retrieval by length and depth, or by segment ends, read in pieces in constant state.
 
 After Mohtashami and Jaggi 2023, arXiv 2305.16300, section 4.2, and Munkhdalai et al. 2024, arXiv 2404.07143, table 3. The number is
 asked for at the end; it counts as found where every one of its tokens is the likeliest after the right ones before it, which is when
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, new_key
+from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, Hidden, new_key
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import PasskeyResult
 
@@ -36,7 +36,9 @@ class Asked:
 
     def tokens(self) -> Iterator[int]:
         head, filler, before, hidden, after = self.parts
-        return chain(head, islice(cycle(filler), before), hidden, islice(cycle(filler), after), self.question)
+        rest = before % len(filler)  # the filler goes on where what is hidden interrupts it
+        later = islice(cycle([*filler[rest:], *filler[:rest]]), after)
+        return chain(head, islice(cycle(filler), before), hidden, later, self.question)
 
     @property
     def length(self) -> int:
@@ -57,7 +59,9 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         ConfigError: the length has no room for the number and the question.
     """
 
-    head, filler, hidden, question, answer = encoded(tokenizer, key)
+    told = Hidden(HIDDEN.format(key=key), QUESTION, key)
+    head, hidden, question, answer = encoded(tokenizer, told)
+    filler = tokenizer.encode(FILLER, add_special_tokens=False).ids
     least = len(head) + len(hidden) + len(question)
     if length < least:
         raise ConfigError(
@@ -69,35 +73,38 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
     return Asked((head, filler, before * len(filler), hidden, (count - before) * len(filler)), question, answer)
 
 
-def encoded(tokenizer: Tokenizer, key: str) -> list[list[int]]:
-    """Head, filler, hidden text, question and answer, as tokens."""
-    texts = (HEAD, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}")
+def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
+    """What is before the filler, what is hidden in it, question and answer, as tokens."""
+    texts = (HEAD + "".join(hidden.others), hidden.told, hidden.question, f" {hidden.answer}")
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def ask_across(tokenizer: Tokenizer, segment_length: int, ends: int, key: str, random: Random) -> Asked:
-    """A text in which every token of the answer is predicted `ends` segment ends behind the key's last mention.
+def ask_across(
+    tokenizer: Tokenizer, segment_length: int, ends: int, told: Hidden, random: Random, filler: list[int]
+) -> Asked:
+    """A text in which every token of the answer is predicted `ends` segment ends behind its last mention.
 
-    That mention stands whole in one segment, and all tokens from which the answer is predicted in another. The key's other mention is
-    at least as far. Filler may be cut at any token.
+    That mention stands whole in one segment, and all tokens from which the answer is predicted in another. Other mentions, and what
+    else is hidden, are at least as far. The filler's tokens are repeated as often as needed, from a random one on, and cut anywhere.
 
     Raises:
-        ConfigError: a segment is too short for the key, or the question alone crosses more ends.
+        ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
     """
-    head, filler, hidden, question, answer = encoded(tokenizer, key)
+    head, hidden, question, answer = encoded(tokenizer, told)
+    begin = random.randrange(len(filler))
+    filler = [*filler[begin:], *filler[:begin]]
     size, given = len(answer), len(answer) - 1
     last = next((at for at in range(len(hidden) - size, -1, -1) if hidden[at : at + size] == answer), None)
     if last is None or size > segment_length:
         raise ConfigError(
-            f"--segments: the key's {size} tokens do not fit into segments of {segment_length}, or this tokenizer joins them to other "
+            f"--segments: the answer's {size} tokens do not fit into segments of {segment_length}, or this tokenizer joins them to other "
             "text; use a tokenizer whose digits stay single and longer segments."
         )
     before = random.randrange(2 * segment_length)
     while (len(head) + before + last) % segment_length > segment_length - size:
         before += 1
-    start = (
-        len(head) + before + len(hidden) + len(question) - 1
-    )  # from where the first token is predicted, without more filler
+    # Without more filler, the answer's first token is predicted from `start`.
+    start = len(head) + before + len(hidden) + len(question) - 1
     target = (len(head) + before + last) // segment_length + ends
     first = max(start, target * segment_length)
     if first + given >= (target + 1) * segment_length:
@@ -157,9 +164,13 @@ def passkey(
 
 
 def passkey_across(
-    model: Llama, tokenizer: Tokenizer, ends: list[int], samples: int, seed: int = 0
+    model: Llama, tokenizer: Tokenizer, ends: list[int], samples: int, form: str, filler: list[int], seed: int = 0
 ) -> list[PasskeyResult]:
-    """Retrieval over so many segment ends, by token of the answer and as a whole, over `samples` numbers each.
+    """Retrieval over so many segment ends, by token of the answer and as a whole, over `samples` texts each.
+
+    Args:
+        form: of `FORMS`.
+        filler: tokens of the text around what is hidden.
 
     Raises:
         ConfigError: as `ask_across`.
@@ -167,9 +178,8 @@ def passkey_across(
     found = []
     for count in ends:
         random = Random(f"{seed}-{count}")
-        texts = [
-            ask_across(tokenizer, model.config.segment_length, count, new_key(random), random) for _ in range(samples)
-        ]
+        size = model.config.segment_length
+        texts = [ask_across(tokenizer, size, count, FORMS[form](random), random, filler) for _ in range(samples)]
         answers = [right_tokens(model, asked) for asked in texts]
         by_token = [sum(column) / samples for column in zip(*answers, strict=True)]
         result = PasskeyResult(
@@ -183,6 +193,6 @@ def passkey_across(
             right_by_token=tuple(by_token),
         )
         found.append(result)
-        done = {"done": len(found), "total": len(ends), "unit": "distances"}
+        done = Reached(len(found), len(ends), "distances")
         log.info("%d segment ends: %.0f %%", count, 100 * result.found, extra={"progress": done})
     return found

@@ -28,15 +28,15 @@ PLACES = 8  # parts of a row whose losses are told apart, where segments do not 
 
 @dataclass
 class Measured:
-    """Sums over targets; `by_place` sums in nats and counts for each place in a row [length]."""
+    """Sums over targets; `by_place` [3, length] nats, targets and bytes of text at each place in a row."""
 
     nats: float = 0.0
     targets: int = 0
     text_bytes: int = 0
-    by_place: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+    by_place: np.ndarray = field(default_factory=lambda: np.zeros((3, 0)))
 
     def results(self, part: int | None = None) -> TextLoss:
-        """Loss in nats per token, perplexity, bits per byte; with `part` also the loss of each part of a sequence, `part` tokens long.
+        """Loss in nats per token, perplexity, bits per byte; with `part` also those of each part of a sequence, `part` tokens long.
 
         Raises:
             DataError: nothing was measured.
@@ -44,10 +44,11 @@ class Measured:
         if not self.targets:
             raise DataError("the text has no tokens to predict; use a longer text.")
         loss = self.nats / self.targets
-        by_part = None
+        by_part = bits_by_part = None
         if part:
-            nats, counts = (np.add.reduceat(row, range(0, len(row), part)) for row in self.by_place)
-            by_part = tuple(float(n / c) if c else None for n, c in zip(nats, counts, strict=True))
+            nats, counts, size = (np.add.reduceat(row, range(0, len(row), part)) for row in self.by_place)
+            by_part = _quotients(nats, counts)
+            bits_by_part = _quotients(nats / math.log(2), size)
         return TextLoss(
             loss=loss,
             perplexity=math.exp(min(loss, 700.0)),
@@ -55,6 +56,7 @@ class Measured:
             tokens=self.targets,
             bytes=self.text_bytes,
             loss_by_part=by_part,
+            bits_per_byte_by_part=bits_by_part,
             part=part,
         )
 
@@ -71,7 +73,7 @@ def over_rows(
 ) -> Measured:
     """The first `sequences` rows of a split (None: all), each read as in training; bytes are those of the targets."""
     count = len(reader) if sequences is None else min(sequences, len(reader))
-    device, found = model.lm_head.weight.device, Measured(by_place=np.zeros((2, reader.sequence_length)))
+    device, found = model.lm_head.weight.device, Measured(by_place=np.zeros((3, reader.sequence_length)))
     for start in range(0, count, batch):
         rows = np.arange(start, min(start + batch, count), dtype=np.int64)
         tokens, mask = reader.gather(rows), reader.targets(rows)
@@ -80,25 +82,27 @@ def over_rows(
         nats, counted = _losses(model(inputs, *rest), labels)
         found.nats += float(nats.sum())
         found.targets += int(counted.sum())
-        found.text_bytes += int(token_bytes[tokens[:, 1:][counted]].sum())
-        found.by_place += np.stack((nats.sum(axis=0), counted.sum(axis=0)))
+        size = token_bytes[tokens[:, 1:]] * counted
+        found.text_bytes += int(size.sum())
+        found.by_place += np.stack((nats.sum(axis=0), counted.sum(axis=0), size.sum(axis=0)))
         _report(int(rows[-1]) + 1, count, "rows")
     return found
 
 
 @torch.inference_mode()
-def over_text(model: Llama, ids: list[int], text_bytes: int, length: int) -> Measured:
+def over_text(model: Llama, ids: list[int], token_bytes: np.ndarray, text_bytes: int, length: int) -> Measured:
     """A text whose first token is the end of the text before it, in rows of `length` that do not see one another.
 
     Every token but the first is predicted once, so the bits per byte are those of the whole text.
     """
-    device, found = model.lm_head.weight.device, Measured(text_bytes=text_bytes, by_place=np.zeros((2, length)))
+    device, found = model.lm_head.weight.device, Measured(text_bytes=text_bytes, by_place=np.zeros((3, length)))
     for start in range(0, len(ids) - 1, length):
         row = torch.tensor([ids[start : start + length + 1]], device=device)
         nats, counted = _losses(model(row[:, :-1]), row[:, 1:])
         found.nats += float(nats.sum())
         found.targets += int(counted.sum())
-        found.by_place[:, : nats.shape[1]] += np.stack((nats[0], counted[0]))
+        size = token_bytes[ids[start + 1 : start + length + 1]]
+        found.by_place[:, : nats.shape[1]] += np.stack((nats[0], counted[0], size))
     return found
 
 
@@ -143,20 +147,30 @@ def texts_of(files: list[str], text_column: str = "text") -> Iterator[str]:
 
 
 def over_texts(
-    model: Llama, tokenizer: Tokenizer, end_of_text: int, texts: Iterable[str], length: int, stream: bool
+    model: Llama,
+    tokenizer: Tokenizer,
+    token_bytes: np.ndarray,
+    end_of_text: int,
+    texts: Iterable[str],
+    length: int,
+    stream: bool,
 ) -> Measured:
     """All of `texts`, each by itself: streamed, or in rows of `length` tokens."""
-    total = Measured(by_place=np.zeros((2, length)))
+    total = Measured(by_place=np.zeros((3, length)))
     for text in texts:
         ids = [end_of_text, *tokenizer.encode(text, add_special_tokens=False).ids]
         size = len(text.encode())
-        one = streamed(model, ids, size) if stream else over_text(model, ids, size, length)
+        one = streamed(model, ids, size) if stream else over_text(model, ids, token_bytes, size, length)
         total.nats += one.nats
         total.targets += one.targets
         total.text_bytes += one.text_bytes
         if not stream:
             total.by_place += one.by_place
     return total
+
+
+def _quotients(sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(float(one / count) if count else None for one, count in zip(sums, counts, strict=True))
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

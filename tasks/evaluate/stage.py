@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.passkey import passkey, passkey_across
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
+from infini_llama.tasks.preprocess.sources.passkey import FILLER, random_words
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.evaluation import (
     Evaluated,
@@ -28,6 +30,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.json_lines import append_line
 
 Result = TypeVar("Result")
+MOST_FILLER = 100_000  # tokens that filler has before it repeats
 
 
 def evaluate(
@@ -55,13 +58,14 @@ def evaluate(
     model, tokenizer, about = _open(run_dir, checkpoint)
     lineage = lineage_of(run_dir)
     length = lineage.dataset.sequence_length
+    token_bytes = np.load(dataset_of(run_dir) / "token_bytes.npy", allow_pickle=False)
     if files:
-        read = partial(over_texts, model, tokenizer, end_of_text_of(run_dir), list(texts_of(files)), length, stream)
+        end, texts = end_of_text_of(run_dir), list(texts_of(files))
+        read = partial(over_texts, model, tokenizer, token_bytes, end, texts, length, stream)
         text = tuple(files)
     else:
         dataset = dataset_of(run_dir)
         reader = TokenReader(dataset, lineage.dataset.chunks, split)
-        token_bytes = np.load(dataset / "token_bytes.npy", allow_pickle=False)
         isolate = lineage.settings.document_isolation
         read = partial(over_rows, model, reader, token_bytes, sequences, isolate)
         text, stream = f"{split} rows of {dataset.name}", False
@@ -95,18 +99,46 @@ def find_passkeys(
 
 
 def find_passkeys_across(
-    run_dir: Path, checkpoint: str, segments: list[int], samples: int, seed: int
+    run_dir: Path,
+    checkpoint: str,
+    segments: list[int],
+    samples: int,
+    seed: int,
+    form: str = "passkey",
+    filler: str = "repeated",
 ) -> PasskeyRetrieval:
-    """As `find_passkeys`, by the number of segment ends between the number and the answer."""
-    measure = partial(passkey_across, ends=segments, samples=samples, seed=seed)
-    return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, None)
+    """As `find_passkeys`, by the number of segment ends between what is hidden and the answer.
+
+    Args:
+        form: what is hidden, of `FORMS`.
+        filler: repeated or random as in data.passkey.filler, or text: the run's own held-out text.
+    """
+
+    def measure(model: Llama, tokenizer: Tokenizer) -> list[PasskeyResult]:
+        tokens = filler_tokens(run_dir, tokenizer, filler)
+        return passkey_across(model, tokenizer, segments, samples, form, tokens, seed)
+
+    settings = {"samples": samples, "seed": seed, "form": form, "filler": filler}
+    return _retrieval(run_dir, checkpoint, measure, settings, None)
+
+
+def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]:
+    """Tokens of the text around what is hidden; see `find_passkeys_across`."""
+    if filler == "text":
+        reader = TokenReader(dataset_of(run_dir), lineage_of(run_dir).dataset.chunks, "validation")
+        rows = np.arange(min(len(reader), -(-MOST_FILLER // reader.sequence_length)), dtype=np.int64)
+        tokens = reader.gather(rows)[:, :-1]
+        return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
+    random = Random(0)
+    text = FILLER if filler == "repeated" else "".join(random_words(random) for _ in range(MOST_FILLER // 20))
+    return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def _retrieval(
     run_dir: Path,
     checkpoint: str,
     measure: Callable[[Llama, Tokenizer], list[PasskeyResult]],
-    settings: dict[str, int],
+    settings: dict[str, int | str],
     request: EvaluationRequest | None,
 ) -> PasskeyRetrieval:
     model, tokenizer, about = _open(run_dir, checkpoint)
@@ -115,7 +147,23 @@ def _retrieval(
     row = {"trained_length": lineage_of(run_dir).dataset.sequence_length}
     result = PasskeyRetrieval.model_validate(dict(about) | settings | row | found)
     _append(run_dir, "passkey", result, request)
+    draw_distances(run_dir, result)
     return result
+
+
+def draw_distances(run_dir: Path, result: PasskeyRetrieval) -> None:
+    """TensorBoard curves of what is found, where the run has TensorBoard: the axis of steps is that of segment ends."""
+    cells = [(words or "model", one) for words, found in result.measurements() for one in found]
+    exact = [(words, one) for words, one in cells if one.right_by_token is not None]
+    board_dir = RunFolder(run_dir).path / "tensorboard"
+    if not exact or not board_dir.is_dir():
+        return
+    from torch.utils.tensorboard import SummaryWriter  # only here: it takes a second to import
+
+    with SummaryWriter(board_dir, filename_suffix=".passkey") as board:
+        for words, one in exact:
+            name = f"found by segment ends, {result.form}, {result.filler} filler/{words}"
+            board.add_scalar(name, one.found, one.segments)
 
 
 def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict[str, Result]:

@@ -12,7 +12,7 @@ class TextLoss(Record):
 
     Attributes:
         loss: nats per token.
-        loss_by_part: loss of each part of a sequence, `part` tokens long; None for a part without targets.
+        loss_by_part, bits_per_byte_by_part: of each part of a sequence, `part` tokens long; None for a part without targets.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)
@@ -23,6 +23,7 @@ class TextLoss(Record):
     tokens: int
     bytes: int
     loss_by_part: tuple[float | None, ...] | None = None
+    bits_per_byte_by_part: tuple[float | None, ...] | None = None
     part: int | None = None
 
 
@@ -88,10 +89,12 @@ class Perplexity(WithMemory[TextLoss], Evaluated):
 
 
 class PasskeyRetrieval(WithMemory[tuple[PasskeyResult, ...]], Evaluated):
-    """Passkey retrieval. trained_length: tokens per sequence."""
+    """Passkey retrieval. trained_length: tokens per sequence; form, filler: of the texts, see `find_passkeys_across`."""
 
     samples: int
     seed: int
+    form: str = "passkey"
+    filler: str = "repeated"
     trained_length: int
 
 

@@ -154,6 +154,7 @@ class Provenance(MetaRecord):
 
     Attributes:
         revision: commit of a Hub dataset, or what was requested where the Hub was not reached.
+        form, filler: of `source: passkey`.
     """
 
     name: str = ""
@@ -168,6 +169,8 @@ class Provenance(MetaRecord):
     documents: int = 0
     repetitions: int = 0
     seed: int = 0
+    form: str = "passkey"
+    filler: str = "repeated"
     sources: "tuple[Provenance, ...]" = ()
     licence: str = ""
     weight: float | None = None

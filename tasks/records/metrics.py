@@ -78,7 +78,11 @@ class TrainLine(StepLine):
 
 
 class ValidationLine(StepLine):
-    """One validation. loss: nats per token; tokens: targets; evaluation_time: seconds."""
+    """One validation. loss: nats per token; tokens: targets; evaluation_time: seconds.
+
+    Attributes:
+        memory_reads, memory_norms: by layer of Infini-attention, see `MemoryNorms`; of the first rank's rows and heads.
+    """
 
     model_config = ConfigDict(allow_inf_nan=True)
 
@@ -87,6 +91,8 @@ class ValidationLine(StepLine):
     bits_per_byte: float | None = None
     tokens: int | None = None
     evaluation_time: float = 0.0
+    memory_reads: tuple[float, ...] = ()
+    memory_norms: tuple[float, ...] = ()
 
 
 MetricsLine = TrainLine | ValidationLine

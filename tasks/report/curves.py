@@ -5,7 +5,8 @@ from itertools import accumulate
 from typing import TypeVar
 
 from infini_llama.tasks.formatting import NATS_PER_BIT
-from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
+from infini_llama.tasks.records.evaluation import PasskeyResult
+from infini_llama.tasks.records.metrics import PasskeyLine, TrainLine, ValidationLine
 from infini_llama.tasks.report.charts import Chart, Curve
 from infini_llama.tasks.runs.record import RunRecord
 
@@ -54,7 +55,39 @@ def charts_of_run(run: RunRecord) -> list[Chart]:
         one("Memory, GB", lambda line: line.memory_peak, 1e-9),
         one("Loss scale", lambda line: line.loss_scale, log=True),
         Chart("Mean gate: fraction of memory in Infini-attention's output", _gates(run), marks=marks),
+        Chart(
+            "What is read from memory, relative to local attention",
+            _by_layer(run, lambda line: line.memory_reads),
+            marks=marks,
+        ),
+        Chart("Norm of the memory M", _by_layer(run, lambda line: line.memory_norms), marks=marks),
     ]
+
+
+def charts_of_evaluations(run: RunRecord) -> list[Chart]:
+    """Numbers found by distance, and bits per byte by segment; the newest measurement of each kind."""
+    found: dict[str, Chart] = {}
+    for line in run.evaluations:
+        if isinstance(line, PasskeyLine):
+            curves = [_by_distance(words, cells) for words, cells in line.measurements()]
+            title = f"Fraction found by segment ends crossed: {line.form}, {line.filler} filler"
+            chart = Chart(title, curves, "segment ends", log_x=True)
+        else:
+            curves = [
+                Curve(
+                    words, range(1, 1 + len(one.bits_per_byte_by_part or ())), one.bits_per_byte_by_part or (), "points"
+                )
+                for words, one in line.measurements()
+            ]
+            chart = Chart("Bits per byte by part of a sequence", curves, "part")
+        if any(curve.x for curve in curves):
+            found[chart.title] = chart
+    return list(found.values())
+
+
+def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
+    exact = [cell for cell in cells if cell.right_by_token is not None and cell.segments is not None]
+    return Curve(words, [cell.segments or 0 for cell in exact], [cell.found for cell in exact], "points")
 
 
 def charts_of_runs(runs: Sequence[RunRecord]) -> list[Chart]:
@@ -111,6 +144,15 @@ def _gates(run: RunRecord) -> list[Curve]:
     layers = min((len(line.gates) for line in lines), default=0)
     steps = [line.step for line in lines]
     return [Curve(f"layer {layer}", steps, [line.layer_gates[layer] for line in lines]) for layer in range(layers)]
+
+
+def _by_layer(run: RunRecord, values: Callable[[ValidationLine], tuple[float, ...]]) -> list[Curve]:
+    lines = [line for line in run.validated if values(line)]
+    layers = min((len(values(line)) for line in lines), default=0)
+    steps = [line.step for line in lines]
+    return [
+        Curve(f"layer {layer}", steps, [values(line)[layer] for line in lines], "points") for layer in range(layers)
+    ]
 
 
 def _starts(run: RunRecord) -> list[int]:

@@ -22,7 +22,8 @@ from infini_llama.tasks.records.manifest import SPLITS
 from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import figures, save_picture
-from infini_llama.tasks.report.curves import charts_of_run, loss_chart
+from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
+from infini_llama.tasks.report.heat_map import gate_map
 from infini_llama.tasks.runs.record import DatasetManifests, RunRecord
 from infini_llama.tasks.storage.artifacts import write_atomic
 
@@ -59,7 +60,10 @@ def run_page(run: RunRecord) -> str:
         f'<p class="note">{page.text(run.state)}; step {run.step:,} of {run.max_steps:,}; written {page.now()}</p>',
         page.tiles(headline(run)),
         page.section(
-            "Curves", figures(charts_of_run(run)), page.details("Validation losses", page.table(_validations(run)))
+            "Curves",
+            figures(charts_of_run(run)),
+            gate_map(run),
+            page.details("Validation losses", page.table(_validations(run))),
         ),
         page.section("Time", _time(run)),
         page.section("Evaluations", *_evaluations(run)),
@@ -120,7 +124,8 @@ def _evaluations(run: RunRecord) -> list[str]:
     across = list(chain.from_iterable(_distances(line) for line in run.evaluations if isinstance(line, PasskeyLine)))
     heading = "<h3>Passkey: numbers found, by length and depth</h3>" if found else ""
     far = "<h3>Passkey: numbers found, by segment ends crossed</h3>" if across else ""
-    return [page.table(list(losses)), heading, page.table(found), far, page.table(across)]
+    drawn = figures(charts_of_evaluations(run))
+    return [page.table(list(losses)), heading, page.table(found), far, page.table(across), drawn]
 
 
 def _losses(line: PerplexityLine) -> Iterator[Cells]:
@@ -136,7 +141,8 @@ def _passkeys(line: PasskeyLine) -> Iterator[Cells]:
 
 def _distances(line: PasskeyLine) -> Iterator[Cells]:
     for words, cells in line.measurements():
-        yield from ({"step": line.step, "": words, **row} for row in distance_rows(cells))
+        about = {"step": line.step, "": words, "form": line.form, "filler": line.filler}
+        yield from (about | row for row in distance_rows(cells))
 
 
 def _samples(run: RunRecord) -> Iterator[str]:

@@ -137,3 +137,34 @@ def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     tokens = [record["tokens"] for record in metrics if record["kind"] == "train"]
     steps = [after - before for before, after in zip([0, *tokens], tokens, strict=False)]
     assert all(0 < step <= 32 * 64 for step in steps) and len(set(steps)) > 1
+
+
+ANSWERS = (
+    "data.source=passkey",
+    "data.passkey.documents=400",
+    "data.passkey.repetitions=1",
+    "data.loss_on=answer",
+    "data.answer_after=What is the pass key? The pass key is",
+    "data.strategy=padded",
+    "data.sequence_length=128",
+    "data.tokenizer.vocab_size=320",
+    "model.attention=infini",
+    "model.segment_length=32",
+    "model.memory_write_jitter=32",
+    "train.max_steps=30",
+    "environment.nproc_per_node=1",
+)
+
+
+def test_killed_with_the_loss_on_answers_alone_it_is_bitwise_the_uninterrupted_run(lab):
+    calm = lab.finish("answers-calm", *ANSWERS)
+    started = lab.start("answers", *ANSWERS)
+    lab.wait_for_step("answers", 13, started)  # past the first checkpoint
+    kill(started.process.pid)
+    started.wait()
+    lab.finish("answers", *ANSWERS)
+    assert lab.same("answers", "answers-calm")["attempts"] == 2
+    lines = exact_metrics(lab.run_dir("answers-calm"))
+    targets = [line["tokens"] for line in lines if line["kind"] == "train"]
+    assert targets[0] < 32 * 10 and calm["steps"] == 30  # a number of five digits, not the 128 tokens of a row
+    assert any(line.get("memory_reads") for line in lines if line["kind"] == "validation")

@@ -1,9 +1,10 @@
-"""Texts with a number hidden among words that repeat (Mohtashami and Jaggi 2023, arXiv 2305.16300, section 4.2).
+"""Texts with something hidden in filler and a question for it at the end, after Mohtashami and Jaggi 2023 (arXiv 2305.16300, section 4.2).
 
 They are made, not read: the same settings give the same texts, for training (data.source: passkey) and for `infini-llama passkey`.
+The forms beside the pass key are those of RULER (Hsieh et al. 2024, arXiv 2404.06654): several keys, variables, a value that changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -12,6 +13,8 @@ FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. T
 HIDDEN = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5
+NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
+WORDS = FILLER.replace(".", "").lower().split()
 
 
 def new_key(random: Random) -> str:
@@ -19,17 +22,80 @@ def new_key(random: Random) -> str:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """What one text hides. told: has the answer; others: what else is hidden, before it; the question ends with the same words always."""
+
+    told: str
+    question: str
+    answer: str
+    others: tuple[str, ...] = ()
+
+
+def passkey(random: Random) -> Hidden:
+    """One number, said twice."""
+    key = new_key(random)
+    return Hidden(HIDDEN.format(key=key), QUESTION, key)
+
+
+def facts(random: Random) -> Hidden:
+    """Three things with a number each; one of them is asked for."""
+    told = [f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)]
+    asked = told.pop(random.randrange(len(told)))
+    name, answer = asked.split()[4], asked.split()[-1].rstrip(".")
+    return Hidden(asked, f" What is the number of the {name}? It is", answer, tuple(told))
+
+
+def overwritten(random: Random) -> Hidden:
+    """A number that is replaced by another; the later one is asked for."""
+    old, new = new_key(random), new_key(random)
+    told = f" The pass key has changed. The pass key is now {new}."
+    return Hidden(told, " What is the pass key now? It is", new, (f" The pass key is {old}.",))
+
+
+def variables(random: Random) -> Hidden:
+    """A number by way of two assignments."""
+    key, (first, second, third) = new_key(random), random.sample(NAMES, 3)
+    chain = f" The {first} is {key}. The {second} equals the {first}. The {third} equals the {second}."
+    return Hidden(chain, f" What is the {third}? It is", key)
+
+
+FORMS: dict[str, Callable[[Random], Hidden]] = {
+    "passkey": passkey,
+    "facts": facts,
+    "overwritten": overwritten,
+    "variables": variables,
+}
+
+
+def random_words(random: Random) -> str:
+    """As many words as `FILLER` has, in random order."""
+    return f" {' '.join(random.choices(WORDS, k=len(WORDS)))}."
+
+
+@dataclass(frozen=True)
 class PasskeyTexts:
-    """`documents` texts; each draws its key, its length of 1 to `repetitions` repetitions, and the key's place in them."""
+    """`documents` texts; each draws its length of 1 to `repetitions` repetitions, what it hides, and the places of that.
+
+    Attributes:
+        form: of `FORMS`.
+        filler: repeated (`FILLER`) or random (its words in random order).
+    """
 
     documents: int
     repetitions: int
     seed: int
+    form: str = "passkey"
+    filler: str = "repeated"
 
     def __iter__(self) -> Iterator[str]:
         random = Random(self.seed)
         for _ in range(self.documents):
-            count, key = random.randint(1, self.repetitions), new_key(random)
-            before = random.randint(0, count)
-            hidden = HIDDEN.format(key=key)
-            yield f"{HEAD}{FILLER * before}{hidden}{FILLER * (count - before)}{QUESTION} {key}."
+            count, hidden = random.randint(1, self.repetitions), FORMS[self.form](random)
+            pieces = [*hidden.others, hidden.told]
+            places = sorted(random.randint(0, count) for _ in pieces)
+            text = HEAD
+            for at in range(count + 1):
+                text += "".join(piece for place, piece in zip(places, pieces, strict=True) if place == at)
+                if at < count:
+                    text += FILLER if self.filler == "repeated" else random_words(random)
+            yield f"{text}{hidden.question} {hidden.answer}."

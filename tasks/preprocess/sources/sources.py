@@ -118,7 +118,7 @@ def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Sour
         ]
         return named[:1], named[1:]
     if text.source == "passkey":
-        made = PasskeyTexts(text.passkey.documents, text.passkey.repetitions, text.passkey.seed)
+        made = PasskeyTexts(**text.passkey.model_dump())
         return [Source(Path("passkey"), "passkey", column, f"{section}.passkey", origin=origin, made=made)], []
     stdlib, form = text.source == "python-stdlib", text.format
 
@@ -164,7 +164,8 @@ def _provenance(text: TextConfig) -> Provenance:
                 licence="not stated",
             )
         case "passkey":
-            made = text.passkey.model_dump()
+            made = text.passkey.model_dump(include={"documents", "repetitions", "seed"})
+            made |= text.passkey.model_dump(include={"form", "filler"}, exclude_defaults=True)
             return Provenance(source=text.source, **made, licence="none: made by this program")
         case _:
             return Provenance(source=text.source, files=tuple(text.files), licence="not stated")

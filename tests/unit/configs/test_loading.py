@@ -2,9 +2,11 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
+from infini_llama import configs
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.configs.schema import PipelineConfig
@@ -26,9 +28,7 @@ def write(tmp_path, text, name="run.yaml"):
     return path
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny", "tiny_infini", "cpu", "gpu", "tiny_20m", "small", "medium", "large", "xl", "3b", "6b", "7b"]
-)
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(configs.__path__[0]).glob("*.yaml")))
 def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no configs/ folder, the packaged one is meant
     assert load_config(f"configs/{name}.yaml").runtime.name == name

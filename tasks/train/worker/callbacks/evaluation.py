@@ -15,6 +15,7 @@ from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval, StepResult
+from infini_llama.tasks.train.worker.callbacks.gates import MemoryNorms
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.data.loader import to_batch
 from infini_llama.tasks.train.worker.strategies.compiling import eager
@@ -128,18 +129,20 @@ class Evaluation(Callback):
             return
         self.heartbeat.beat("evaluate", state.step)
         started = time.perf_counter()
-        with eager(self.strategy.compiled):
+        norms = MemoryNorms()
+        with eager(self.strategy.compiled), norms.observed(self.strategy.model):
             found = self.validation.measure(self.strategy.module, self.ranks, self.strategy.autocast)
         state.record_validation(found.loss, self.train.early_stopping_min_delta)
         self.last_step = state.step
         if self.metrics.writer:
-            self.metrics.writer.validation(
-                ValidationLine(
-                    kind="validation",
-                    step=state.step,
-                    evaluation_time=time.perf_counter() - started,
-                    loss=found.loss,
-                    bits_per_byte=found.bits_per_byte,
-                    tokens=found.tokens,
-                )
+            line = ValidationLine(
+                kind="validation",
+                step=state.step,
+                evaluation_time=time.perf_counter() - started,
+                loss=found.loss,
+                bits_per_byte=found.bits_per_byte,
+                tokens=found.tokens,
             )
+            if norms.sums:
+                line = line.model_copy(update={"memory_reads": norms.reads, "memory_norms": norms.writes})
+            self.metrics.writer.validation(line)

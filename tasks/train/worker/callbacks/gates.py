@@ -5,11 +5,14 @@ else (docs/infini-attention.md).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor
 
@@ -22,6 +25,48 @@ def gate_shares(model: Llama) -> list[list[float]]:
     """Share of memory in the output of each head, by layer; empty without Infini-attention. A collective call."""
     gates = [value.detach() for name, value in model.named_parameters() if name.endswith(".gate")]
     return [full_tensor(gate).sigmoid().tolist() for gate in gates]
+
+
+class MemoryNorms:
+    """Sizes of what a model's memories hold and give, over the forward passes inside of `observed`.
+
+    Attributes:
+        reads: by layer, root mean square of what queries find in memory, relative to local attention's output.
+        writes: by layer, mean Frobenius norm of M, per head, that a row's last segment reads.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[int, list[float]] = {}
+
+    @contextmanager
+    def observed(self, model: nn.Module) -> Iterator[None]:
+        """Observe the model's layers inside; on a rank with a part of the heads, those."""
+        layers = [module for module in model.modules() if isinstance(module, InfiniAttention) and module.has_memory]
+        for number, layer in enumerate(layers):
+            layer.observer = lambda local, found, M, number=number: self._add(number, local, found, M)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.observer = None
+
+    def _add(self, layer: int, local: torch.Tensor, found: torch.Tensor, M: torch.Tensor) -> None:
+        values = (
+            found.float().square().mean(),
+            local.float().square().mean(),
+            M[:, -1].float().norm(dim=(-2, -1)).mean(),
+        )
+        sums = self.sums.setdefault(layer, [0.0, 0.0, 0.0, 0.0])
+        for place, value in enumerate((*torch.stack(values).tolist(), 1.0)):
+            sums[place] += value
+
+    @property
+    def reads(self) -> tuple[float, ...]:
+        return tuple((read / max(local, 1e-30)) ** 0.5 for _, (read, local, _, _) in sorted(self.sums.items()))
+
+    @property
+    def writes(self) -> tuple[float, ...]:
+        return tuple(norm / count for _, (_, _, norm, count) in sorted(self.sums.items()))
 
 
 class GateWarnings:

@@ -12,6 +12,7 @@ from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpr
 from infini_llama.tasks.train.worker.callbacks.reporters import Reporter
 
 Curves = list[tuple[str, float | None]]
+MOST_HEADS = 64  # of a model whose gates are curves of their own
 RECENT = 200  # steps over whose times the percentiles are computed
 # Groups of curves; a field in none of them is in metrics.jsonl alone.
 TRAIN = ("loss", "learning_rate", "grad_norm", "param_norm", "loss_scale")
@@ -41,12 +42,20 @@ class MetricsWriter:
         curves += [(f"system/step_time_{name}", value) for name, value in spread]
         curves += [(f"goodput/{part}", seconds) for part, seconds in line.goodput or ()]
         curves += [(f"gates/layer-{layer}", gate) for layer, gate in enumerate(line.layer_gates)]
+        if sum(map(len, line.gate_heads)) <= MOST_HEADS:
+            for layer, heads in enumerate(line.gate_heads):
+                curves += [(f"gate-heads/layer-{layer}-head-{head}", gate) for head, gate in enumerate(heads)]
         curves += [(f"custom/{name}", value) for name, value in line.custom.items()]
         self._report(curves, line.step)
 
     def validation(self, line: ValidationLine) -> None:
         self._append(self.metrics, line)
         self.last_validation = self._report(_group("validation", line, VALIDATION), line.step)
+        curves = [(f"memory-reads/layer-{layer}", size) for layer, size in enumerate(line.memory_reads)]
+        self._report(
+            [*curves, *((f"memory-norms/layer-{layer}", size) for layer, size in enumerate(line.memory_norms))],
+            line.step,
+        )
 
     def samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
         for prompt, text in zip(prompts, texts, strict=True):

@@ -1,5 +1,6 @@
 """The hidden number: where it stands, that pieces read it as one pass would, and that the answer is what greedy writing gives."""
 
+import re
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
-from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION, PasskeyTexts
+from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import sources
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import load_run
@@ -81,34 +82,48 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
     assert "Passkey" in read_page((folder / "report.html").read_text()).text
 
 
-@pytest.mark.parametrize("ends", [2, 3, 9, 40])
-def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(tokenizer, ends):
+def other_answers(tokenizer, told):
+    """What else is hidden, as tokens."""
+    return [tokenizer.encode(f" {other.rstrip('.').split()[-1]}").ids for other in told.others]
+
+
+@pytest.mark.parametrize(
+    ("ends", "form"),
+    [(3, "passkey"), (9, "passkey"), (40, "passkey"), (9, "facts"), (9, "overwritten"), (9, "variables")],
+)
+def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(tokenizer, ends, form):
     size, places = 64, set()
     for seed in range(30):
-        asked = ask_across(tokenizer, size, ends, "12345", Random(seed))
+        told = FORMS[form](Random(seed))
+        asked = ask_across(tokenizer, size, ends, told, Random(seed), tokenizer.encode(FILLER).ids)
         tokens, answer = list(asked.tokens()), asked.answer
-        assert len(tokens) == asked.length
+        assert len(tokens) == asked.length and answer == tokenizer.encode(f" {told.answer}").ids
         mentions = [at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer]
-        assert len(mentions) == 2  # the question has none
-        places.add(mentions[1] % size)
-        last = {(mentions[1] + place) // size for place in range(len(answer))}
+        assert len(mentions) == (2 if form == "passkey" else 1)  # the question has none
+        places.add(mentions[-1] % size)
+        last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
         assert len(last) == len(predicted) == 1 and predicted.pop() - last.pop() == ends
-        assert mentions[0] < mentions[1]
+        others = [at for at, token in enumerate(tokens) if tokens[at:][: len(answer)] in other_answers(tokenizer, told)]
+        assert len(others) == len(told.others) and all(at < mentions[0] for at in others)
     assert len(places) > 10
 
 
 def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="--segments"):
-        ask_across(tokenizer, 4, 1, "12345", Random(0))
+        ask_across(tokenizer, 4, 1, FORMS["passkey"](Random(0)), Random(0), [1])
 
 
-def test_retrieval_by_segment_ends_with_and_without_memory(run_of, read_page):
+@pytest.mark.parametrize(
+    ("form", "filler"), [("passkey", "repeated"), ("overwritten", "random"), ("variables", "text")]
+)
+def test_retrieval_by_segment_ends_with_and_without_memory(run_of, read_page, form, filler):
     folder, _ = run_of(attention="infini", segment_length=64)
-    record = find_passkeys_across(folder, "latest", [2, 5], samples=2, seed=3)
+    record = find_passkeys_across(folder, "latest", [3, 5], samples=2, seed=3, form=form, filler=filler)
+    assert (record.form, record.filler) == (form, filler)
     for name in ("memory", "no_memory"):
         found = getattr(record, name)
-        assert [one.segments for one in found] == [2, 5]
+        assert [one.segments for one in found] == [3, 5]
         assert all(len(one.right_by_token) >= 1 and one.found == 0 for one in found)
     write_report(folder)
     assert "segment ends" in read_page((folder / "report.html").read_text()).text
@@ -131,6 +146,32 @@ def test_texts_are_made_the_same_each_time():
         assert text.count(key) == 3 and text.startswith(HEAD) and text.endswith(f"{QUESTION} {key}.")
         assert 1 <= text.count(FILLER) <= 3
     assert len({text.index(HIDDEN[:17]) for text in texts}) > 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
+    texts = list(PasskeyTexts(50, 3, 1, form, "random"))
+    for text in texts:
+        told, _, rest = text.rpartition("? ")
+        answer = rest.rstrip(".").split()[-1]
+        assert len(answer) == 5 and answer.isdigit() and answer in told and FILLER not in text
+        numbers = re.findall(r"\d{5}", told)
+        if form == "facts":
+            name = told.split()[-1]
+            assert len(set(numbers)) == 3 and f"number of the {name} is {answer}" in told
+        if form == "overwritten":
+            assert numbers[-1] == answer != numbers[0]
+    assert len({text.rpartition("? ")[2].rpartition(" ")[0] for text in texts}) == 1
+
+
+def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
+    filler = list(range(40, 90))
+    asked = ask_across(tokenizer, 64, 5, FORMS["passkey"](Random(0)), Random(0), filler)
+    head, _, before, hidden, after = asked.parts
+    tokens = list(asked.tokens())[len(head) : -len(asked.question)]
+    between = tokens[:before] + tokens[before + len(hidden) :]
+    start = filler.index(between[0])
+    assert between == [filler[(start + place) % 50] for place in range(before + after)]
 
 
 def test_a_dataset_from_rank_files(data, tmp_path):

@@ -42,6 +42,15 @@ def test_memory_is_read_after_the_first_segment_only(run_of):
     assert with_it[0] == pytest.approx(without[0], rel=1e-6)
     assert all(abs(a - b) > 1e-4 for a, b in zip(with_it[1:], without[1:], strict=True))
     assert np.mean(with_it) == pytest.approx(found.memory.loss)
+    bits = found.memory.bits_per_byte_by_part
+    assert len(bits) == 4 and min(bits) < found.memory.bits_per_byte < max(bits)
+
+
+def test_bits_per_byte_of_a_part_are_those_of_its_own_bytes():
+    by_place = np.array([[1.0, 3.0, 2.0, 2.0], [1, 1, 1, 1], [1, 2, 4, 4]])
+    found = perplexity.Measured(nats=8.0, targets=4, text_bytes=11, by_place=by_place).results(part=2)
+    assert found.bits_per_byte_by_part == pytest.approx((4 / 3 / math.log(2), 0.5 / math.log(2)))
+    assert found.bits_per_byte == pytest.approx(8 / 11 / math.log(2))
 
 
 def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
@@ -63,7 +72,7 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     in_rows = evaluate(folder, files=[str(text)]).memory
     assert in_rows.tokens == streamed.tokens and abs(in_rows.loss - streamed.loss) > 1e-4
     one_row = model(torch.tensor([ids[:16]]))[0].log_softmax(-1)[torch.arange(16), torch.tensor(ids[1:17])]
-    found = perplexity.over_text(model, ids[:17], 1, 16)
+    found = perplexity.over_text(model, ids[:17], np.ones(model.config.vocab_size), 1, 16)
     assert found.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
 
 
