@@ -10,7 +10,7 @@ overwritten: four facts as of recall that each get another value later; the late
 Rows have segments of 16 tokens, of which the filler is drawn at random, and a fact stands whole inside one segment. All tasks train on
 2 to 8 segments, recall on 4, with the loss on the answers alone. Each length is a distance: the fact is in the first segment (of recall:
 in all but the last) and the answer in the last. Each model is measured with its memory, and the same weights without it; `local` is
-attention inside a segment alone. Results are added to benchmarks/results/memory.json after each model. `--tables` prints the tables of
+attention inside a segment alone. Results are added to benchmarks/results/memory.json after each model. `--tables` writes the tables of
 docs/infini-attention.md from the stored results.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from memory_results import TABLES, store
+from memory_results import PAGE, store, with_tables
 from memory_rows import (
     DIGITS,
     FILLERS,
@@ -43,20 +43,22 @@ from infini_llama.model.loss import IGNORE_INDEX
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 256)  # segment ends crossed
 LONGEST = 1_000_000 // SEGMENT
 PIECE = 16_384  # tokens of the longest rows that are read at a time
-JITTER = {"memory_write_jitter": 32.0}
 MEMORIES: dict[str, dict[str, Any]] = {
-    "jitter": {"attention": "infini", **JITTER},
+    "jitter": {"attention": "infini", "memory_write_jitter": True},
     "linear": {"attention": "infini"},
     "delta": {"attention": "infini", "memory_update": "delta"},
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
-    "delta_bounded jitter": {"attention": "infini", "memory_update": "delta_bounded", **JITTER},
+    "delta_bounded jitter": {"attention": "infini", "memory_update": "delta_bounded", "memory_write_jitter": True},
     "local": {"attention": "local"},
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task is trained. segments: fewest and most of a row; tokens: of a batch; the rates are peaks of a warm-up and linear decay."""
+    """How a task is trained. segments: fewest and most of a row; tokens: of a batch; the rates are peaks of a warm-up and linear decay.
+
+    jitter: of the memories that have one.
+    """
 
     segments: tuple[int, int] = (2, 8)
     steps: int = 4000
@@ -66,6 +68,7 @@ class Recipe:
     weight_decay: float = 0.1
     warmup: int = 100
     decay: float = 0.3  # of the steps
+    jitter: float = 32.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,10 @@ class Task:
 TASKS = {
     "passkey": Task(passkey_rows, FILLERS + DIGITS + 2, 5, Recipe()),
     "recall": Task(
-        recall_rows, FILLERS + KEYS * VALUES + KEYS + VALUES, 1, Recipe(segments=(4, 4), steps=600, decay=0.2)
+        recall_rows,
+        FILLERS + KEYS * VALUES + KEYS + VALUES,
+        1,
+        Recipe(segments=(4, 4), steps=1200, gate_learning_rate=0.01, jitter=64.0),
     ),
     "overwritten": Task(
         overwritten_rows, FILLERS + KEYS * VALUES + KEYS + VALUES, 1, Recipe(segments=(4, 4), steps=1000), 2
@@ -93,6 +99,8 @@ TASKS = {
 
 def train(task: Task, settings: dict[str, Any], seed: int) -> tuple[Llama, list[dict[str, Any]]]:
     """A model of two layers, width 64, two heads and `settings`, and what was measured every 250 steps."""
+    if settings.get("memory_write_jitter"):
+        settings = settings | {"memory_write_jitter": task.recipe.jitter}
     torch.manual_seed(seed)
     recipe, size = task.recipe, {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
     config = LlamaConfig(
@@ -186,10 +194,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--million", type=int, default=4, help="rows of a million tokens per model; 0: none")
     parser.add_argument("--workers", type=int, default=1, help="models that are trained at a time, with a core each")
-    parser.add_argument("--tables", action="store_true", help="only print the tables of docs/infini-attention.md")
+    parser.add_argument("--tables", action="store_true", help="only write the tables of docs/infini-attention.md again")
     options = parser.parse_args()
     if options.tables:
-        print("\n\n".join(f"{name}\n\n{table()}" for name, table in TABLES.items()))
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
     with ProcessPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         wanted = [

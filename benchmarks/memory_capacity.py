@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from memory import JITTER, Recipe, Task, train
+from memory import Recipe, Task, train
 from memory_results import store
 from memory_rows import FILLERS, SEGMENT, VALUES, Rows, recall_rows
 
@@ -49,7 +49,7 @@ def main() -> None:
         for update in options.updates:
             for size in options.head_dims:
                 settings = {"attention": "infini", "memory_update": update, "head_dim": size}
-                model, curve = train(task, settings | (JITTER if options.jitter else {}), seed)
+                model, curve = train(task, settings | {"memory_write_jitter": 32.0 if options.jitter else 1.0}, seed)
                 result = {"update": update, "head_dim": str(size), "seed": seed, "jitter": options.jitter}
                 result |= {"recipe": asdict(RECIPE), "curve": curve, "segment": SEGMENT}
                 result["found"] = [measure(model, facts) for facts in FACTS]

@@ -1,4 +1,4 @@
-"""Results of the memory's benchmarks: stored after each model, and printed as the tables of docs/infini-attention.md."""
+"""Results of the memory's benchmarks: stored after each model, and the tables of docs/infini-attention.md."""
 
 import fcntl
 import json
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).with_name("results")
+PAGE = Path(__file__).parents[1] / "docs" / "infini-attention.md"
 
 
 def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
@@ -72,7 +73,7 @@ def distances() -> str:
     return markdown(["task", "memory", "seeds", *(f"{end:,}" for end in shown)], rows)
 
 
-PARTS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64), (64, 128))  # segments of one column
+PARTS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64))  # segments of one column
 
 
 def text() -> str:
@@ -116,3 +117,13 @@ def capacity() -> str:
 
 
 TABLES = {"distances": distances, "text": text, "capacity": capacity}
+
+
+def with_tables(page: str) -> str:
+    """The text of a page with the stored results between its comments <!-- table: NAME --> and <!-- end -->."""
+    for name, table in TABLES.items():
+        start, end = f"<!-- table: {name} -->\n", "\n<!-- end -->"
+        before, found, rest = page.partition(start)
+        if found:
+            page = f"{before}{start}\n{table()}\n{end}{rest.partition(end)[2]}"
+    return page

@@ -7,7 +7,7 @@ names, of at least a row's length. Every tenth document is held out. Tokens are 
 
 All models have the same size, texts, batches and rates. A row of a batch begins at a random byte of a random document; the row's
 documents are not mixed. They are measured on rows of held-out documents, eight times as long, by segment. Results are added to
-benchmarks/results/memory_text.json after each model; `benchmarks/memory.py --tables` prints them.
+benchmarks/results/memory_text.json after each model; `benchmarks/memory.py --tables` writes their table.
 """
 
 import argparse
@@ -40,11 +40,11 @@ class Recipe:
     """Sizes and rates of every model. segments: of a row in training, and `measured` ones of a row that is measured."""
 
     segment: int = 64
-    segments: int = 16
-    measured: int = 128
+    segments: int = 8
+    measured: int = 64
     rows: int = 4
-    steps: int = 1200
-    hidden_size: int = 96
+    steps: int = 2000
+    hidden_size: int = 64
     layers: int = 2
     heads: int = 2
     head_dim: int | None = 64

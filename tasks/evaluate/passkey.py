@@ -59,8 +59,8 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         ConfigError: the length has no room for the number and the question.
     """
 
-    told = Hidden(HIDDEN.format(key=key), QUESTION, key)
-    head, hidden, question, answer = encoded(tokenizer, told)
+    statement = Hidden(HIDDEN.format(key=key), QUESTION, key)
+    head, hidden, question, answer = encoded(tokenizer, statement)
     filler = tokenizer.encode(FILLER, add_special_tokens=False).ids
     least = len(head) + len(hidden) + len(question)
     if length < least:
@@ -75,12 +75,12 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
 
 def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
     """What is before the filler, what is hidden in it, question and answer, as tokens."""
-    texts = (HEAD + "".join(hidden.others), hidden.told, hidden.question, f" {hidden.answer}")
+    texts = (HEAD + "".join(hidden.others), hidden.statement, hidden.question, f" {hidden.answer}")
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def ask_across(
-    tokenizer: Tokenizer, segment_length: int, ends: int, told: Hidden, random: Random, filler: list[int]
+    tokenizer: Tokenizer, segment_length: int, ends: int, statement: Hidden, random: Random, filler: list[int]
 ) -> Asked:
     """A text in which every token of the answer is predicted `ends` segment ends behind its last mention.
 
@@ -90,7 +90,7 @@ def ask_across(
     Raises:
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
     """
-    head, hidden, question, answer = encoded(tokenizer, told)
+    head, hidden, question, answer = encoded(tokenizer, statement)
     begin = random.randrange(len(filler))
     filler = [*filler[begin:], *filler[:begin]]
     size, given = len(answer), len(answer) - 1

@@ -23,9 +23,14 @@ def new_key(random: Random) -> str:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What one text hides. told: has the answer; others: what else is hidden, before it; the question ends with the same words always."""
+    """What one text hides. All questions of a form end with the same words.
 
-    told: str
+    Attributes:
+        statement: has the answer.
+        others: what else is hidden, before it.
+    """
+
+    statement: str
     question: str
     answer: str
     others: tuple[str, ...] = ()
@@ -39,17 +44,17 @@ def passkey(random: Random) -> Hidden:
 
 def facts(random: Random) -> Hidden:
     """Three things with a number each; one of them is asked for."""
-    told = [f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)]
-    asked = told.pop(random.randrange(len(told)))
+    others = [f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)]
+    asked = others.pop(random.randrange(len(others)))
     name, answer = asked.split()[4], asked.split()[-1].rstrip(".")
-    return Hidden(asked, f" What is the number of the {name}? It is", answer, tuple(told))
+    return Hidden(asked, f" What is the number of the {name}? It is", answer, tuple(others))
 
 
 def overwritten(random: Random) -> Hidden:
     """A number that is replaced by another; the later one is asked for."""
     old, new = new_key(random), new_key(random)
-    told = f" The pass key has changed. The pass key is now {new}."
-    return Hidden(told, " What is the pass key now? It is", new, (f" The pass key is {old}.",))
+    statement = f" The pass key has changed. The pass key is now {new}."
+    return Hidden(statement, " What is the pass key now? It is", new, (f" The pass key is {old}.",))
 
 
 def variables(random: Random) -> Hidden:
@@ -91,7 +96,7 @@ class PasskeyTexts:
         random = Random(self.seed)
         for _ in range(self.documents):
             count, hidden = random.randint(1, self.repetitions), FORMS[self.form](random)
-            pieces = [*hidden.others, hidden.told]
+            pieces = [*hidden.others, hidden.statement]
             places = sorted(random.randint(0, count) for _ in pieces)
             text = HEAD
             for at in range(count + 1):

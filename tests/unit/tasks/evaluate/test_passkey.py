@@ -82,9 +82,9 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
     assert "Passkey" in read_page((folder / "report.html").read_text()).text
 
 
-def other_answers(tokenizer, told):
+def other_answers(tokenizer, statement):
     """What else is hidden, as tokens."""
-    return [tokenizer.encode(f" {other.rstrip('.').split()[-1]}").ids for other in told.others]
+    return [tokenizer.encode(f" {other.rstrip('.').split()[-1]}").ids for other in statement.others]
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,20 @@ def other_answers(tokenizer, told):
 def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(tokenizer, ends, form):
     size, places = 64, set()
     for seed in range(30):
-        told = FORMS[form](Random(seed))
-        asked = ask_across(tokenizer, size, ends, told, Random(seed), tokenizer.encode(FILLER).ids)
+        statement = FORMS[form](Random(seed))
+        asked = ask_across(tokenizer, size, ends, statement, Random(seed), tokenizer.encode(FILLER).ids)
         tokens, answer = list(asked.tokens()), asked.answer
-        assert len(tokens) == asked.length and answer == tokenizer.encode(f" {told.answer}").ids
+        assert len(tokens) == asked.length and answer == tokenizer.encode(f" {statement.answer}").ids
         mentions = [at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer]
         assert len(mentions) == (2 if form == "passkey" else 1)  # the question has none
         places.add(mentions[-1] % size)
         last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
         assert len(last) == len(predicted) == 1 and predicted.pop() - last.pop() == ends
-        others = [at for at, token in enumerate(tokens) if tokens[at:][: len(answer)] in other_answers(tokenizer, told)]
-        assert len(others) == len(told.others) and all(at < mentions[0] for at in others)
+        others = [
+            at for at, token in enumerate(tokens) if tokens[at:][: len(answer)] in other_answers(tokenizer, statement)
+        ]
+        assert len(others) == len(statement.others) and all(at < mentions[0] for at in others)
     assert len(places) > 10
 
 
@@ -152,13 +154,13 @@ def test_texts_are_made_the_same_each_time():
 def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
     texts = list(PasskeyTexts(50, 3, 1, form, "random"))
     for text in texts:
-        told, _, rest = text.rpartition("? ")
+        statement, _, rest = text.rpartition("? ")
         answer = rest.rstrip(".").split()[-1]
-        assert len(answer) == 5 and answer.isdigit() and answer in told and FILLER not in text
-        numbers = re.findall(r"\d{5}", told)
+        assert len(answer) == 5 and answer.isdigit() and answer in statement and FILLER not in text
+        numbers = re.findall(r"\d{5}", statement)
         if form == "facts":
-            name = told.split()[-1]
-            assert len(set(numbers)) == 3 and f"number of the {name} is {answer}" in told
+            name = statement.split()[-1]
+            assert len(set(numbers)) == 3 and f"number of the {name} is {answer}" in statement
         if form == "overwritten":
             assert numbers[-1] == answer != numbers[0]
     assert len({text.rpartition("? ")[2].rpartition(" ")[0] for text in texts}) == 1
