@@ -125,7 +125,8 @@ def _evaluations(run: RunRecord) -> list[str]:
     heading = "<h3>Passkey: numbers found, by length and depth</h3>" if found else ""
     far = "<h3>Passkey: numbers found, by segment ends crossed</h3>" if across else ""
     drawn = figures(charts_of_evaluations(run))
-    return [page.table(list(losses)), heading, page.table(found), far, page.table(across), drawn]
+    pictures = f"<h3>By distance and part</h3>{drawn}" if drawn else ""
+    return [page.table(list(losses)), heading, page.table(found), far, page.table(across), pictures]
 
 
 def _losses(line: PerplexityLine) -> Iterator[Cells]:

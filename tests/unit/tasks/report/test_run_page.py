@@ -77,6 +77,46 @@ def test_records_of_other_versions_are_shown(make_run, read_page):
     assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
 
 
+def test_gates_memory_and_distances_are_drawn(make_run, read_page):
+    folder = make_run()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    of_kind = {"train": {"gate_heads": [[0.25, 0.75], [0.5, 0.125]]}, "validation": {"memory_reads": [0.5, 2.0]}}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line | of_kind[line["kind"]]) + "\n" for line in lines))
+    cell = {
+        "length": 90,
+        "tokens": 90,
+        "depth": 0.0,
+        "distance": 60,
+        "right_tokens": 0.75,
+        "right_by_token": [0.5, 1.0],
+    }
+    cells = [cell | {"segments": ends, "found": found} for ends, found in ((2, 1.0), (8, 0.5))]
+    about = {"run": "run", "checkpoint": "step-00000060", "step": 60, "device": "cpu"}
+    one = about | {
+        "kind": "passkey",
+        "samples": 2,
+        "seed": 0,
+        "trained_length": 64,
+        "memory": cells,
+        "no_memory": cells,
+    }
+    loss = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": 1.5, "tokens": 9, "bytes": 9, "part": 4}
+    text = about | {
+        "kind": "evaluate",
+        "text": "rows",
+        "stream": False,
+        "model": loss | {"bits_per_byte_by_part": [1.6, 1.4]},
+    }
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (one, text)))
+    write_report(folder)
+    written = (folder / "report.html").read_text()
+    page = read_page(written)
+    assert "step 60, layer 1, head 0: 0.5" in page.text and 'fill-opacity="0.125"' in written
+    assert "What is read from memory" in page.text and "Norm of the memory" not in page.text
+    assert "segment ends 8\nwith memory 0.5" in written and "part 2\n1.4" in written
+    assert page.elements.count("svg") == 10  # six curves, the heads' gates, reads, distances, parts
+
+
 def test_a_folder_that_is_not_a_run(tmp_path):
     with pytest.raises(ConfigError, match=r"lineage\.json"):
         write_report(tmp_path)

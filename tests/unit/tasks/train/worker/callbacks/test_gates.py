@@ -3,9 +3,13 @@
 import logging
 
 import pytest
+import torch
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
+from infini_llama.model.memory import memories, retrieve
+from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, MemoryNorms
 from infini_llama.tasks.train.worker.schedule import gate_reach
 
 
@@ -42,3 +46,23 @@ def test_each_saturated_gate_is_named_once_and_before_the_last_step(caplog):
     found.observe(100, [[1e-9, 0.0005], [0.9995, 0.0001]])
     first, second = warnings(caplog)
     assert "2 gate(s)" in first and "layer 0, head 1" in first and "layer 1, head 1" in second
+
+
+@torch.no_grad()
+def test_norms_of_what_is_read_and_stored_are_observed_inside_alone():
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(40, 16, 24, 2, 2, 2, 32, attention="infini", segment_length=4)).eval()
+    norms, rows = MemoryNorms(), torch.randint(40, (3, 12))
+    with norms.observed(model):
+        outside = model(rows)
+    assert torch.equal(model(rows), outside) and len(norms.reads) == len(norms.writes) == 2
+    layer = model.model.layers[0]
+    q, k, v = (
+        x.unflatten(2, (3, 4)).transpose(1, 2)
+        for x in layer.self_attn.project(layer.input_layernorm(model.model.embed_tokens(rows)))
+    )
+    M, z = memories(k[:, :2], v[:, :2], "linear")
+    assert norms.writes[0] == pytest.approx(M[:, 1].norm(dim=(-2, -1)).mean().item(), rel=1e-4)
+    found, own = retrieve(q[:, 1:], M, z), v[:, 1:].square().mean()
+    assert 0 < norms.reads[0] < 10 and found.square().mean().sqrt() / norms.reads[0] < 2 * own.sqrt()
+    assert all(layer.self_attn.observer is None for layer in model.model.layers)

@@ -27,7 +27,11 @@ CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
 def step(number: int, loss: float = 2.0) -> TrainLine:
     timing = {"step_time": number / 10, "data_time": 0.1, "save_time": 0.0, "tokens_per_second": 5.0, "mfu": 0.5}
-    logged = {"param_norm": 3.0, "gates": [0.25, 0.5], "custom": {"largest": 7.0}} if number % 2 == 0 else {}
+    logged = (
+        {"param_norm": 3.0, "gates": [0.25, 0.5], "gate_heads": [[0.2, 0.3], [0.5]], "custom": {"largest": 7.0}}
+        if number % 2 == 0
+        else {}
+    )
     record = {
         "kind": "train",
         "step": number,
@@ -45,7 +49,8 @@ def attempt(run_dir, first: int, last: int) -> None:
     for number in range(first + 1, last + 1):
         metrics.train(step(number))
         if number % 2 == 0:
-            metrics.validation(ValidationLine(kind="validation", step=number, loss=2.0, bits_per_byte=math.nan))
+            validation = ValidationLine(kind="validation", step=number, loss=2.0, bits_per_byte=math.nan)
+            metrics.validation(validation.model_copy(update={"memory_reads": (0.5,), "memory_norms": (9.0,)}))
             metrics.samples(number, ["p"], [f"p at {number}"])
     metrics.close(finished=last == 8)
 
@@ -78,11 +83,20 @@ def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
     scalars = set(events.Tags()["scalars"])
     expected = {"train/loss", "train/param_norm", "validation/loss", "system/mfu", "system/step_time_p90"}
     expected |= {"system/memory_peak", "gates/layer-1", "custom/largest", "goodput/training", "final/validation/loss"}
+    expected |= {"gate-heads/layer-0-head-1", "memory-reads/layer-0", "memory-norms/layer-0"}
     assert expected <= scalars and not {"train/grad_norm", "validation/bits_per_byte"} & scalars, "not finite"
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8], "purge_step takes the lost 6 away"
     texts = set(events.Tags()["tensors"])
     assert {"configuration/text_summary", "samples/text_summary"} <= texts
     assert "_hparams_/experiment" in events.summary_metadata
+
+
+def test_a_large_model_has_no_curve_per_head(tmp_path):
+    metrics = MetricsWriter(tmp_path, 1, [TensorBoard(tmp_path, 0, CONFIG)])
+    metrics.train(step(2).model_copy(update={"gate_heads": ((0.5,) * 33,) * 2}))
+    metrics.close(finished=False)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert not [name for name in events.Tags()["scalars"] if name.startswith("gate-heads")]
 
 
 def test_settings_are_flat_for_hparams():
