@@ -83,10 +83,10 @@ def stopped_rank(home: Path, name: str) -> dict[str, float]:
     step = last_step(run)
     named = until(lambda: any("rank 1" in line.get("message", "") for line in lines(run / "attempts.jsonl")), process)
     learned = max(line["step_time"] for line in lines(run / "metrics.jsonl") if "step_time" in line)
-    goes_on = until(lambda: last_step(run) > step, process)
+    continues = until(lambda: last_step(run) > step, process)
     process.send_signal(signal.SIGTERM)
     process.wait(60)
-    return {"named": named - at, "goes_on": goes_on - at, "longest_step": learned}
+    return {"named": named - at, "continues": continues - at, "longest_step": learned}
 
 
 def main(rounds: int) -> None:

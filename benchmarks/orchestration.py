@@ -30,15 +30,15 @@ SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_bat
 def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dict[str, float]:
     """Seconds to the first step on record, and to the end."""
     started, first = time.perf_counter(), None
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         while process.poll() is None:
             if first is None and metrics.exists() and metrics.stat().st_size:
                 first = time.perf_counter() - started
             time.sleep(0.02)
         total = time.perf_counter() - started
-        said.seek(0)
-        assert process.returncode == 0 and first is not None, said.read().decode()
+        output.seek(0)
+        assert process.returncode == 0 and first is not None, output.read().decode()
     return {"first_step": first, "total": total}
 
 

@@ -85,8 +85,8 @@ def largest(device: str, rehearse: bool) -> list[Row]:
     config = configuration("800M", 64 if rehearse else 2048, rehearse)
     kind = "cuda" if device == "cuda" else "cpu"
     have = torch.cuda.mem_get_info()[0] if device == "cuda" else 2**30
-    ceiling = 4 if rehearse else 64
-    low, high = 1, ceiling + 1
+    largest = 4 if rehearse else 64
+    low, high = 1, largest + 1
     while high - low > 1:
         middle = (low + high) // 2
         reset(device)
@@ -96,10 +96,10 @@ def largest(device: str, rehearse: bool) -> list[Row]:
         except torch.OutOfMemoryError:
             high = middle
     chosen = max(
-        (size for size in range(1, ceiling + 1) if fits(bytes_needed(config, size, precision(device), kind, 1), have)),
+        (size for size in range(1, largest + 1) if fits(bytes_needed(config, size, precision(device), kind, 1), have)),
         default=1,
     )
-    return [{"largest that fits": low, "auto": chosen, "auto / largest": chosen / low, "tried up to": ceiling}]
+    return [{"largest that fits": low, "auto": chosen, "auto / largest": chosen / low, "tried up to": largest}]
 
 
 def checkpoint(device: str, rehearse: bool) -> list[Row]:

@@ -87,7 +87,7 @@ class KubernetesJob(Nodes):
     def __init__(self, attempt_dir: Path, place: Place, found: JobSet | None) -> None:
         self.attempt_dir, self.place = attempt_dir, place
         self.code: int | None = None
-        self.deleted, self.said, self.told = False, "", ""
+        self.deleted, self.message, self.logged = False, "", ""
         self.by_us = found is None
         self.over = threading.Event()
         if found is None:
@@ -98,9 +98,9 @@ class KubernetesJob(Nodes):
         self.thread.start()
 
     def poll(self) -> int | None:
-        if self.said != self.told:  # by the main thread, whose lines belong to the run
-            self.told = self.said
-            log.warning("%s", self.told)
+        if self.message != self.logged:  # by the main thread, whose lines belong to the run
+            self.logged = self.message
+            log.warning("%s", self.logged)
         return self.code
 
     def stop(self, grace_period: float) -> None:
@@ -139,11 +139,11 @@ class KubernetesJob(Nodes):
                 if error.status == 404:
                     self._has_gone()
                 elif error.status != 410:  # Gone: what happened since that version is not known any more
-                    self.said = f"{_sentence(error, self.place)} The job may still be running."
+                    self.message = f"{_sentence(error, self.place)} The job may still be running."
                     self.over.wait(AGAIN_SECONDS)
             except (HTTPError, OSError, ValueError) as error:
                 version = None
-                self.said = (
+                self.message = (
                     f"The Kubernetes API does not answer ({type(error).__name__}); {self.place} may still be running."
                 )
                 self.over.wait(AGAIN_SECONDS)
@@ -177,7 +177,7 @@ class KubernetesJob(Nodes):
         if found.has_completed:
             self._has_ended(0)
         elif found.fault is not None:
-            self.said = f"{self.place} failed: {found.fault}"
+            self.message = f"{self.place} failed: {found.fault}"
             self._has_ended(1)
 
     def _has_gone(self) -> None:

@@ -37,10 +37,10 @@ class Leader:
     ) -> None:
         self.lease, self.expired, self.every, self.clock = lease, expired, every, clock
         self.found: str | None = None  # what the thread has read last; None: there is no leader
-        self.known = False
+        self.was_seen = False
         # What was found at the last question, the seconds since that was new, and when the question was:
         self.seen: str | None = None
-        self.silent, self.looked = 0.0, clock()
+        self.silent, self.polled = 0.0, clock()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="leader", daemon=True)
 
@@ -48,8 +48,8 @@ class Leader:
     def lives(self) -> bool:
         """To be asked a few times a second; of a longer silence between two questions this process itself was stopped."""
         now, found = self.clock(), self.found
-        self.silent = 0.0 if found != self.seen else self.silent + min(now - self.looked, AWAY_SECONDS)
-        self.seen, self.looked = found, now
+        self.silent = 0.0 if found != self.seen else self.silent + min(now - self.polled, AWAY_SECONDS)
+        self.seen, self.polled = found, now
         return found is not None and self.silent < self.expired
 
     def __enter__(self) -> "Leader":
@@ -67,7 +67,7 @@ class Leader:
                 self.found = None
             except OSError:  # the filesystem does not answer
                 pass
-            self.known = True
+            self.was_seen = True
             self.ended.wait(self.every)
 
 
@@ -82,7 +82,7 @@ def newest_attempt(run: RunFolder) -> Path | None:
 
 def end_of(run: RunFolder, leader: Leader) -> int | None:
     """The exit code with which the leader has left the run for good; None where it is there or may come back."""
-    if leader.lives or not leader.known:
+    if leader.lives or not leader.was_seen:
         return None
     begun = max(map(number_of, attempt_folders(run)), default=0)
     ends = attempts(run)

@@ -135,7 +135,7 @@ class SlurmJob(Nodes):
     def __init__(self, attempt_dir: Path, number: int) -> None:
         self.attempt_dir, self.number = attempt_dir, number
         self.state, self.code = "PENDING", 1
-        self.asked, self.silent_since = -math.inf, None
+        self.polled, self.silent_since = -math.inf, None
 
     @property
     def has_ended(self) -> bool:
@@ -145,7 +145,7 @@ class SlurmJob(Nodes):
     def poll(self) -> int | None:
         if not self.has_ended:
             every = ASK_AT_END if (self.attempt_dir / ENDED).exists() else ASK_EVERY
-            if time.monotonic() - self.asked >= every:
+            if time.monotonic() - self.polled >= every:
                 self._ask()
         if not self.has_ended:
             return None
@@ -181,13 +181,13 @@ class SlurmJob(Nodes):
 
     def _ask(self) -> None:
         """Learns the job's state; while the controller is silent, the job is taken to run on."""
-        self.asked = time.monotonic()
+        self.polled = time.monotonic()
         try:
             self.state, self.code = state_of(self.number)
             self.silent_since = None
         except Unanswered as silence:
             if self.silent_since is None:
-                self.silent_since = self.asked
+                self.silent_since = self.polled
                 log.warning(
                     "Slurm's controller does not answer (%s); job %d may still be running", silence, self.number
                 )

@@ -1,7 +1,7 @@
 """Copies of committed artifacts beyond this machine, on any filesystem that fsspec knows.
 
 An object store has no rename, so there the manifest is the commit: it is copied last and deleted first, and a folder without one
-does not exist for a reader. What is fetched is believed once every checksum of its manifest holds.
+does not exist for a reader. A fetched artifact is used once every checksum of its manifest holds.
 """
 
 import logging
@@ -86,7 +86,7 @@ class Mirror:
         return [folder / name for name in sorted(names) if self._exists(f"{place}/{name}/{MANIFEST}")]
 
     def restore(self, path: Path, kind: str) -> bool:
-        """Fetches the artifact to `path`, unless it is there, if it is kept; believed only once every checksum holds.
+        """Fetches the artifact to `path`, unless it is there, if the mirror has it; used only once every checksum holds.
 
         Returns:
             whether it is there now.

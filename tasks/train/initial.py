@@ -68,7 +68,7 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
 
 
 def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
-    """That both have the same tokenizer; a folder without one is believed."""
+    """Refuse two different tokenizers; a folder without a tokenizer is accepted."""
     theirs = folder.path / "tokenizer.json"
     if not theirs.is_file():
         log.warning(

@@ -60,9 +60,9 @@ def answer(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         code = main(shlex.split(command)[1:])
     except SystemExit as left:
         code = left.code
-    out, said = capsys.readouterr()
+    out, messages = capsys.readouterr()
     assert not out, command
-    return f"{code}: {re.split(r'^infini-llama(?: [a-z]+)?: ', said, flags=re.MULTILINE)[-1].strip()}"
+    return f"{code}: {re.split(r'^infini-llama(?: [a-z]+)?: ', messages, flags=re.MULTILINE)[-1].strip()}"
 
 
 def test_messages_for_wrong_input_match_the_snapshot(tmp_path, monkeypatch, capsys):

@@ -42,8 +42,8 @@ def test_resumed_is_bitwise_uninterrupted(found, stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_updates_are_skipped_entirely_and_a_loss_scale_changes_nothing(found, stage):
-    for said in ("a spike is left out", "infinity is left out", "then goes on"):
-        assert found[stage][said], said
+    for message in ("a spike is left out", "infinity is left out", "then goes on"):
+        assert found[stage][message], message
     assert found[stage]["scaled_hashes"] == found[stage]["uninterrupted"]
 
 

@@ -90,8 +90,8 @@ SHARED_ROWS = [
 def test_context_parallel_is_bitwise(bench):
     cells = [(name_of(cell), SHARED | cell) for cell in SHARED_ROWS]
     assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
-    believed = json.loads((bench.run(f"{cells[-1][0]}-calm").path / "compile.json").read_text())
-    assert believed["believed"], believed["reason"]
+    check = json.loads((bench.run(f"{cells[-1][0]}-calm").path / "compile.json").read_text())
+    assert check["believed"], check["reason"]
 
 
 ELASTIC = {"parallel": "ddp", "precision": "fp32", "attention": "infini", "accumulation": 1, "compile": "off"}

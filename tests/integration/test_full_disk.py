@@ -60,12 +60,12 @@ def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, uninterru
         started = here.start("full-disk", *settings)
         assert started.wait() == 70, started.log.read_text()
         assert not started.processes()
-        said = started.log.read_text()
-        assert "Traceback" not in said
-        return said
+        log = started.log.read_text()
+        assert "Traceback" not in log
+        return log
 
-    said = refused()
-    assert f"no space to write the dataset in {disk}" in said and "run the same command again" in said
+    log = refused()
+    assert f"no space to write the dataset in {disk}" in log and "run the same command again" in log
     assert not list(disk.glob("datasets/*/manifest.json")), "half a dataset is believed"
 
     grow(disk, 200)
@@ -79,8 +79,8 @@ def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, uninterru
     assert "no space" in started.log.read_text() and "Traceback" not in started.log.read_text()
     assert not started.processes()
 
-    said = refused()
-    assert "checkpoint" in said and "free space" in said.lower(), said
+    log = refused()
+    assert "checkpoint" in log and "free space" in log.lower(), log
 
     records = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
     assert "no space" in records[0]["message"]

@@ -128,8 +128,8 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
         for process in both:
             process.kill()
     assert [record["code"] for record in attempts_of(run)] == [70, 0]
-    told = hosts.log(f"{name}-a").read_text()
-    assert f"Node 1 (host-b) cannot reach node 0 (host-a) at {ADDRESSES['a']}:" in told
+    log = hosts.log(f"{name}-a").read_text()
+    assert f"Node 1 (host-b) cannot reach node 0 (host-a) at {ADDRESSES['a']}:" in log
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
     assert not processes_of(f"NODES_TEST={name}")

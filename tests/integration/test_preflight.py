@@ -35,16 +35,16 @@ def words(tmp_path, *arguments: str) -> str:
 
 
 def test_the_sum_over_all_ranks(tmp_path):
-    said = words(tmp_path)
-    assert all(f"{rank}: sum 3" in said for rank in range(3))
+    output = words(tmp_path)
+    assert all(f"{rank}: sum 3" in output for rank in range(3))
 
 
 def test_a_missing_rank_is_named_by_the_others(tmp_path):
-    said = words(tmp_path, "1")
+    output = words(tmp_path, "1")
     for rank in (0, 2):
-        assert f"{rank}: PipelineError: rank 1 has not responded within 5 s (environment.preflight_timeout)" in said
+        assert f"{rank}: PipelineError: rank 1 has not responded within 5 s (environment.preflight_timeout)" in output
 
 
 def test_a_rank_that_stops_answering_is_named_by_the_first(tmp_path):
-    said = words(tmp_path, "dumb2")
-    assert "0: PipelineError: rank 0 on" in said and "Ranks 2 failed to pass monitoredBarrier" in said
+    output = words(tmp_path, "dumb2")
+    assert "0: PipelineError: rank 0 on" in output and "Ranks 2 failed to pass monitoredBarrier" in output

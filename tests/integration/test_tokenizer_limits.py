@@ -48,10 +48,10 @@ def started(command):
 def test_text_that_grows_without_end_is_refused(command):
     process = started(command(2**28))
     assert process.stderr
-    said = process.stderr.read()
+    errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 65 and "memory" in said, said
+    assert process.returncode == 65 and "memory" in errors, errors
     assert usage.ru_maxrss < 2 * 2**20, "GiB in KiB"
 
 
@@ -59,5 +59,5 @@ def test_sigterm_ends_a_running_tokenizer(command):
     process = started(command(2**40))
     assert process.stdout and process.stdout.readline() == "growing\n"
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 128 + signal.SIGTERM, said
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM, errors

@@ -32,8 +32,10 @@ def test_a_wheel_is_whole_and_runs(tmp_path):
     assert "infini_llama/py.typed" in inside
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "INFINI_LLAMA_HOME": str(tmp_path / "home")}
     words = [sys.executable, "-m", "infini_llama", "preprocess", "tiny", "data.tokenizer.vocab_size=300", "--json"]
-    said = subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=280)
-    assert json.loads(said.stdout)["path"].startswith("datasets/python-stdlib-")
+    output = subprocess.run(
+        words, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=280
+    )
+    assert json.loads(output.stdout)["path"].startswith("datasets/python-stdlib-")
     where = subprocess.run(
         [sys.executable, "-c", "import infini_llama.tasks as tasks; print(tasks.__path__[0])"],
         cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60,

@@ -34,9 +34,9 @@ class Browser:
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         command = [CHROMIUM, *OPTIONS, f"--user-data-dir={self.profile.name}", "about:blank"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        told = Path(self.profile.name, "DevToolsActivePort")
-        wait_until(lambda: told.exists() and told.read_text().count("\n"), 60, "the browser did not start")
-        port = told.read_text().splitlines()[0]
+        port_file = Path(self.profile.name, "DevToolsActivePort")
+        wait_until(lambda: port_file.exists() and port_file.read_text().count("\n"), 60, "the browser did not start")
+        port = port_file.read_text().splitlines()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
             page = next(one for one in json.load(answer) if one["type"] == "page")
         self.socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None)

@@ -105,7 +105,7 @@ class Cluster:
             conditions.append(condition | {"lastTransitionTime": "2026-01-01T00:00:00Z"})
             self._happened("MODIFIED", plural, body)
 
-    def forget(self) -> None:
+    def expire_versions(self) -> None:
         """As etcd does after some minutes: watches from before now are answered by 410, those that are open end."""
         with self.changed:
             self.version += 1

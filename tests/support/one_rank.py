@@ -23,7 +23,7 @@ class OneRank(Ranks):
         return condition
 
 
-def alone(model: Llama, train: TrainingConfig | None = None) -> SingleRank:
+def single_rank(model: Llama, train: TrainingConfig | None = None) -> SingleRank:
     """The strategy of one rank, in the model's own precision."""
     settings = train or TrainingConfig()
     return SingleRank(model, settings, OneRank(), torch.autocast("cpu", enabled=False), build_optimizer)

@@ -48,8 +48,8 @@ def marks_of(file: str, name: str) -> set[str]:
 
 def test_the_audit_marks_the_tests_that_make_test_leaves_out():
     text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
-    said = re.findall(TEST.pattern + r"(?: \*\((slow|gpu)\)\*)?", text)
-    assert not [f"{file}::{name}" for file, name, mark in said if marks_of(file, name) != ({mark} if mark else set())]
+    named = re.findall(TEST.pattern + r"(?: \*\((slow|gpu)\)\*)?", text)
+    assert not [f"{file}::{name}" for file, name, mark in named if marks_of(file, name) != ({mark} if mark else set())]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = [line for line in readme.splitlines() if "`make test`" in line]
     assert "`make slow`" in line and "`make gpu`" in line and "everything" not in line

@@ -44,11 +44,11 @@ def ragged_batch() -> tuple[torch.Tensor, torch.Tensor]:
 def differences(attention: str, strategy: str, micro: int, context: int, ranks: Ranks) -> dict[str, float]:
     inputs, labels = ragged_batch()
     count = int((labels != -100).sum())
-    alone = small_model(attention)
-    mean = nn.functional.cross_entropy(alone(inputs).flatten(0, 1), labels.flatten())
+    single = small_model(attention)
+    mean = nn.functional.cross_entropy(single(inputs).flatten(0, 1), labels.flatten())
     mean.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in alone.named_parameters()}
-    norm = nn.utils.clip_grad_norm_(alone.parameters(), CLIP)
+    expected = {name: parameter.grad.clone() for name, parameter in single.named_parameters()}
+    norm = nn.utils.clip_grad_norm_(single.parameters(), CLIP)
 
     model = small_model(attention)
     untouched = state_hash(model_tensors(model), "model.")
@@ -74,7 +74,7 @@ def differences(attention: str, strategy: str, micro: int, context: int, ranks: 
     found["norm"] = float((parallel.norm - norm).abs() / norm)
     found["clipped"] = max(
         float((full_tensor(parameter.grad) - parameter_alone.grad).abs().max() / parameter_alone.grad.abs().max())
-        for parameter, parameter_alone in zip(model.parameters(), alone.parameters(), strict=True)
+        for parameter, parameter_alone in zip(model.parameters(), single.parameters(), strict=True)
     )
     copy = parallel.to_plain_model()
     assert (copy is not None) == ranks.is_first

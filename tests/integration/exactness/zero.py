@@ -83,9 +83,9 @@ def of_stage(stage: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
     found["scaled"] = [scaled.step(step, scale=1024.0).loss for step in range(STEPS)]
     found["scaled_hashes"] = scaled.hashes()
     if stage:
-        alone = straight.strategy.to_plain_model()
-        if alone is not None:
-            found["plain"] = state_hash(model_tensors(alone), "model.")
+        plain = straight.strategy.to_plain_model()
+        if plain is not None:
+            found["plain"] = state_hash(model_tensors(plain), "model.")
         found["plain_is"] = straight.hashes()[0]
         with straight.strategy.full_parameters():
             found["whole"] = all(parameter.numel() for parameter in straight.model.parameters())

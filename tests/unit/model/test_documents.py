@@ -1,4 +1,4 @@
-"""Packed documents: each as if it were alone, on every way to compute it."""
+"""Packed documents: each equals the document by itself, on every path that computes it."""
 
 import pytest
 import torch
@@ -47,18 +47,18 @@ def test_softmax_attention_of_packed_documents_equals_each_document_by_itself(co
     packed = model(ids, documents)
     for row in range(2):
         for document in range(4):
-            alone = documents[row] == document
-            assert largest(packed[row, alone], model(ids[row : row + 1, alone])[0]) < 1e-12
+            single = documents[row] == document
+            assert largest(packed[row, single], model(ids[row : row + 1, single])[0]) < 1e-12
     model.loss(ids, labels, documents)[0].backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     for row in range(2):
         for document in range(4):
-            alone = documents[row] == document
-            model.loss(ids[row : row + 1, alone], labels[row : row + 1, alone])[0].backward()
+            single = documents[row] == document
+            model.loss(ids[row : row + 1, single], labels[row : row + 1, single])[0].backward()
     for name, parameter in model.named_parameters():
-        packed, alone = gradients[name], parameter.grad
-        assert packed is not None and alone is not None and relative(packed, alone) < 1e-11, name
+        packed, single = gradients[name], parameter.grad
+        assert packed is not None and single is not None and relative(packed, single) < 1e-11, name
 
 
 @pytest.mark.usefixtures("way")
@@ -96,11 +96,11 @@ def test_padding_changes_nothing(config, kind):
     """Neither where it stands at the end, nor, for the memory, inside a segment between a document's tokens."""
     model = model_of(config, kind)
     ids = torch.randint(0, 97, (1, 5 * N + 3))
-    alone = model(ids)
+    single = model(ids)
     for padding in (1, N - 3, 2 * N):
         more = torch.nn.functional.pad(ids, (0, padding), value=5)
         documents = torch.tensor([[0] * ids.shape[1] + [PADDING] * padding])
-        assert relative(model(more, documents)[:, : ids.shape[1]], alone) < 1e-12
+        assert relative(model(more, documents)[:, : ids.shape[1]], single) < 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,12 +158,12 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_document_boundaries_are_computed_once_per_forward(config, kind, monkeypatch):
-    """What varlen and flash-attn are asked for, answered here by a loop, since they run on a GPU alone."""
+    """The interface of varlen and flash-attn, computed by a loop, since both run on a GPU only."""
 
     def attend(backend, q, k, v, boundaries, longest, dropout):
         stretches = zip(boundaries.tolist(), boundaries.tolist()[1:], strict=False)
-        alone = [tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v)) for start, end in stretches]
-        return torch.cat([causal_attention(*one)[0].transpose(0, 1) for one in alone])
+        single = [tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v)) for start, end in stretches]
+        return torch.cat([causal_attention(*one)[0].transpose(0, 1) for one in single])
 
     found, real = [], layout.boundaries
     monkeypatch.setattr(flash, "attend", attend)

@@ -87,9 +87,9 @@ def test_the_converter_of_llama_cpp_takes_a_softmax_model(run_of, tmp_path, chan
            "print(json.dumps({t.name: t.data.reshape(-1)[:8].tolist() for t in r.tensors})); " \
            "print(json.dumps({n: f.contents() for n, f in r.fields.items() if not n.startswith('GGUF')}))"  # fmt: skip
     paths = os.environ | {"PYTHONPATH": str(place / "gguf-py")}
-    told = subprocess.run([sys.executable, "-c", read, str(tmp_path / "x.gguf")], env=paths, capture_output=True,
+    result = subprocess.run([sys.executable, "-c", read, str(tmp_path / "x.gguf")], env=paths, capture_output=True,
                           text=True, check=True)  # fmt: skip
-    tensors, fields = map(json.loads, told.stdout.splitlines())
+    tensors, fields = map(json.loads, result.stdout.splitlines())
     state = model.state_dict()
     pairs = {
         "token_embd.weight": "model.embed_tokens.weight",

@@ -133,8 +133,8 @@ def test_generation_of_a_padded_batch_and_of_beams(run_of, tmp_path, changes):
         ids[row, -len(prompt) :], mask[row, -len(prompt) :] = torch.tensor(prompt), 1
     made = theirs.generate(ids, attention_mask=mask, max_new_tokens=25, do_sample=False, pad_token_id=0)
     for row, prompt in enumerate(prompts):
-        alone = ours(model, prompt, 25)
-        assert made[row, 20:].tolist()[: len(alone)] == alone
+        single = ours(model, prompt, 25)
+        assert made[row, 20:].tolist()[: len(single)] == single
     # Beams share states that must follow them; without any, every step reads the whole text anew.
     beams = {"max_new_tokens": 25, "num_beams": 4, "do_sample": False, "pad_token_id": 0}
     cached = theirs.generate(ids, attention_mask=mask, **beams)

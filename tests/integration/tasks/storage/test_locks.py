@@ -1,4 +1,4 @@
-"""One holder per lock, over processes: named when busy, freed by its death, inherited by children."""
+"""A lock across processes: the owner is named when it is busy, freed by its death, inherited by children."""
 
 import json
 import os
@@ -22,7 +22,7 @@ with Lock(Path(sys.argv[1])) as lock:
 """
 
 
-def holder(path, seconds=60.0) -> subprocess.Popen:
+def locking_process(path, seconds=60.0) -> subprocess.Popen:
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), str(seconds)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"held\n"
     return process
@@ -30,7 +30,7 @@ def holder(path, seconds=60.0) -> subprocess.Popen:
 
 def test_busy_names_process_and_host_and_kill_9_frees_the_lock(tmp_path):
     path = tmp_path / "locks" / "x.lock"
-    other = holder(path)
+    other = locking_process(path)
     with (
         pytest.raises(Busy, match=f"process {other.pid} on {socket.gethostname()} since 20") as caught,
         Lock(path),
@@ -47,7 +47,7 @@ def test_busy_names_process_and_host_and_kill_9_frees_the_lock(tmp_path):
 
 
 def test_a_joining_node_waits_for_the_configured_time(tmp_path):
-    other = holder(tmp_path / "lock", seconds=0.8)
+    other = locking_process(tmp_path / "lock", seconds=0.8)
     started = time.monotonic()
     with pytest.raises(Busy), Lock(tmp_path / "lock", wait=0.2):
         pass

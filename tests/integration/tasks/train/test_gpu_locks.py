@@ -1,4 +1,4 @@
-"""One run at a time on a GPU: waited for, given up when asked to stop, freed by the holder's death."""
+"""One run at a time on a GPU: waited for, given up when asked to stop, freed by the owner's death."""
 
 import subprocess
 import sys
@@ -24,17 +24,17 @@ def test_a_gpu_in_use_is_waited_for_and_a_killed_holder_frees_it(tmp_path, caplo
     path = tmp_path / "gpu-a.lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[4]
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"held\n"
         waits = []
 
         def each_wait() -> None:
             waits.append(time.monotonic())
-            holder.kill()
+            owner.kill()
 
         with locked(["a", "b"], each_wait, tmp_path) as locks:
             assert len(locks) == 2 and waits
             with pytest.raises(Exception, match="process"), Lock(path):
                 pass
-    assert f"process {holder.pid}" in caplog.text
+    assert f"process {owner.pid}" in caplog.text

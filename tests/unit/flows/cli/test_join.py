@@ -42,8 +42,8 @@ def test_a_later_node_joins(home, capsys, command):
     config = home / "mine.yaml"
     config.write_text(yaml.safe_dump({"data": {"source": "python-stdlib"}, "runtime": {"name": "mine"}}))
     name, *options = command
-    wishes = ["environment.nnodes=2", "environment.node_rank=1"]
-    assert main([name, str(config), *wishes, *options]) == 0
+    overrides = ["environment.nnodes=2", "environment.node_rank=1"]
+    assert main([name, str(config), *overrides, *options]) == 0
     assert f"joined      {home / 'runs' / 'mine'}: it has ended" in capsys.readouterr().out
     assert not (home / "datasets").exists()
 

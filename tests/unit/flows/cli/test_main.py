@@ -37,7 +37,7 @@ def command(texts, monkeypatch, capsys):
     return run
 
 
-def said(result: Result) -> str:
+def output(result: Result) -> str:
     """The last line on stderr, after seeing that no traceback is there."""
     assert "Traceback" not in result.stderr
     return result.stderr.splitlines()[-1]
@@ -72,7 +72,7 @@ def test_a_file_that_is_not_utf8(command, texts):
     (texts / "latin.txt").write_bytes(b"caf\xe9")
     result = command("preprocess", "run.yaml")
     assert result.returncode == 65
-    assert "latin.txt" in said(result)
+    assert "latin.txt" in output(result)
 
 
 def test_errors_as_json(command, texts):
@@ -102,7 +102,7 @@ def test_preprocess_verify_inspect(command, texts):
     shard.write_bytes(content)
     damaged = command("verify", str(texts / "home" / reference["path"]))
     assert damaged.returncode == 65
-    assert shard.name in said(damaged)
+    assert shard.name in output(damaged)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -122,9 +122,9 @@ def test_init_writes_a_runnable_configuration(command, texts):
     built = command("preprocess", "my.yaml", *small)
     assert built.returncode == 0, built.stderr
     again = command("init", "my.yaml", "--files", "*.txt")
-    assert again.returncode == 64 and "my.yaml already exists" in said(again)
+    assert again.returncode == 64 and "my.yaml already exists" in output(again)
     silent = command("init", "other.yaml")
-    assert silent.returncode == 64 and "name it with --files PATH" in said(silent)
+    assert silent.returncode == 64 and "name it with --files PATH" in output(silent)
     assert command("init", "other.yaml", "--files", "nothing").returncode == 65
 
 
@@ -140,7 +140,7 @@ def test_unexpected_errors_show_a_traceback_only_with_verbose(command, texts):
     (texts / "home" / "locks").write_text("a file where a folder should be")
     quiet, verbose = (command("preprocess", "run.yaml", *more) for more in ([], ["--verbose"]))
     assert quiet.returncode == verbose.returncode == 70
-    assert "unexpected FileExistsError" in said(quiet)
+    assert "unexpected FileExistsError" in output(quiet)
     assert "Traceback" in verbose.stderr
 
 

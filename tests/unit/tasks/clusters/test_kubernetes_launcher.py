@@ -44,13 +44,13 @@ def attempt_dir(tmp_path) -> Path:
     return path
 
 
-def wishes(attempt_dir: Path, **changed) -> KubernetesConfig:
+def settings(attempt_dir: Path, **changed) -> KubernetesConfig:
     own = {"image": "registry.example/infini-llama:1", "claim": "state", "mount_path": str(attempt_dir.parents[3])}
     return KubernetesConfig(**(own | changed))
 
 
 def start(attempt_dir: Path, **changed):
-    return kubernetes.start(attempt_dir, wishes(attempt_dir, **changed), PLAN, 30.0)
+    return kubernetes.start(attempt_dir, settings(attempt_dir, **changed), PLAN, 30.0)
 
 
 def submitted(attempt_dir: Path) -> SubmittedJob:
@@ -95,12 +95,12 @@ def test_a_watch_resumes_from_its_version_and_lists_again_after_410(cluster, att
     job = start(attempt_dir)
     wait_for(lambda: cluster.watches)
     cluster.set_condition("jobsets", "team", name_of(attempt_dir), "StartupPolicyCompleted")
-    cluster.forget()
+    cluster.expire_versions()
     wait_for(lambda: len(cluster.watches) >= 2)
-    looked = [path for method, path, _ in cluster.requests if method == "GET" and path.endswith(name_of(attempt_dir))]
-    assert len(looked) >= 1  # it was read again, and watched from there
+    polls = [path for method, path, _ in cluster.requests if method == "GET" and path.endswith(name_of(attempt_dir))]
+    assert len(polls) >= 1  # it was read again, and watched from there
     assert cluster.watches[-1] > cluster.watches[0]
-    assert job.poll() is None and not job.said  # which happens every some minutes, and is no fault
+    assert job.poll() is None and not job.message  # which happens every some minutes, and is no fault
     cluster.forgotten = 0
     cluster.set_condition("jobsets", "team", name_of(attempt_dir), "Completed")
     wait_for(lambda: job.poll() == 0)
@@ -123,7 +123,7 @@ def test_a_foreign_job_of_the_same_name_is_refused(cluster, attempt_dir):
 
 
 def test_the_next_command_attaches_to_a_running_or_ended_job(cluster, attempt_dir):
-    launcher = ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir)))
+    launcher = ConfiguredLauncher(EnvironmentConfig(kubernetes=settings(attempt_dir)))
     start(attempt_dir)
     living = launcher.attach(attempt_dir)
     assert living is not None and living.poll() is None
@@ -138,14 +138,14 @@ def test_a_recorded_job_that_was_never_created_is_ignored(cluster, attempt_dir):
     with pytest.raises(ConfigError):
         start(attempt_dir)
     assert submitted(attempt_dir).name == name_of(attempt_dir)
-    assert ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir))).attach(attempt_dir) is None
+    assert ConfiguredLauncher(EnvironmentConfig(kubernetes=settings(attempt_dir))).attach(attempt_dir) is None
 
 
 def test_a_job_deleted_while_unwatched_has_ended(cluster, attempt_dir):
     start(attempt_dir)
     cluster.delete("jobsets", "team", name_of(attempt_dir))
     wait_for(lambda: not cluster.objects)
-    found = ConfiguredLauncher(EnvironmentConfig(kubernetes=wishes(attempt_dir))).attach(attempt_dir)
+    found = ConfiguredLauncher(EnvironmentConfig(kubernetes=settings(attempt_dir))).attach(attempt_dir)
     assert found is not None and found.poll() == 1
 
 
@@ -153,8 +153,8 @@ def test_deletion_from_outside_is_a_cancellation(cluster, attempt_dir):
     job = start(attempt_dir)
     cluster.delete("jobsets", "team", name_of(attempt_dir))
     wait_for(lambda: job.poll() is not None)
-    said = job.cancelled()
-    assert said is not None and "was deleted" in said
+    message = job.cancelled()
+    assert message is not None and "was deleted" in message
 
 
 def test_a_stop_request_deletes_the_job_and_waits_for_its_end(cluster, attempt_dir):
@@ -185,8 +185,8 @@ def test_refusals_are_sentences(cluster, attempt_dir, change, words):
 def test_a_server_that_is_away_for_a_while_does_not_end_the_job(cluster, attempt_dir, caplog):
     job = start(attempt_dir)
     cluster.token = "rotated"
-    cluster.forget()
-    wait_for(lambda: job.said)
+    cluster.expire_versions()
+    wait_for(lambda: job.message)
     assert job.poll() is None
     assert "401" in caplog.text and "may still be running" in caplog.text
     cluster.token, cluster.forgotten = "secret-token", 0

@@ -29,8 +29,8 @@ WISHES = {"image": "registry.example/infini-llama:1", "claim": "state", "memory"
 
 
 def made(plan: EnvironmentPlan = PLAN, attempt: Path = ATTEMPT, **changed) -> dict:
-    wishes = KubernetesConfig(**(WISHES | changed))
-    return manifest(attempt, wishes, "team", plan, 42.5)
+    settings = KubernetesConfig(**(WISHES | changed))
+    return manifest(attempt, settings, "team", plan, 42.5)
 
 
 def pod(jobset: dict) -> dict:
@@ -57,8 +57,12 @@ def test_the_job_in_a_jobset_passes_kubernetes_own_schema(tmp_path, changed):
 
 def test_every_pod_is_told_where_the_first_one_is_and_has_time_for_its_checkpoint():
     spec, name = pod(made()), name_of(ATTEMPT)
-    told = variables(spec["containers"][0])
-    assert told["MASTER_ADDR"] == f"{name}-node-0-0.{name}" and told["NNODES"] == "2" and told["MASTER_PORT"] == "29500"
+    environment = variables(spec["containers"][0])
+    assert (
+        environment["MASTER_ADDR"] == f"{name}-node-0-0.{name}"
+        and environment["NNODES"] == "2"
+        and environment["MASTER_PORT"] == "29500"
+    )
     assert spec["terminationGracePeriodSeconds"] >= 42.5 + 10
     assert spec["containers"][0]["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "8"}
     assert spec["containers"][0]["resources"]["requests"]["cpu"] == "32"

@@ -41,7 +41,7 @@ def run(tmp_path) -> RunFolder:
 def test_a_leader_is_alive_while_its_lease_changes_whatever_the_clocks(tmp_path):
     path = tmp_path / "lease"
     with Leader(path, expired=1.0, every=0.01) as leader:
-        wait_until(lambda: leader.known)
+        wait_until(lambda: leader.was_seen)
         assert not leader.lives
         with Lease(path, renew=0.05):
             os.utime(path, (0, 0))

@@ -33,8 +33,8 @@ def refused(words: str) -> subprocess.CalledProcessError:
 
 
 def test_options_ask_for_one_task_a_node_with_its_cores_and_gpus_and_a_warning_in_time():
-    wishes = SlurmConfig(partition="gpu", account="lab", time_limit="2-0", options=["--constraint=h100"])
-    asked = options(ATTEMPT, wishes, PLAN, 42.5)
+    settings = SlurmConfig(partition="gpu", account="lab", time_limit="2-0", options=["--constraint=h100"])
+    asked = options(ATTEMPT, settings, PLAN, 42.5)
     for option in ("--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=48", "--gpus-per-node=8", "--requeue"):
         assert option in asked
     assert "--signal=B:USR1@103" in asked and "--partition=gpu" in asked and "--time=2-0" in asked
@@ -123,6 +123,6 @@ def test_a_completing_job_is_polled_less_often(monkeypatch, tmp_path):
     job = SlurmJob(tmp_path, 17)
     assert job.poll() is None and job.poll() is None and len(asked) == 1  # it runs
     (tmp_path / "job-ended").write_text("0\n")
-    assert job.poll() is None and job.poll() is None and len(asked) == 1  # it was asked just now
-    job.asked -= 3600.0
+    assert job.poll() is None and job.poll() is None and len(asked) == 1  # it was polled just now
+    job.polled -= 3600.0
     assert job.poll() is None and job.poll() is None and len(asked) == 2

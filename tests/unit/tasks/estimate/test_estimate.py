@@ -89,16 +89,16 @@ def test_the_count_is_that_of_real_tensors(model, train, precision):
 
 def test_parts_match_their_names():
     config = settings()
-    alone = bytes_needed(config, 3, "fp32", "cpu", 1)
+    single = bytes_needed(config, 3, "fp32", "cpu", 1)
     whole = 4 * parameters(model_of(config))
-    assert alone["weights"] == alone["gradients"] == whole and alone["optimizer"] == 2 * whole
-    assert alone["logits"] == 3 * 256 * 1000 * 12 and alone["batches"] == 2 * 8 * 3 * 256
+    assert single["weights"] == single["gradients"] == whole and single["optimizer"] == 2 * whole
+    assert single["logits"] == 3 * 256 * 1000 * 12 and single["batches"] == 2 * 8 * 3 * 256
     sharded = bytes_needed(settings(train={"parallel": "fsdp"}), 3, "fp32", "cpu", 4, 2)
     assert sharded["optimizer"] == 2 * (whole // 8) and whole // 8 < sharded["weights"] < whole
     chunked = settings(train={"loss_chunk": 16})
     assert bytes_needed(chunked, 3, "fp32", "cpu", 1)["logits"] == 16 * 1000 * 12
     full = settings(train={"activation_checkpointing": "full"})
-    assert bytes_needed(full, 3, "fp32", "cpu", 1)["activations"] < alone["activations"] / 2
+    assert bytes_needed(full, 3, "fp32", "cpu", 1)["activations"] < single["activations"] / 2
 
 
 def test_estimate_of_a_configuration(tmp_path):

@@ -24,12 +24,12 @@ def test_rows_have_the_losses_of_training(run_of, ranks):
     dataset, chunks = dataset_of(folder), lineage_of(folder).dataset.chunks
     reader, token_bytes = TokenReader(dataset, chunks, "validation"), np.load(dataset / "token_bytes.npy")
     found = evaluate(folder, sequences=5).model
-    said = ValidationSet(reader, token_bytes, 5, 2).measure(
+    measured = ValidationSet(reader, token_bytes, 5, 2).measure(
         LossModule(model), ranks, torch.autocast("cpu", enabled=False)
     )
-    assert found.tokens == said.tokens == 5 * 16
-    assert found.loss == pytest.approx(said.loss, rel=1e-5)
-    assert found.bits_per_byte == pytest.approx(said.bits_per_byte, rel=1e-5)
+    assert found.tokens == measured.tokens == 5 * 16
+    assert found.loss == pytest.approx(measured.loss, rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(measured.bits_per_byte, rel=1e-5)
     assert found.perplexity == pytest.approx(math.exp(found.loss))
     assert evaluate(folder).model.tokens == len(reader) * 16
 

@@ -15,8 +15,8 @@ def test_a_comparison_with_a_run_reports_changes_and_their_effect_on_resume(tmp_
     before = lay_out(tmp_path / "before")
     begun(settings(), home, "first", machine=before)
 
-    def since(machine, **wishes):
-        return doctor(settings(**wishes), home, home / "runs/first", machine).against
+    def since(machine, **changed):
+        return doctor(settings(**changed), home, home / "runs/first", machine).against
 
     same = since(before)
     assert same.to_json() == {"run": "first", "resume": "stays bitwise the same", "differences": []}

@@ -96,13 +96,13 @@ def test_disk_space_for_the_kept_checkpoints(laptop):
     """3 newest, the best, one being written, and of 1000 steps every 250th: nine of 12 bytes a parameter."""
     requested = config(train={"max_steps": 1000, "save_permanent_every": 250})
     each = 12 * parameters(model_of(requested))
-    for free, held, fits in (
+    for free, required, fits in (
         (9 * each, 0, True),
         (9 * each - 1, 0, False),
         (5 * each, 4 * each, True),
         (None, 0, True),
     ):
-        facts = changed(laptop, {"disk": changed(laptop.disk, {"free": free, "run_bytes": held})})
+        facts = changed(laptop, {"disk": changed(laptop.disk, {"free": free, "run_bytes": required})})
         found = [one for one in resolve(requested, facts).findings if one.name == CHECKPOINT_SPACE]
         assert bool(found) != fits
         if found:

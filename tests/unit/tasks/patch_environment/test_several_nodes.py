@@ -37,7 +37,7 @@ def test_gloo_is_kept_to_the_loopback_on_one_machine_alone(facts):
 
 def test_the_same_ranks_on_other_machines_lose_nothing(facts):
     def lost(then: dict, now: dict) -> list[str]:
-        plans = [resolve(config(**wishes), facts) for wishes in (then, now)]
+        plans = [resolve(config(**settings), facts) for settings in (then, now)]
         return [
             one.name for one in differences(settings_of(plans[0]), facts, plans[1], facts) if one.exactness == "lost"
         ]
@@ -84,8 +84,8 @@ def test_all_impossible_settings_are_reported_at_once(environment, lines):
 
 
 def test_supported_settings_are_accepted():
-    for wishes in (
+    for settings in (
         {"nnodes": 2},
         {"nnodes": 2, "rendezvous": "static", "master_addr": "node-0.cluster", "port": 29500},
     ):
-        parse_config({"data": {"source": "python-stdlib"}, "environment": wishes})
+        parse_config({"data": {"source": "python-stdlib"}, "environment": settings})

@@ -64,5 +64,5 @@ def test_held_out_documents_are_the_wanted_share_and_more_share_keeps_them():
     hashes = np.zeros((1024, 32), dtype=np.uint8)
     hashes[:, :8] = (np.arange(1024, dtype=np.uint64) << np.uint64(54)).astype(">u8")[:, None].view(np.uint8)
     shares = {share: set(np.flatnonzero(is_validation(hashes, share))) for share in (0.01, 0.25, 0.5)}
-    assert [len(held) for held in shares.values()] == [11, 256, 512]
+    assert [len(units) for units in shares.values()] == [11, 256, 512]
     assert shares[0.01] < shares[0.25] < shares[0.5]

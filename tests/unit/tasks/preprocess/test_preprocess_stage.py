@@ -233,13 +233,13 @@ def test_a_missing_device_is_refused_before_the_work(data, tmp_path):
 def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         preprocess(data(), str(tmp_path))
-    told = [record for record in caplog.records if hasattr(record, "progress")]
-    assert {record.getMessage() for record in told} == {
+    logged = [record for record in caplog.records if hasattr(record, "progress")]
+    assert {record.getMessage() for record in logged} == {
         "reading text for the tokenizer",
         "tokenizing training text",
         "tokenizing validation text",
     }
-    last = {record.getMessage(): record.__dict__["progress"] for record in told}
+    last = {record.getMessage(): record.__dict__["progress"] for record in logged}
     assert all(progress.unit == "MB" and progress.done == progress.total for progress in last.values())
     assert "built tokens and chunks" in caplog.text
 

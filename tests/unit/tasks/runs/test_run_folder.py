@@ -27,15 +27,15 @@ DATASET = make_dataset()
 
 
 @pytest.mark.parametrize(
-    ("now", "said"), [(False, ""), (True, "train.document_isolation: False before, True now")], ids=["off", "on"]
+    ("now", "message"), [(False, ""), (True, "train.document_isolation: False before, True now")], ids=["off", "on"]
 )
-def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, caplog, now, said):
+def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, caplog, now, message):
     run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
     older = {name: value for name, value in train.items() if name != "document_isolation"}
     config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}})
     claim(run, config, older, MODEL, DATASET)
     claim(run, config, train | {"document_isolation": now}, MODEL, DATASET)
-    assert said in caplog.text and bool(caplog.text) == now
+    assert message in caplog.text and bool(caplog.text) == now
 
 
 def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):

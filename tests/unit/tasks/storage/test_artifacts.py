@@ -112,15 +112,15 @@ def test_any_truncated_missing_or_extra_file_is_found_by_size(tmp_path_factory, 
     fault = data.draw(st.sampled_from(["cut", "missing", "extra"]))
     if fault == "cut" and files[name]:
         (folder / name).write_bytes(files[name][: data.draw(st.integers(0, len(files[name]) - 1))])
-        said = f"{folder / name} .*{len(files[name])}"
+        pattern = f"{folder / name} .*{len(files[name])}"
     elif fault == "extra":
         name = f"{name.removesuffix('.bin')}.more"
         (folder / name).write_bytes(b"")
-        said = f"{folder / name} "
+        pattern = f"{folder / name} "
     else:
         (folder / name).unlink()
-        said = f"{folder / name} "
-    with pytest.raises(Damaged, match=said):
+        pattern = f"{folder / name} "
+    with pytest.raises(Damaged, match=pattern):
         check(folder, "dataset", checksums=False)
 
 

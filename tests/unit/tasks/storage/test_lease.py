@@ -17,10 +17,10 @@ QUICK = {"renew": 0.1, "expired": 0.6}
 
 def test_another_machine_is_refused_while_the_holder_renews(tmp_path):
     path = tmp_path / "lease"
-    with Lease(path, "one", **QUICK) as held:
+    with Lease(path, "one", **QUICK) as lease:
         with pytest.raises(Busy, match=rf"{tmp_path} .*process \d+ on "), Lease(path, "two", **QUICK):
             pass
-        held.check()
+        lease.check()
         assert json.loads(path.read_text())["kernel"] == "one", "a refused rival leaves no trace"
     with Lease(path, "two", **QUICK):
         assert json.loads(path.read_text())["kernel"] == "two"
@@ -46,11 +46,11 @@ def test_the_lease_of_a_dead_process_expires(tmp_path, content):
 
 def test_a_process_paused_too_long_detects_that_it_lost_the_lease(tmp_path):
     path = tmp_path / "lease"
-    with Lease(path, "one", **QUICK) as held:
+    with Lease(path, "one", **QUICK) as lease:
         path.write_text(json.dumps({"kernel": "two", "host": "there", "pid": 7, "renewed": 0}))
-        held.thread.join(5)
+        lease.thread.join(5)
         with pytest.raises(Busy, match="process 7 on there"):
-            held.check()
+            lease.check()
     assert json.loads(path.read_text())["kernel"] == "two", "the new holder keeps it"
 
 

@@ -1,4 +1,4 @@
-"""What people are told while workers write metrics.jsonl."""
+"""Progress that is logged while workers write metrics.jsonl."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from infini_llama.tasks.train.progress import Progress
 
 
 @pytest.fixture
-def told(tmp_path, caplog):
+def progress(tmp_path, caplog):
     run = RunFolder(tmp_path)
     caplog.set_level(logging.INFO, logger="infini_llama.train")
 
@@ -25,45 +25,47 @@ def told(tmp_path, caplog):
     return run, write, lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_the_second_step_logs_the_expected_duration(told):
-    run, write, said = told
+def test_the_second_step_logs_the_expected_duration(progress):
+    run, write, messages = progress
     progress = Progress(run, max_steps=721, log_every=100)
     write(1, seconds=900)
     progress.poll()
-    assert said() == []
+    assert messages() == []
     for step in (2, 3):
         write(step, seconds=10)
         progress.poll()
-    assert said() == ["1 h 59 min remaining at the speed of step 2"]
+    assert messages() == ["1 h 59 min remaining at the speed of step 2"]
 
 
-def test_a_resumed_run_reports_what_remains(told):
-    run, write, said = told
+def test_a_resumed_run_reports_what_remains(progress):
+    run, write, messages = progress
     write(*range(1, 51), seconds=10)
     progress = Progress(run, max_steps=100, log_every=100)
     write(51, 52, seconds=10)
     progress.poll()
-    assert said() == ["8 min remaining at the speed of step 52"]
+    assert messages() == ["8 min remaining at the speed of step 52"]
 
 
-def test_a_short_run_needs_no_announcement(told):
-    run, write, said = told
+def test_a_short_run_needs_no_announcement(progress):
+    run, write, messages = progress
     progress = Progress(run, max_steps=20, log_every=100)
     write(*range(1, 20), seconds=0.1)
     progress.poll()
-    assert said() == []
+    assert messages() == []
 
 
-def test_a_checkpoint_that_was_moved_aside_is_not_announced(told):
-    run, _, words = told
+def test_a_checkpoint_that_was_moved_aside_is_not_announced(progress):
+    run, _, words = progress
     run.checkpoints.mkdir()
     (run.checkpoints / "latest").symlink_to("step-00000016")
     Progress(run, 16, 1).poll()
     assert words() == []
 
 
-def test_each_step_that_is_logged_has_a_line_with_loss_learning_rate_and_throughput_however_fast_it_is(told, capsys):
-    run, write, _ = told
+def test_each_step_that_is_logged_has_a_line_with_loss_learning_rate_and_throughput_however_fast_it_is(
+    progress, capsys
+):
+    run, write, _ = progress
     handler = console.attach(quiet=False, verbose=False)
     try:
         progress = Progress(run, max_steps=22, log_every=5)

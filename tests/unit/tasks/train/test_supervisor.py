@@ -15,10 +15,10 @@ from support.watched import watch as watch
 
 
 def test_a_heartbeat_round_trips(tmp_path):
-    heart = Heartbeat(tmp_path, 4)
+    heartbeat = Heartbeat(tmp_path, 4)
     assert read_heartbeat(heartbeat_path(tmp_path, 4))[:2] == (0, "start")
-    heart.beat("compute", 123456)
-    heart.beat("data")
+    heartbeat.beat("compute", 123456)
+    heartbeat.beat("data")
     step, phase, moment = read_heartbeat(heartbeat_path(tmp_path, 4))
     assert (step, phase) == (123456, "data") and abs(time.monotonic() - moment) < 5
     assert read_heartbeat(tmp_path / "nothing") is None

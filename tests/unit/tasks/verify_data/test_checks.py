@@ -81,8 +81,8 @@ def test_statistics_are_those_of_the_tokens_whatever_the_threads(built, caplog, 
         assert found["vocabulary_used"] == len(np.unique(tokens)) / 300
         assert found["most_frequent_token"] == np.bincount(tokens).max() / len(tokens)
         assert found["entropy_bits"] == facts["unigram_entropy_bits"]
-        said = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
-        assert [each.done for each in said] == list(range(1, len(shards) + 1)) and len(shards) > 1
+        reported = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
+        assert [each.done for each in reported] == list(range(1, len(shards) + 1)) and len(shards) > 1
     monkeypatch.setattr(shards_of_verify, "MOST_THREADS", 1)
     monkeypatch.setattr(shards_of_verify, "AT_ONCE", 100)
     assert verify(reference, str(home), "deep", 0)["statistics"] == report["statistics"]

@@ -43,16 +43,16 @@ def literal_rows(pieces: list[tuple[int, int]], capacity: int, strategy: str) ->
     """Each strategy as its textbook says it, over all rows for each piece."""
     rows: list[list[tuple[int, int]]] = []
 
-    def room(row: int) -> int:
+    def free(row: int) -> int:
         return capacity - sum(size for _, size in rows[row])
 
     for piece in sorted(pieces, key=lambda piece: -piece[1]) if strategy == "best_fit" else pieces:
-        fitting = [row for row in range(len(rows)) if room(row) >= piece[1]]
+        fitting = [row for row in range(len(rows)) if free(row) >= piece[1]]
         if strategy == "padded":
             fitting = []
         elif strategy == "greedy":
             fitting = [row for row in fitting if row == len(rows) - 1]
-        chosen = min(fitting, key=room) if strategy == "best_fit" and fitting else fitting[0] if fitting else None
+        chosen = min(fitting, key=free) if strategy == "best_fit" and fitting else fitting[0] if fitting else None
         if chosen is None:
             rows.append([piece])
         else:
@@ -65,7 +65,7 @@ def literal_rows(pieces: list[tuple[int, int]], capacity: int, strategy: str) ->
 def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths, length, strategy):
     packed = pack(np.array(lengths, dtype=np.int64), length, strategy)
     found, literal = rows_of(packed), literal_rows(literal_pieces(lengths, length), length + 1, strategy)
-    if strategy == "best_fit":  # of rows with the same room any is the best
+    if strategy == "best_fit":  # of rows with equal space any is the best
         assert (
             sorted(sorted(size for _, size in row) for row in found) and len(found) == len(literal)
             if literal
@@ -123,18 +123,18 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
     assert reference["digest"] == whole["digest"] and reference["built"] == ["chunks"]
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
     folder = tmp_path / reference["path"]
-    told = describe(folder)["chunks"][reference["chunks"]]["packing"]["train"]
-    assert set(told) == {"efficiency", "cut_documents", "lost_tokens", "targets"}
+    statistics = describe(folder)["chunks"][reference["chunks"]]["packing"]["train"]
+    assert set(statistics) == {"efficiency", "cut_documents", "lost_tokens", "targets"}
     shards = read_dataset(folder).content.train.shards
     stream = np.concatenate([map_list(folder / shard.file)[1] for shard in shards])
     reader = TokenReader(folder, reference["chunks"], "train", verify_on_read=True)
     numbers = np.arange(len(reader), dtype=np.int64)
     tokens, mask = reader.gather(numbers), reader.targets(numbers)
-    assert len(reader) == reference["train"]["rows"] and reader.count_targets(numbers) == told["targets"]
+    assert len(reader) == reference["train"]["rows"] and reader.count_targets(numbers) == statistics["targets"]
     if strategy == "window":
         assert mask is None and tokens[1].tolist() == stream[5 : 5 + 17].tolist()
         return
-    assert mask is not None and mask.sum() == told["targets"]
+    assert mask is not None and mask.sum() == statistics["targets"]
     lengths = document_lengths(folder, shards)
     firsts = lengths.cumsum() - lengths
     assert sorted(tokens[:, 1:][mask].tolist()) == sorted(np.delete(stream, firsts).tolist())
@@ -150,11 +150,11 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
     assert mask is not None and not mask.all()
     inputs, labels = to_batch(tokens, mask, torch.device("cpu"))
     total, count = model.loss(inputs, labels)
-    alone = torch.zeros((), dtype=torch.float64)
+    single = torch.zeros((), dtype=torch.float64)
     for row, used in zip(tokens, mask, strict=True):
         length = int(used.sum()) + 1  # a row of one piece: its tokens without the padding
-        alone += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[0]
-    assert count == mask.sum() == reader.count_targets(rows) and total.item() == pytest.approx(alone.item(), rel=1e-9)
+        single += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[0]
+    assert count == mask.sum() == reader.count_targets(rows) and total.item() == pytest.approx(single.item(), rel=1e-9)
     for world in (1, 2, 4):
         batches = [TrainBatches(reader, 3, 8, 2, rank, world) for rank in range(world)]
         counted = sum(
@@ -172,16 +172,16 @@ def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(dat
     (inputs, labels, documents), *_ = TrainBatches(
         reader, 3, len(reader), len(reader), 0, 1, isolate=True
     ).micro_batches(0, torch.device("cpu"))
-    alone, shared = torch.zeros((), dtype=torch.float64), 0
+    single, shared = torch.zeros((), dtype=torch.float64), 0
     for row, label, document in zip(inputs, labels, documents, strict=True):
         numbers = [number for number in document.unique().tolist() if number >= 0]
         shared += len(numbers) > 1
         for number in numbers:
             mine = document == number
-            alone += model.loss(row[None, mine], label[None, mine])[0]
+            single += model.loss(row[None, mine], label[None, mine])[0]
     assert shared
-    assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(alone.item(), rel=1e-9)
-    assert model.loss(inputs, labels)[0].item() != pytest.approx(alone.item(), rel=1e-9)
+    assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(single.item(), rel=1e-9)
+    assert model.loss(inputs, labels)[0].item() != pytest.approx(single.item(), rel=1e-9)
     assert len(next(TrainBatches(reader, 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
 
 

@@ -28,7 +28,7 @@ def parquet(*values: Any, kind: pa.DataType | None = None) -> bytes:
 NOISE = random.Random(4).randbytes(600)
 GOOD = b'{"text": "good"}\n'
 TABLE = parquet(*["good"] * 50)
-# name: content, what is said of it, and how many of its documents and of its records are used and left out
+# name: content, the message about it, and how many of its documents and records are used and skipped
 FILES = {
     "utf-16.txt": ("text".encode("utf-16"), "is not UTF-8 (byte 0: 0xff)"),
     "noise.csv": (NOISE, "is not UTF-8"),
@@ -103,12 +103,12 @@ def nothing_is_believed(home: Path, settings: dict) -> None:
 
 @pytest.mark.parametrize("name", [*FILES, *RECORDS])
 def test_the_file_is_named_with_code_65(data, text, name):
-    content, said, *_ = FILES.get(name) or RECORDS[name]
+    content, message, *_ = FILES.get(name) or RECORDS[name]
     (text / name).write_bytes(content)
     with pytest.raises(DataError) as refused:
         survey(data(files=[str(text)]))
     sentence = str(refused.value)
-    assert sentence.startswith(f"{text / name} {said}") and "data.files" in sentence
+    assert sentence.startswith(f"{text / name} {message}") and "data.files" in sentence
     assert "\n" not in sentence and refused.value.exit_code == 65
 
 

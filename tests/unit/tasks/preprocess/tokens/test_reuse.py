@@ -85,8 +85,8 @@ def test_with_a_frozen_tokenizer_only_new_units_are_tokenized_and_the_bytes_are_
         reference = preprocess(settings, str(home))
     after = shards(home / reference["path"])
     assert reference["path"] != before["path"] and 0 < len(tokenized) <= 3 < len(after) - len(tokenized)
-    said = f"{len(after) - len(tokenized)} of {len(after)} shards are reused from earlier datasets"
-    assert said in caplog.text and f"; {len(tokenized)} are tokenized" in caplog.text
+    message = f"{len(after) - len(tokenized)} of {len(after)} shards are reused from earlier datasets"
+    assert message in caplog.text and f"; {len(tokenized)} are tokenized" in caplog.text
     linked = [path for path in after if path.stat().st_nlink > 1]
     assert len(linked) == len(after) - len(tokenized)
     assert is_fresh(home, reference)

@@ -32,14 +32,14 @@ def loaded(folder: Path, step: int) -> float:
     return found["b"].item()
 
 
-def held(gate: threading.Event):
+def blocked(gate: threading.Event):
     """A disk that gives no answer until `gate` opens."""
     return lambda: gate.wait(10)
 
 
 def test_a_save_does_not_contain_later_training(ranks, tmp_path):
     gate, tensors = threading.Event(), state(1.0)
-    with BackgroundSave(tmp_path, TRAIN, ranks, held(gate)) as saver:
+    with BackgroundSave(tmp_path, TRAIN, ranks, blocked(gate)) as saver:
         saver.save(1, tensors, scalars(1))
         for value in tensors.values():
             value.fill_(2.0)
@@ -60,7 +60,7 @@ def test_a_second_save_waits_for_the_first(ranks, tmp_path):
         saver.save(2, state(2.0), scalars(2))
         done.set()
 
-    with BackgroundSave(tmp_path, TRAIN, ranks, held(gate)) as saver:
+    with BackgroundSave(tmp_path, TRAIN, ranks, blocked(gate)) as saver:
         thread = threading.Thread(target=training)
         thread.start()
         assert entered.wait(10) and not done.wait(0.3), "a second copy was made while the first was being written"
@@ -108,7 +108,7 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(ranks, tm
 
 def test_an_error_of_training_lets_the_pending_save_finish(ranks, tmp_path):
     gate = threading.Event()
-    with pytest.raises(KeyError), BackgroundSave(tmp_path, TRAIN, ranks, held(gate)) as saver:
+    with pytest.raises(KeyError), BackgroundSave(tmp_path, TRAIN, ranks, blocked(gate)) as saver:
         saver.save(1, state(1.0), scalars(1))
         gate.set()
         raise KeyError("of training")

@@ -10,7 +10,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.trainer import optimizer_step
-from support.one_rank import OneRank, alone
+from support.one_rank import OneRank, single_rank
 
 # Operations whose result's value or size the host has to know; indexing by a mask is one by its argument.
 READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique_dim", "_unique2", "equal")
@@ -95,7 +95,7 @@ def test_no_value_is_read_between_micro_batches(fields, packed, checkpointing, m
     model = model_of(**fields)
     model.checkpoint_activations(checkpointing)
     model.loss_chunk, model.z_loss = 20, 1e-4
-    assert reads_of(monkeypatch, alone(model), batches(documents=packed)) == []
+    assert reads_of(monkeypatch, single_rank(model), batches(documents=packed)) == []
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention": "infini"}], ids=str)
@@ -105,7 +105,7 @@ def test_flash_attention_of_documents_reads_no_value_where_their_number_is_bound
     for model.most_documents in (None, 3):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flash, "function_of", lambda backend: plain_varlen)
-            reads.append(reads_of(patch, alone(model), batches(documents=True)))
+            reads.append(reads_of(patch, single_rank(model), batches(documents=True)))
     assert "nonzero" in reads[0] and reads[1] == []
 
 
@@ -115,14 +115,14 @@ def test_a_bound_changes_no_bit(fields, varlen):
     for bound in (None, 3, 17):
         model = model_of("flash2", **fields)
         model.most_documents = bound
-        strategy = alone(model)
+        strategy = single_rank(model)
         losses.append(strategy.accumulate(batches(documents=True), 200).item())
         losses.append(sum(value.grad.double().sum().item() for value in model.parameters()))
     assert losses[:2] == losses[2:4] == losses[4:]
 
 
 def test_a_step_reads_the_loss_and_the_norm_once(monkeypatch):
-    strategy, data = alone(model_of(), TrainingConfig()), GlobalBatch(batches(), 200)
+    strategy, data = single_rank(model_of(), TrainingConfig()), GlobalBatch(batches(), 200)
     optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, OneRank())
     with Reads() as mode:
         optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, OneRank())

@@ -8,7 +8,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.strategies.native import init_optimizer_state
-from support.one_rank import alone
+from support.one_rank import single_rank
 
 
 def model_of(tied=False):
@@ -62,7 +62,7 @@ def test_a_loaded_state_continues_bitwise(kind):
             optimizer.zero_grad()
 
     whole = model_of()
-    strategy = alone(whole, train)
+    strategy = single_rank(whole, train)
     optimizer = strategy.optimizer
     before = [parameter.clone() for parameter in whole.parameters()]
     steps(whole, optimizer, 0, 1)
@@ -71,7 +71,7 @@ def test_a_loaded_state_continues_bitwise(kind):
     assert all(not torch.equal(a, b) for a, b in zip(before, whole.parameters(), strict=True))
 
     resumed = model_of()
-    again = alone(resumed, train)
+    again = single_rank(resumed, train)
     other = again.optimizer
     init_optimizer_state(other)
     state = again.tensors()

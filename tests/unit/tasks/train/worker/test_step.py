@@ -16,7 +16,7 @@ from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed
-from support.one_rank import OneRank, alone
+from support.one_rank import OneRank, single_rank
 
 TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2)
 
@@ -60,7 +60,7 @@ def test_gradients_and_loss_equal_those_of_the_whole_batch(attention, micro):
     inputs, labels = rows[:, :-1], rows[:, 1:]
     mean = nn.functional.cross_entropy(whole(inputs).flatten(0, 1), labels.flatten())
     mean.backward()
-    total = alone(split).accumulate(batches(rows, micro), labels.numel())
+    total = single_rank(split).accumulate(batches(rows, micro), labels.numel())
     assert total.item() / labels.numel() == pytest.approx(mean.item(), rel=1e-6)
     for (name, expected), (_, found) in zip(whole.named_parameters(), split.named_parameters(), strict=True):
         assert torch.allclose(expected.grad, found.grad, rtol=1e-9, atol=1e-12), name
@@ -82,7 +82,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
         model.lm_head.weight[3, 3] = float("nan")
     before = [parameter.clone() for parameter in model.parameters()]
     rows = torch.randint(0, 61, (2, 14))
-    result = step(alone(model, TRAIN), rows)
+    result = step(single_rank(model, TRAIN), rows)
     assert result.skipped and not math.isfinite(result.loss)
     assert all(parameter.grad is None for parameter in model.parameters())
     for old, new in zip(before, model.parameters(), strict=True):
@@ -93,7 +93,7 @@ def test_a_skipped_spike_changes_nothing():
     model = small_model()
     before = [parameter.clone() for parameter in model.parameters()]
     rows = torch.randint(0, 61, (2, 14))
-    result = step(alone(model, TRAIN), rows, is_spike=lambda loss: loss > 1.0)
+    result = step(single_rank(model, TRAIN), rows, is_spike=lambda loss: loss > 1.0)
     assert result.skipped and math.isfinite(result.loss)
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
@@ -114,7 +114,7 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
     rows, results = torch.randint(0, 61, (2, 14)), []
     for factor in (1.0, scale):
         model = small_model()
-        results.append(step(alone(model, TRAIN), rows, factor))
+        results.append(step(single_rank(model, TRAIN), rows, factor))
         results.append([parameter.clone() for parameter in model.parameters()])
     assert results[0] == results[2] and all(torch.equal(a, b) for a, b in zip(results[1], results[3], strict=True))
 

@@ -25,13 +25,13 @@ from infini_llama.tasks.storage.artifacts import check, file_checksum
 from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors, model_tensors, state_hash
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from infini_llama.tasks.train.worker.strategies.native import SingleRank, init_optimizer_state
-from support.one_rank import alone
+from support.one_rank import single_rank
 
 
 def trained(seed: int) -> SingleRank:
     torch.manual_seed(seed)
     model = Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4))
-    strategy = alone(model)
+    strategy = single_rank(model)
     for _ in range(3):
         ids = torch.randint(0, 61, (2, 13))
         model.loss(ids[:, :-1], ids[:, 1:])[0].backward()
@@ -63,7 +63,7 @@ def test_an_initialized_optimizer_has_every_tensor_and_changes_no_weight(saved):
     torch.manual_seed(5)
     model = Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4))
     before = state_hash(model_tensors(model), "model.")
-    strategy = alone(model)
+    strategy = single_rank(model)
     init_optimizer_state(strategy.optimizer)
     assert state_hash(model_tensors(model), "model.") == before
     assert strategy.tensors().keys() == state.keys()

@@ -43,7 +43,7 @@ def whole(file: Path) -> list[wandb_internal_pb2.Record]:
     return wait_until(ended, what=f"{file} has no end")
 
 
-def told(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
+def logged(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
     """(ids of the runs, (step, numbers) of each line of history) in the offline files, in their order."""
     ids, lines = set(), []
     for file in sorted(run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
@@ -64,7 +64,7 @@ def test_a_resumed_run_continues_in_the_same_wandb_run_without_repeated_steps(tm
             reporter.scalars({"train/loss": 1.0 / step}, step)
             reporter.scalars({"validation/loss": float(step)}, step)
         reporter.close({"validation/loss": 8.0})
-    ids, lines = told(tmp_path)
+    ids, lines = logged(tmp_path)
     assert ids == {json.loads((tmp_path / "wandb.json").read_text())["id"]}
     assert [step for step, _ in lines] == list(range(1, 9))
     assert all({"train/loss", "validation/loss"} <= set(items) for _, items in lines)

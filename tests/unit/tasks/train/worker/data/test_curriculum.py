@@ -51,8 +51,8 @@ def test_each_stage_has_its_rows_its_own_beginning_and_as_many_tokens_a_step():
     shapes = [{tuple(inputs.shape) for inputs, _ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)]
     assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
     assert [of.targets(at) for at in range(0, 64, 8)] == [8 * 16] * 8
-    alone = TrainBatches(Rows(16, 23), 7, 8, 2, 0, 1)
-    assert np.array_equal(of.rows(40), alone.rows(0)) and np.array_equal(of.rows(48), alone.rows(8))
+    single = TrainBatches(Rows(16, 23), 7, 8, 2, 0, 1)
+    assert np.array_equal(of.rows(40), single.rows(0)) and np.array_equal(of.rows(48), single.rows(8))
     first = np.concatenate([of.rows(at) for at in (0, 8)])
     assert len(set(first.tolist())) == 64 and first.max() < 90
 
@@ -94,7 +94,7 @@ def test_steps_and_shares_become_samples(caplog):
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "message"),
     [
         ([{"sequence_length": 12, "until_step": 3}], "does not divide"),
         ([{"sequence_length": 64, "until_step": 3}], "does not divide"),
@@ -104,8 +104,8 @@ def test_steps_and_shares_become_samples(caplog):
         ([{"sequence_length": 8, "until_step": 3}, {"sequence_length": 16, "until_step": 3}], "end later"),
     ],
 )  # fmt: skip
-def test_stages_that_do_not_fit_are_refused(stages, said):
-    with pytest.raises(ValueError, match=said):
+def test_stages_that_do_not_fit_are_refused(stages, message):
+    with pytest.raises(ValueError, match=message):
         config(curriculum=stages)
 
 
