@@ -73,13 +73,13 @@ def cases(out, part):
 
 
 def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
-    names = ["models", "infini", "ceilings", "estimates", "chunking", "batches", "attention"]
+    names = ["models", "infini", "ceilings", "estimates", "chunking", "batches", "attention", "delta_bounded"]
     names += [
         f"125M at 2048: {who}" for who in ("ours, compile block", "transformers in a loop", "plain torch, compiled")
     ]
     result = rehearse(bare, tmp_path / "out", "--case", *names)
     assert result.returncode == 0, result.stdout + result.stderr
-    for part in ("correctness", "throughput", "memory", "data", "infini"):
+    for part in ("correctness", "throughput", "memory", "data", "infini", "long"):
         found = cases(tmp_path / "out", part)
         assert found and all(case["rows"] for case in found.values())
         assert all(row.get("passed", True) for case in found.values() for row in case["rows"])
