@@ -43,7 +43,7 @@ class Recipe:
     segments: int = 8
     measured: int = 64
     rows: int = 4
-    steps: int = 2000
+    steps: int = 600
     hidden_size: int = 64
     layers: int = 2
     heads: int = 2
@@ -51,7 +51,7 @@ class Recipe:
     learning_rate: float = 3e-3
     gate_learning_rate: float = 0.01
     weight_decay: float = 0.1
-    warmup: int = 100
+    warmup: int = 50
     decay: float = 0.3  # of the steps
 
     @property
@@ -130,7 +130,7 @@ def gates(model: Llama) -> list[list[float]]:
 
 
 @torch.inference_mode()
-def by_segment(model: Llama, texts: list[torch.Tensor], recipe: Recipe, most: int = 64) -> list[float]:
+def by_segment(model: Llama, texts: list[torch.Tensor], recipe: Recipe, most: int = 40) -> list[float]:
     """Bits per byte of each segment of a row, over the first `most` rows that the documents' beginnings have."""
     length = recipe.segment * recipe.measured
     starts = [(one, start) for one in texts for start in range(0, len(one) - length - 1, length)]

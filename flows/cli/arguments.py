@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from infini_llama.configs.durations import COUNT, count
 from infini_llama.configs.errors import ConfigError
 
 
@@ -75,6 +77,13 @@ def at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return number
+
+
+def tokens(text: str) -> int:
+    """A number of tokens, such as 4096, 128k or 1M."""
+    if not re.fullmatch(COUNT, text[:-1] + text[-1:].replace("m", "M")):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens such as 4096, 128k or 1M")
+    return at_least_one(str(count(text[:-1] + text[-1].replace("m", "M"))))
 
 
 def at_least_two(text: str) -> int:

@@ -12,6 +12,7 @@ from infini_llama.flows.cli.arguments import (
     share,
     share_or_zero,
     some_text,
+    tokens,
 )
 from infini_llama.flows.cli.overview import GROUPS, PAGES, overview
 
@@ -130,8 +131,9 @@ def _results(added: dict[str, Parser]) -> None:
     passkey = added["passkey"]
     _run(passkey)
     _checkpoint(passkey)
-    passkey.add_argument("--lengths", type=at_least_one, nargs="+", metavar="N",
-                         help="lengths of the texts in tokens (default: 1, 2, 4 and 8 sequence lengths)")  # fmt: skip
+    passkey.add_argument("--lengths", "--context", type=tokens, nargs="+", metavar="N",
+                         help="lengths of the texts in tokens, such as 4096 or 1M (default: 1, 2, 4 and 8 sequence "
+                              "lengths)")  # fmt: skip
     passkey.add_argument("--depths", type=share_or_zero, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0], metavar="D",
                          help="positions of the number; 0: beginning, 1: end (default: 0 0.25 0.5 0.75 1)")  # fmt: skip
     passkey.add_argument("--segments", type=at_least_one, nargs="+", metavar="N",
