@@ -162,7 +162,7 @@ def draw_distances(run_dir: Path, result: PasskeyRetrieval) -> None:
 
     with SummaryWriter(board_dir, filename_suffix=".passkey") as board:
         for words, one in exact:
-            name = f"found by segment ends, {result.form}, {result.filler} filler/{words}"
+            name = f"found-by-segment-ends/{result.form}-{result.filler}-{words.replace(' ', '-')}"
             board.add_scalar(name, one.found, one.segments)
 
 

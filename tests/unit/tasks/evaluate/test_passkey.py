@@ -4,6 +4,7 @@ import re
 from random import Random
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import DataConfig
@@ -109,6 +110,16 @@ def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(
         ]
         assert len(others) == len(statement.others) and all(at < mentions[0] for at in others)
     assert len(places) > 10
+
+
+def test_tensorboard_has_what_is_found_by_distance(run_of):
+    folder, _ = run_of(attention="infini", segment_length=64)
+    (folder / "tensorboard").mkdir()
+    record = find_passkeys_across(folder, "latest", [3, 5], samples=2, seed=3, filler="random")
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    name = "found-by-segment-ends/passkey-random-with-memory"
+    assert [(event.step, event.value) for event in events.Scalars(name)] == [(3, 0.0), (5, 0.0)]
+    assert len(events.Tags()["scalars"]) == 2 and len(record.memory) == 2
 
 
 def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
