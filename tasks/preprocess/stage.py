@@ -49,7 +49,12 @@ def plan(data: DataConfig, home: Path) -> DatasetPlan:
     Raises:
         DataError: no text, or unreadable text.
     """
-    return _plan(data, survey(data, home / "surveys"))[0]
+    return _plan(data, _survey(data, home))[0]
+
+
+def _survey(data: DataConfig, home: Path) -> Corpus:
+    with disk_full_as(f"what is known of the text in {home / 'surveys'}"):
+        return survey(data, home / "surveys")
 
 
 def _plan(data: DataConfig, corpus: Corpus) -> tuple[DatasetPlan, Plan]:
@@ -69,8 +74,8 @@ def _plan(data: DataConfig, corpus: Corpus) -> tuple[DatasetPlan, Plan]:
         chunks_key=first.chunks_key,
         curriculum=tuple(stages),
         name=f"{'mixture' if data.sources else data.source}-{tokens[:12]}",
-        documents=sum(len(documents.sizes) for documents in members),
-        bytes=int(sum(documents.sizes.sum() for documents in members)),
+        documents=sum(map(len, members)),
+        bytes=sum(documents.size for documents in members),
     ), units
 
 
@@ -96,7 +101,7 @@ class Preparation:
 
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
-        self.corpus = survey(data, home / "surveys")
+        self.corpus = _survey(data, home)
         self.planned, self.units = _plan(data, self.corpus)
         self.folder = home / "datasets" / self.planned.name
 

@@ -2,82 +2,27 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 from blake3 import blake3
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, no_space
 from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources.documents import Documents
 from infini_llama.tasks.preprocess.sources.sources import Source, origins, sources
-from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, cached_scans
-from infini_llama.tasks.preprocess.sources.texts import Fault, Records, Unreadable
+from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, Tables, cached_scans
+from infini_llama.tasks.preprocess.sources.tables import BLOCK, ROW, Rows, first_of_each
+from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.records.manifest import LeftOut
 
 log = logging.getLogger("infini_llama.preprocess")
 NAMED = 10  # bad places that the report names
-
-
-@dataclass(frozen=True, eq=False)
-class Documents:
-    """What is kept of one source, in order: 56 bytes a document, whatever its length."""
-
-    source: Source
-    numbers: np.ndarray  # int64 [documents]: place among all records of the source
-    sizes: np.ndarray  # int64 [documents]: UTF-8 bytes
-    hashes: np.ndarray  # uint8 [documents, 32]: blake3 of those bytes
-    places: np.ndarray  # int64 [documents]: byte of the file at which each begins; [0] where the file is read in order
-
-    def keep(self, mask: np.ndarray) -> "Documents":
-        places = self.places[mask] if len(self.places) else self.places
-        return Documents(self.source, self.numbers[mask], self.sizes[mask], self.hashes[mask], places)
-
-    def identity(self) -> list[Any]:
-        """[name, bytes, hash], which stand for the text in the key."""
-        joined = self.hashes.tobytes()
-        return [
-            self.source.name,
-            int(self.sizes.sum()),
-            joined.hex() if len(self.sizes) == 1 else blake3(joined).hexdigest(),
-        ]
-
-    def texts(self, first: int = 0) -> Iterator[tuple[str, int]]:
-        """The text and the size of each document from the `first` on, read again.
-
-        Raises:
-            DataError: the source is not what it was when it was hashed.
-        """
-        at = first
-        try:
-            for record in self._records(first):
-                if isinstance(record, Fault) or blake3(record.encode()).digest() != self.hashes[at].tobytes():
-                    break
-                yield record, int(self.sizes[at])
-                at += 1
-        except (Unreadable, FileNotFoundError):
-            pass
-        if at < len(self.numbers):
-            raise DataError(
-                f"{self.source} changed or was removed while it was being prepared; run the same command again."
-            )
-
-    def _records(self, first: int) -> Records:
-        if len(self.places):
-            yield from self.source.records_at(map(int, self.places[first:]))
-            return
-        wanted = map(int, self.numbers[first:])
-        following = next(wanted, None)
-        for number, record in enumerate(self.source.records(map(int, self.numbers[first:]))):
-            if following is None:
-                return
-            if number == following:
-                yield record
-                following = next(wanted, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +41,7 @@ class Corpus:
 
 @dataclass
 class Tally:
-    """What one survey has counted so far; the fields are those of LeftOut. `seen`: 128 bits of each text's hash."""
+    """What one survey has counted so far; the fields are those of LeftOut."""
 
     records: int = 0
     empty: int = 0
@@ -106,10 +51,10 @@ class Tally:
     bad_records: int = 0
     bad_files: int = 0
     bad: list[str] = field(default_factory=list)
-    seen: set[bytes] = field(default_factory=set)
 
     def add(self, found: Found) -> None:
         """Counts the records of one file."""
+        self.bad_files += not found.is_readable
         self.records += found.counts.records
         self.empty += found.counts.empty
         self.too_short += found.counts.too_short
@@ -140,9 +85,11 @@ def survey(data: DataConfig, notes: Path | None = None) -> Corpus:
         DataError: no text, or bad input where data.on_bad_input=fail.
     """
     tally = Tally()
+    tables = Tables(notes)
     places = {name: sources(origin, name) for name, origin in origins(data).items()}
-    own = {name: _scan_all(held_out, data, tally, notes) for name, (_, held_out) in places.items()}
-    found = {name: _scan_all(training, data, tally, notes) for name, (training, _) in places.items()}
+    own = {name: _scan_all(held_out, data, tally, tables) for name, (_, held_out) in places.items()}
+    found = {name: _scan_all(training, data, tally, tables) for name, (training, _) in places.items()}
+    own, found = _distinct(own, found, data.deduplicate, tally)
     found = _without(found, own, tally)
     identities = []
     for name, (_, held_out) in places.items():
@@ -150,7 +97,7 @@ def survey(data: DataConfig, notes: Path | None = None) -> Corpus:
         if held_out:
             identity |= {"validation_documents": [documents.identity() for documents in own[name]]}
         else:
-            masks = [is_validation(documents.hashes, data.validation_fraction) for documents in found[name]]
+            masks = [_validation_mask(documents, data.validation_fraction) for documents in found[name]]
             own[name] = _some([documents.keep(mask) for documents, mask in zip(found[name], masks, strict=True)])
             found[name] = _some([documents.keep(~mask) for documents, mask in zip(found[name], masks, strict=True)])
         identities.append({"name": name} | identity if name else identity)
@@ -167,17 +114,39 @@ def survey(data: DataConfig, notes: Path | None = None) -> Corpus:
 Several = dict[str, list[Documents]]
 
 
+def _first_of_each(*groups: Several) -> np.ndarray:
+    """int64: for each document of all groups the number of the first with the same text."""
+    members = [documents for group in groups for several in group.values() for documents in several]
+    hashes = (block["hash"] for documents in members for block in documents.blocks())
+    total = sum(map(len, members))
+    return first_of_each(hashes, total, members[0].rows.file.parent) if total else np.empty(0, np.int64)
+
+
+def _kept(group: Several, mask: np.ndarray) -> Several:
+    """The documents of a group for which `mask`, bool over all of them in order, holds."""
+    ends = np.cumsum([0, *(len(documents) for several in group.values() for documents in several)])
+    parts = (mask[first:last] for first, last in pairwise(ends.tolist()))
+    return {name: _some([documents.keep(next(parts)) for documents in several]) for name, several in group.items()}
+
+
+def _distinct(own: Several, found: Several, drop: bool, tally: Tally) -> tuple[Several, Several]:
+    """Counts the documents whose text came before, and drops them where `drop`."""
+    firsts = _first_of_each(own, found)
+    fresh = firsts == np.arange(len(firsts))
+    tally.duplicates += int((~fresh).sum())
+    if not drop:
+        return own, found
+    held_out = sum(len(documents) for several in own.values() for documents in several)
+    return _kept(own, fresh[:held_out]), _kept(found, fresh[held_out:])
+
+
 def _without(found: Several, held_out: Several, tally: Tally) -> Several:
     """Training documents whose text is not held out by any source."""
-    texts = {row.tobytes() for several in held_out.values() for documents in several for row in documents.hashes}
-    if not texts:
+    if not (count := sum(len(documents) for several in held_out.values() for documents in several)):
         return found
-    kept = {}
-    for name, several in found.items():
-        masks = [np.array([row.tobytes() not in texts for row in each.hashes], dtype=bool) for each in several]
-        tally.also_validation += int(sum((~mask).sum() for mask in masks))
-        kept[name] = _some([documents.keep(mask) for documents, mask in zip(several, masks, strict=True)])
-    return kept
+    mask = _first_of_each(held_out, found)[count:] >= count
+    tally.also_validation += int((~mask).sum())
+    return _kept(found, mask)
 
 
 def is_validation(hashes: np.ndarray, fraction: float) -> np.ndarray:
@@ -186,37 +155,51 @@ def is_validation(hashes: np.ndarray, fraction: float) -> np.ndarray:
     return leading < np.uint64(math.ceil(fraction * 2**64))
 
 
-def _scan_all(places: list[Source], data: DataConfig, tally: Tally, notes: Path | None) -> list[Documents]:
+def _validation_mask(documents: Documents, fraction: float) -> np.ndarray:
+    return np.concatenate([is_validation(block["hash"], fraction) for block in documents.blocks()])
+
+
+def _scan_all(places: list[Source], data: DataConfig, tally: Tally, tables: Tables) -> list[Documents]:
     ordered = sorted(places, key=lambda source: source.name)
     settings = {"min_length": data.min_length, "on_bad_input": data.on_bad_input}
-    scan = partial(_scan, data=data, tally=tally)
-    found_of = cached_scans(ordered, settings, notes, scan) if notes else map(scan, ordered)
+    scan = partial(scan_source, min_length=data.min_length, skip=data.on_bad_input == "skip")
     scanned = []
-    for source, found in zip(ordered, found_of, strict=True):
-        if found is not None:
-            tally.add(found)
-            scanned.append(Documents(source, found.numbers, found.sizes, found.hashes, found.places))
+    for source, found in zip(ordered, cached_scans(ordered, settings, tables, scan, data.num_workers), strict=True):
+        tally.add(found)
+        kept = np.full((found.rows.count + 7) // 8, 255, dtype=np.uint8)
+        scanned.append(Documents(source, found.rows, found.can_seek, kept, found.rows.count, found.size))
     # The order of documents is that of names; two files of one name are told apart by what they hold.
-    scanned.sort(key=lambda documents: documents.identity()[::2])
-    return _some([_distinct(documents, data.deduplicate, tally) for documents in scanned])
+    names = Counter(source.name for source in ordered)
+    scanned.sort(key=lambda one: (one.source.name, *(one.identity()[2:] if names[one.source.name] > 1 else ())))
+    return _some(scanned)
 
 
 def _some(several: list[Documents]) -> list[Documents]:
-    return [documents for documents in several if len(documents.sizes)]
+    return [documents for documents in several if len(documents)]
 
 
-def _scan(source: Source, data: DataConfig, tally: Tally) -> Found | None:
-    """Counts and hashes; a file that turns out to be damaged half way contributes nothing."""
-    numbers: list[int] = []
-    places: list[int] = []
-    sizes: list[int] = []
-    hashes = bytearray()
-    records = empty = too_short = bad_records = 0
+def scan_source(source: Source, table: IO[bytes], min_length: int, skip: bool) -> Found:
+    """Counts and hashes; a file that turns out to be damaged half way contributes nothing.
+
+    Args:
+        table: takes a row for each document.
+        skip: damaged records and files are left out.
+
+    Raises:
+        DataError: something is damaged, and nothing is to be left out.
+    """
+    begin = table.tell()
+    places: list[int] = []  # the reader puts one in before each record
+    block: list[tuple[int, int, int, bytes]] = []
+    records = empty = too_short = bad_records = size = 0
+    last, can_seek = -1, True
     bad: list[str] = []
-    skip = data.on_bad_input == "skip"
     try:
         for number, record in enumerate(source.records(places=places)):
             records += 1
+            place = places.pop() if places else -1
+            can_seek &= place > last  # not where a long line is several records
+            last = place
             if isinstance(record, Fault):
                 if not skip:
                     raise Unreadable(record.reason)
@@ -224,38 +207,37 @@ def _scan(source: Source, data: DataConfig, tally: Tally) -> Found | None:
                 bad += [f"{source} {record.reason}"] * (len(bad) < NAMED)
             elif not record:
                 empty += 1
-            elif len(record) < data.min_length:
+            elif len(record) < min_length:
                 too_short += 1
             else:
                 encoded = record.encode()
-                numbers.append(number)
-                sizes.append(len(encoded))
-                hashes += blake3(encoded).digest()
+                block.append((number, len(encoded), place, blake3(encoded).digest()))
+                size += len(encoded)
+                if len(block) == BLOCK:
+                    _append(table, block)
+        if block:
+            _append(table, block)
     except (Unreadable, OSError) as error:
+        if no_space(error):
+            raise
         reason = f"{source} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
         if not skip:
             verb = "convert" if "UTF-8" in reason and not isinstance(error, OSError) else "repair"
             raise DataError(f"{reason}; {verb} it, or remove it from {source.key}.") from None
-        tally.bad_files += 1
-        tally.bad += [reason] * (len(tally.bad) < NAMED)
-        return None
-    columns = np.frombuffer(bytes(hashes), dtype=np.uint8).reshape(-1, 32)
-    kept, lines = np.array(numbers, dtype=np.int64), np.array(places, dtype=np.int64)
-    found_again = len(lines) > 0 and bool((np.diff(lines) > 0).all())  # not where a long line is several records
-    where = lines[kept] if found_again else lines[:0]
-    counts = Counts(records, empty, too_short, bad_records)
-    return Found(kept, np.array(sizes, dtype=np.int64), columns, where, counts, bad)
+        table.seek(begin)
+        table.truncate()
+        return Found(Rows(Path(table.name)), False, 0, Counts(), [reason], is_readable=False)
+    rows = Rows(Path(table.name), begin // ROW.itemsize, (table.tell() - begin) // ROW.itemsize)
+    return Found(rows, can_seek, size, Counts(records, empty, too_short, bad_records), bad)
 
 
-def _distinct(documents: Documents, drop: bool, tally: Tally) -> Documents:
-    """Counts the documents whose text came before (by 128 bits of its hash), and drops them where `drop`."""
-    fresh = np.ones(len(documents.sizes), dtype=bool)
-    for number, row in enumerate(documents.hashes):
-        if (digest := row[:16].tobytes()) in tally.seen:
-            fresh[number] = False
-        tally.seen.add(digest)
-    tally.duplicates += int((~fresh).sum())
-    return documents.keep(fresh) if drop else documents
+def _append(table: IO[bytes], block: list[tuple[int, int, int, bytes]]) -> None:
+    rows = np.empty(len(block), ROW)
+    for name, column in zip(("number", "size", "place"), zip(*block, strict=True), strict=False):
+        rows[name] = column
+    rows["hash"] = np.frombuffer(b"".join(row[3] for row in block), np.uint8).reshape(-1, 32)
+    table.write(rows.tobytes())
+    block.clear()
 
 
 def log_left_out(report: LeftOut) -> None:

@@ -1,24 +1,17 @@
 """Doing the units of a plan, in this process or in several: the bytes are the same."""
 
 import logging
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing.connection import Connection
-from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
@@ -28,11 +21,11 @@ from infini_llama.tasks.preprocess.tokens.clusters import do_on_cluster
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, shares_of
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, write_shard
+from infini_llama.tasks.preprocess.workers import POLL, result_of, worker_processes
 from infini_llama.tasks.progress import megabytes
 
 log = logging.getLogger("infini_llama.preprocess")
 LABELS = {"train": "tokenizing training text", "validation": "tokenizing validation text"}
-POLL = 0.2  # seconds
 Finish = Callable[[str, str, int, int], None]  # name of the shard's file, key, documents, tokens
 
 
@@ -68,44 +61,13 @@ def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding
     if processes < 2:
         _do(plan, units, encoding, journal.work, journal.record, verbose=True)
         return
-    threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
-    spawn = multiprocessing.get_context("spawn")
-    reading_end, writing_end = spawn.Pipe(duplex=False)
-    with (
-        ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(threads, reading_end)) as pool,
-        _closed_by_fault(writing_end),
-    ):
+    with worker_processes(processes) as pool:
         pending = {pool.submit(_do, plan, share, encoding, journal.work, journal.record) for share in shares}
         while pending:
             done, pending = wait(pending, timeout=POLL)
             _log_shares(units, journal)
             for future in done:
-                try:
-                    future.result()
-                except BrokenProcessPool:
-                    raise PipelineError(
-                        "a worker process of preprocess was killed, perhaps for lack of memory. Finished shards are "
-                        "kept: run the same command again, with a smaller data.num_workers or data.shard_size if "
-                        "this recurs."
-                    ) from None
-
-
-@contextmanager
-def _closed_by_fault(writing_end: Connection) -> Iterator[None]:
-    """Ends the worker processes where this one breaks off; the pool would wait for all that they have begun."""
-    try:
-        yield
-    except BaseException:
-        writing_end.close()
-        raise
-
-
-def _begin(threads: int, ends: Connection) -> None:
-    """In a worker process: its share of the cores, and no life after its parent's, or after its parent's interest in it."""
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=lambda: wait_for([parent.sentinel, ends]) and os._exit(1), daemon=True).start()
+                result_of(future)
 
 
 def _do_remotely(
@@ -127,7 +89,11 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
         if following != (unit.split, unit.first):  # else the files are read on from where they are
             texts = plan.texts(unit.split, unit.first)
         stream = Stream(dtype, unit.size + unit.documents)
-        done = sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
+        done = (
+            sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
+            if verbose
+            else 0
+        )
         first = unit.first
         for batch, size in batches(islice(texts, unit.documents)):
             try:

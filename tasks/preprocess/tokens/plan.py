@@ -6,8 +6,10 @@ from itertools import groupby
 
 import numpy as np
 
+from infini_llama.tasks.preprocess.sources.documents import Documents
 from infini_llama.tasks.preprocess.sources.sources import Source
-from infini_llama.tasks.preprocess.sources.survey import Corpus, Documents
+from infini_llama.tasks.preprocess.sources.survey import Corpus
+from infini_llama.tasks.preprocess.sources.tables import by_length
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,20 @@ class Plan:
     def texts(self, split: str, first: int = 0) -> Iterator[tuple[str, int]]:
         """Text and bytes of every document of a split from number `first` on."""
         for documents in self.documents[split]:
-            if first < len(documents.sizes):
+            if first < len(documents):
                 yield from documents.texts(first)
-            first = max(0, first - len(documents.sizes))
+            first = max(0, first - len(documents))
 
     def source(self, split: str, number: int) -> Source:
         """Where document `number` of a split was read."""
-        ends = np.cumsum([len(documents.sizes) for documents in self.documents[split]])
+        ends = np.cumsum([len(documents) for documents in self.documents[split]])
         return self.documents[split][int(np.searchsorted(ends, number, side="right"))].source
 
-    def hashes(self, unit: Unit) -> Iterator[np.ndarray]:
-        """The hashes of a unit's documents in order, uint8 [several, 32] at a time."""
-        base = 0
-        for documents in self.documents[unit.split]:
-            rows = documents.hashes[max(0, unit.first - base) : max(0, unit.first + unit.documents - base)]
-            if len(rows):
-                yield rows
-            base += len(documents.sizes)
+    def hashes(self, split: str) -> Iterator[tuple[Unit, list[np.ndarray]]]:
+        """The units of a split, and of each the hashes of its documents in order, uint8 [several, 32] at a time."""
+        units = [unit for unit in self.units if unit.split == split]
+        blocks = (block["hash"] for documents in self.documents[split] for block in documents.blocks())
+        return zip(units, by_length(blocks, [unit.documents for unit in units]), strict=True)
 
 
 def plan_units(corpus: Corpus, shard_size: int) -> Plan:
@@ -69,20 +68,36 @@ def plan_units(corpus: Corpus, shard_size: int) -> Plan:
         base = number = 0
         for source, several in groupby(members, key=lambda member: member.source.origin):
             files = list(several)
-            sizes = np.concatenate([file.sizes for file in files])
-            begins = np.cumsum([0, *(len(file.sizes) for file in files)])
-            ends = (sizes + 1).cumsum()
+            begins = np.cumsum([0, *map(len, files)])
             first = 0
-            while first < len(sizes):
-                before = int(ends[first - 1]) if first else 0
-                last = max(first + 1, int(np.searchsorted(ends, before + shard_size // 4, side="right")))
+            for count, size in _cut(files, shard_size // 4):
                 file = int(np.searchsorted(begins, first, side="right")) - 1
-                continues = first != begins[file] and not len(files[file].places)
-                size = int(sizes[first:last].sum())
-                units.append(Unit(split, number, base + first, last - first, size, source, continues))
-                first, number = last, number + 1
-            base += len(sizes)
+                continues = bool(first != begins[file]) and not files[file].can_seek
+                units.append(Unit(split, number, base + first, count, size, source, continues))
+                first, number = first + count, number + 1
+            base += first
     return Plan(documents, units)
+
+
+def _cut(files: list[Documents], most: int) -> Iterator[tuple[int, int]]:
+    """(documents, bytes of text) of each unit; in a unit, the bytes and one for each document are at most `most`."""
+    count = size = 0
+    for sizes in (block["size"] for file in files for block in file.blocks()):
+        ends = (sizes + 1).cumsum()
+        first, before = 0, 0
+        while first < len(sizes):
+            last = int(np.searchsorted(ends, before + most - size - count, side="right"))
+            if last == first and not count:
+                last += 1  # larger than a unit may be
+            if last > first:
+                size += int(ends[last - 1]) - before - (last - first)
+                count += last - first
+                first, before = last, int(ends[last - 1])
+            if first < len(sizes):
+                yield count, size
+                count = size = 0
+    if count:
+        yield count, size
 
 
 def shares_of(units: list[Unit], most: int) -> list[list[Unit]]:

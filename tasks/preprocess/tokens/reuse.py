@@ -16,7 +16,7 @@ from infini_llama.configs.errors import NO_SPACE
 from infini_llama.tasks.preprocess.tokens.journal import Journal, JournalEntry
 from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit
-from infini_llama.tasks.records.manifest import DatasetManifest, EngineChoice, Shard
+from infini_llama.tasks.records.manifest import SPLITS, DatasetManifest, EngineChoice, Shard
 from infini_llama.tasks.storage.artifacts import Damaged, checksum_of, file_checksum, is_moved_aside, read_dataset, sync
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -50,13 +50,14 @@ def with_keys(plan: Plan, tokenizer: Path, eos: int, engine: EngineChoice, answe
         *([answer_after] * bool(answer_after)),
     ]
 
-    def key(unit: Unit) -> str:
-        text = blake3()
-        for rows in plan.hashes(unit):
-            text.update(rows.tobytes())
-        return checksum_of([*common, text.hexdigest()])
-
-    return replace(plan, units=[replace(unit, key=key(unit)) for unit in plan.units])
+    units = []
+    for split in SPLITS:
+        for unit, hashes in plan.hashes(split):
+            text = blake3()
+            for rows in hashes:
+                text.update(rows.tobytes())
+            units.append(replace(unit, key=checksum_of([*common, text.hexdigest()])))
+    return replace(plan, units=units)
 
 
 def reuse(units: list[Unit], datasets: Path, journal: Journal) -> list[Unit]:

@@ -124,8 +124,10 @@ def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, tm
     copy = [str(path) for path in texts]
     copied = {"name": "copy", "files": copy, "validation_files": [str(own)], "weight": 1}
     corpus = survey(mixture(mixture.prose, copied))
-    training = {row.tobytes() for documents in corpus.train for row in documents.hashes}
-    held_out = {row.tobytes() for documents in corpus.validation for row in documents.hashes}
+    training = {row.tobytes() for documents in corpus.train for block in documents.blocks() for row in block["hash"]}
+    held_out = {
+        row.tobytes() for documents in corpus.validation for block in documents.blocks() for row in block["hash"]
+    }
     assert not training & held_out and len(held_out) > 3 and corpus.report.also_validation == len(held_out) - 1
 
 

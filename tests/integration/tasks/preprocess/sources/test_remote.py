@@ -154,9 +154,9 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     [documents] = survey({"files": [f"{web.url}/rows.parquet"]}).train
     assert web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096  # the column, and not the other
     web.sent.clear()
-    middle = len(documents.sizes) // 2
+    middle = len(documents) // 2
     found = [text for (text, _), _ in zip(documents.texts(middle), range(10), strict=False)]
-    assert found == [texts[n] for n in documents.numbers[middle : middle + 10]]
+    assert found == [texts[n] for n in next(documents.blocks(middle))["number"][:10]]
     assert web.sent["rows.parquet"] < 300_000
 
 

@@ -312,9 +312,9 @@ def test_reading_a_document_does_not_read_what_precedes_it(tmp_path):
         return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
 
     before = read_bytes()
-    [(text, _)] = documents.texts(len(documents.sizes) - 1)
-    assert text == f"document {documents.numbers[-1]} " * 50
-    assert read_bytes() - before < 1_000_000 < documents.sizes.sum()
+    [(text, _)] = documents.texts(len(documents) - 1)
+    assert text == f"document {[*documents.blocks()][-1]['number'][-1]} " * 50
+    assert read_bytes() - before < 1_000_000 < documents.size
 
 
 def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:

@@ -222,6 +222,8 @@ def test_one_line_of_200_megabytes_is_read_as_documents_and_one_beyond_the_limit
     with pytest.raises(DataError, match=r"line\.jsonl .*268,435,456.*line 2"):
         survey(data(files=[str(text)]))
     corpus = survey(data(files=[str(text)], on_bad_input="skip"))
-    sizes = np.concatenate([documents.sizes for documents in corpus.train + corpus.validation])
+    sizes = np.concatenate(
+        [block["size"] for documents in corpus.train + corpus.validation for block in documents.blocks()]
+    )
     assert len(sizes) == 30 + 12 + 2 and sizes.sum() > 199_999_000 and sizes.max() <= LONGEST_DOCUMENT
     assert corpus.report.bad_records == 1

@@ -22,12 +22,14 @@ def text(tmp_path):
 def look(data, text, tmp_path, monkeypatch):
     """look() -> the names of the files that were read, the identity, and the report."""
     monkeypatch.setattr(surveys, "SETTLED", -(10**9))
-    scan = corpus._scan
+    scan = corpus.scan_source
 
     def of(**changes):
         read = []
         monkeypatch.setattr(
-            corpus, "_scan", lambda source, **given: (read.append(source.name), scan(source, **given))[1]
+            corpus,
+            "scan_source",
+            lambda source, *given, **more: (read.append(source.name), scan(source, *given, **more))[1],
         )
         found = survey(data(**{"files": [str(text)], "on_bad_input": "skip"} | changes), tmp_path / "notes")
         return sorted(read), found.identity, found.report
@@ -83,13 +85,14 @@ def test_generated_text_is_not_cached_under_a_file_name(data, tmp_path, monkeypa
         return survey(data(files=[], source="passkey", passkey=made), tmp_path / "notes").identity
 
     assert identity(1) == identity(1) != identity(2)
-    assert not (tmp_path / "notes").exists()
+    assert not list((tmp_path / "notes").glob("*.json"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_cache_is_ignored(look, tmp_path, damage):
+@pytest.mark.parametrize("file", ["*.json", "*.rows"])
+def test_a_damaged_cache_is_ignored(look, tmp_path, file, damage):
     first = look()
-    (note,) = (tmp_path / "notes").iterdir()
+    (note,) = (tmp_path / "notes").glob(file)
     content = bytearray(note.read_bytes())
     if damage == "flip":
         content[len(content) // 2] ^= 1

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infini_llama.tasks.preprocess.sources import tables
+from infini_llama.tasks.preprocess.sources.documents import Documents
 from infini_llama.tasks.preprocess.sources.sources import Source
-from infini_llama.tasks.preprocess.sources.survey import Corpus, Documents
+from infini_llama.tasks.preprocess.sources.survey import Corpus
 from infini_llama.tasks.preprocess.tokens.plan import plan_units
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, entropy_bits, save_array, write_shard
+from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.storage.artifacts import check
 
 
@@ -43,12 +46,18 @@ def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(
 
 @settings(max_examples=50, deadline=None)
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), shard_size=st.integers(1024, 4000))
-def test_units_are_documents_in_order_and_only_a_single_document_exceeds_the_size(sizes, shard_size):
-    table = np.array(sizes, dtype=np.int64)
+def test_units_are_documents_in_order_and_only_a_single_document_exceeds_the_size(tmp_path_factory, sizes, shard_size):
+    rows = np.zeros(len(sizes), tables.ROW)
+    rows["size"] = sizes
+    file = tmp_path_factory.mktemp("tables") / "x.rows"
+    file.write_bytes(rows.tobytes())
+    kept = np.full((len(sizes) + 7) // 8, 255, dtype=np.uint8)
     documents = Documents(
-        Source(Path("a"), "a", "text"), table, table, np.zeros((len(sizes), 32), dtype=np.uint8), table[:0]
+        Source(Path("a"), "a", "text"), tables.Rows(file, 0, len(sizes)), True, kept, len(sizes), sum(sizes)
     )
-    units = plan_units(Corpus([documents], [], {}, {}), shard_size).units
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(tables, "BLOCK", 8)  # units over several blocks
+        units = plan_units(Corpus([documents], [], {}, LeftOut()), shard_size).units
     assert [unit.number for unit in units] == list(range(len(units)))
     assert [unit.first for unit in units] == [sum(u.documents for u in units[:k]) for k in range(len(units))]
     assert sum(unit.documents for unit in units) == len(sizes)

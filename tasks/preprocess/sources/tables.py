@@ -1,0 +1,88 @@
+"""Tables of documents on disk: what is known of each, in order. Memory holds one block, however many documents there are."""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+# Of one document: place among all records of its source, bytes of its UTF-8, byte or row of the file at which it begins, blake3.
+ROW = np.dtype([("number", "<i8"), ("size", "<i8"), ("place", "<i8"), ("hash", "u1", 32)])
+BLOCK = 2**16  # rows
+BUCKET = 2**21  # rows that are sorted at once
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive rows of a file of them."""
+
+    file: Path
+    first: int = 0
+    count: int = 0
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The rows in order, ROW [up to BLOCK] at a time."""
+        for start in range(0, self.count, BLOCK):
+            size = min(BLOCK, self.count - start) * ROW.itemsize
+            yield np.frombuffer(os.pread(_open(self.file).fileno(), size, (self.first + start) * ROW.itemsize), ROW)
+
+
+@lru_cache(maxsize=8)  # thousands of small files of text have their rows in one file
+def _open(file: Path) -> IO[bytes]:
+    return file.open("rb")
+
+
+def first_of_each(hashes: Iterable[np.ndarray], total: int, folder: Path) -> np.ndarray:
+    """int64 [total], on disk: for each text the number of the first with the same hash, which is its own where there is none before it.
+
+    The hashes are distributed over temporary files in `folder`, and each file is sorted by itself.
+
+    Args:
+        hashes: uint8 [several, 32] at a time, of which 128 bits decide.
+        total: how many there are in all.
+    """
+    firsts = np.memmap(_temporary(folder), dtype=np.int64, shape=(total,))
+    entry = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<i8")])
+    buckets = [_temporary(folder) for _ in range(1 + total // BUCKET)]
+    number = 0
+    for block in hashes:
+        entries = np.empty(len(block), entry)
+        halves = np.ascontiguousarray(block[:, :16]).view("<u8")
+        entries["high"], entries["low"] = halves[:, 0], halves[:, 1]
+        entries["number"] = np.arange(number, number + len(block))
+        number += len(block)
+        into = entries["low"] % np.uint64(len(buckets))
+        for which, bucket in enumerate(buckets):
+            bucket.write((entries if len(buckets) == 1 else entries[into == which]).tobytes())
+    for bucket in buckets:
+        bucket.seek(0)
+        entries = np.fromfile(bucket, entry)
+        bucket.close()
+        entries = entries[np.lexsort((entries["low"], entries["high"]))]  # which keeps equal ones in order
+        fresh = np.ones(len(entries), dtype=bool)
+        fresh[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
+        leaders = entries["number"][fresh]
+        firsts[entries["number"]] = leaders[np.cumsum(fresh) - 1]
+    return firsts
+
+
+def _temporary(folder: Path) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def by_length(blocks: Iterable[np.ndarray], lengths: Iterable[int]) -> Iterator[list[np.ndarray]]:
+    """The same rows in runs of these lengths, each as a list of arrays."""
+    rest: np.ndarray | None = None
+    several = iter(blocks)
+    for length in lengths:
+        run: list[np.ndarray] = []
+        while length:
+            block = rest if rest is not None and len(rest) else next(several)
+            run.append(block[:length])
+            length -= len(run[-1])
+            rest = block[len(run[-1]) :]
+        yield run
