@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
+LONGEST_WORD = 4 * 2**20  # characters without a blank: `tokenizers` takes 145 bytes of memory for each
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
@@ -25,14 +26,21 @@ Records = Iterator[str | Fault]
 NOT_READ = Fault("was not asked for")
 
 
-def pieces(text: str) -> Iterator[str]:
+def pieces(text: str) -> Iterator[str | Fault]:
+    """The text, or several where it is longer than a document may be; a Fault for one that no tokenizer can take in parts."""
     if len(text) * 4 <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
-        yield text
+        yield _with_blanks(text)
         return
     while data:
         end = cut(data[: LONGEST_DOCUMENT + 1]) if len(data) > LONGEST_DOCUMENT else len(data)
-        yield data[:end].decode()
+        yield _with_blanks(data[:end].decode())
         data = data[end:]
+
+
+def _with_blanks(text: str) -> str | Fault:
+    if len(text) > LONGEST_WORD and max(map(len, text.split()), default=0) > LONGEST_WORD:
+        return Fault(f"has a text with more than {LONGEST_WORD:,} characters without a blank or a line end")
+    return text
 
 
 def cut(data: bytes) -> int:

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
 
 SHORT = 1000  # characters: a piece ends at the first seam after so many
-LINE_ENDS = re.compile(r"(?<=[!-~])(?=\n)")
-WORDS_AT_LINE_ENDS = re.compile(r"(?<=[A-Za-z0-9])(?=\n)")
+LINE_ENDS = re.compile(r"(?<=[!-~])(?=\n)|(?<=[A-Za-z])(?= [A-Za-z])")
+WORDS_AT_LINE_ENDS = re.compile(r"(?<=[A-Za-z0-9])(?=\n)|(?<=[A-Za-z])(?= [A-Za-z])")
 PATTERNS = {  # that take a line's end to punctuation before it
     ENCODINGS["cl100k_base"].pattern,
     ENCODINGS["o200k_base"].pattern,
@@ -28,9 +28,10 @@ def cut_of(encoder: Tokenizer) -> Cut:
     """What cuts a text into pieces whose tokens, one after the other, are those of the text; one piece where that is not known.
 
     A seam lies between an ASCII character and a line's end: any that is no blank under GPT-2's pattern, a letter or digit under the
-    others known here. Those patterns have no alternative that reaches over a seam, and none that looks beyond it (only blanks
-    look at what follows them); words are then encoded each by itself. So it holds where such a pattern cuts the text as it is, and no
-    added token is looked for before.
+    others known here. Another lies between a letter and one blank before a letter, both ASCII: under all of them the blank belongs to
+    the next word. Those patterns have no alternative that reaches over a seam, and none that looks beyond it (only blanks look at
+    what follows them); words are then encoded each by itself. So it holds where such a pattern cuts the text as it is, and no added
+    token is looked for before.
     """
     if encoder.normalizer or encoder.get_added_tokens_decoder() or not encoder.pre_tokenizer:
         return lambda text: [text]

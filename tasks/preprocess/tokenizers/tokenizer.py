@@ -255,10 +255,10 @@ def _hide_special_pieces(description: dict[str, Any]) -> None:
 def special_ids(tokenizer: Tokenizer) -> np.ndarray:
     """bool [vocab]: the ids that stand for no text, but for that of unknown text."""
     table = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
-    model = orjson.loads(tokenizer.to_str())["model"]
-    unknown = model.get("unk_token")
-    if (number := model.get("unk_id")) is not None:  # of Unigram
-        unknown = model["vocab"][number][0]
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    if isinstance(tokenizer.model, models.Unigram):  # says it in its description alone, which takes long to write
+        number = orjson.loads(tokenizer.to_str())["model"].get("unk_id")
+        unknown = tokenizer.id_to_token(number) if number is not None else None
     for number, token in tokenizer.get_added_tokens_decoder().items():
         table[number] = token.special and (token.content != unknown or token.content == EOS)
     return table

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import special_ids
@@ -79,52 +80,69 @@ def _do_remotely(
 
 
 def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: Finish, verbose: bool = False) -> None:
-    """Writes the shards of `units` below `into`; `finish` gets each one's name, key and counts."""
-    tokenizer = encoding.tokenizer
-    encode, dtype = open_engine(encoding.engine, tokenizer), dtype_for(tokenizer.get_vocab_size())
-    special = special_ids(tokenizer)
+    """Writes the shards of `units` below `into`; `finish` gets each one's name, key and counts.
+
+    A shard is written, synced and hashed by another thread while the next one is encoded.
+    """
+    encode, dtype = open_engine(encoding.engine, encoding.tokenizer), dtype_for(encoding.tokenizer.get_vocab_size())
+    special = special_ids(encoding.tokenizer)
+    totals = {split: sum(unit.size for unit in units if unit.split == split) for split in LABELS}
+    done = dict.fromkeys(LABELS, 0)
     texts: Iterator[tuple[str, int]] = iter(())
     following: tuple[str, int] | None = None
-    for unit in units:
-        if following != (unit.split, unit.first):  # else the files are read on from where they are
-            texts = plan.texts(unit.split, unit.first)
-        stream = Stream(dtype, unit.size + unit.documents)
-        done = (
-            sum(other.size for other in plan.units if other.split == unit.split and other.number < unit.number)
-            if verbose
-            else 0
-        )
-        first = unit.first
-        for batch, size in batches(islice(texts, unit.documents)):
-            try:
-                ids, offsets, prompts = encode_answers(encode, batch, encoding.answer_after)
-            except ValueError:
-                number = next(place for place, text in enumerate(batch) if encoding.answer_after not in text)
-                raise DataError(
-                    f"{plan.source(unit.split, first + number)} has a document without data.answer_after="
-                    f"{encoding.answer_after!r} ({batch[number][:60]!r} …), so it has no answer; leave it out, correct the "
-                    "key, or set data.loss_on=all."
-                ) from None
-            if (found := special.take(ids)).any():
-                place = int(found.argmax())
-                source = plan.source(unit.split, first + int(np.searchsorted(offsets, place, side="right")) - 1)
-                raise DataError(
-                    f"{source} has a text that contains '{tokenizer.id_to_token(int(ids[place]))}', which becomes that special "
-                    f"token with this tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or "
-                    f"leave the file out of {source.key}."
-                )
-            stream.add(ids, offsets, encoding.eos, prompts)
-            first += len(batch)
-            done += size
-            if verbose:
-                total = sum(other.size for other in plan.units if other.split == unit.split)
-                log.info(LABELS[unit.split], extra={"progress": megabytes(done, total)})
-        path = into / unit.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        prompts = np.concatenate(stream.prompts) if stream.prompts else None
-        write_shard(path, stream.values[: stream.filled], np.concatenate(stream.lengths), prompts)
-        finish(unit.file, unit.key, unit.documents, stream.filled)
-        following = (unit.split, unit.first + unit.documents)
+    with ThreadPoolExecutor(1) as writer:
+        written: Future[None] | None = None
+        for unit in units:
+            if following != (unit.split, unit.first):  # else the files are read on from where they are
+                texts = plan.texts(unit.split, unit.first)
+            stream = Stream(dtype, unit.size + unit.documents)
+            first = unit.first
+            for batch, size in batches(islice(texts, unit.documents)):
+                try:
+                    ids, offsets, prompts = encode_answers(encode, batch, encoding.answer_after)
+                except ValueError:
+                    number = next(place for place, text in enumerate(batch) if encoding.answer_after not in text)
+                    source = plan.source(unit.split, first + number)
+                    raise _without_answer(source, encoding.answer_after, batch[number]) from None
+                if (found := special.take(ids)).any():
+                    place = int(found.argmax())
+                    source = plan.source(unit.split, first + int(np.searchsorted(offsets, place, side="right")) - 1)
+                    raise _special(source, encoding.tokenizer.id_to_token(int(ids[place])))
+                stream.add(ids, offsets, encoding.eos, prompts)
+                first += len(batch)
+                done[unit.split] += size
+                if verbose:
+                    progress = megabytes(done[unit.split], totals[unit.split])
+                    log.info(LABELS[unit.split], extra={"progress": progress})
+            if written:
+                written.result()
+            written = writer.submit(_write, into, unit, stream, finish)
+            following = (unit.split, unit.first + unit.documents)
+        if written:
+            written.result()
+
+
+def _write(into: Path, unit: Unit, stream: Stream, finish: Finish) -> None:
+    path = into / unit.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prompts = np.concatenate(stream.prompts) if stream.prompts else None
+    write_shard(path, stream.values[: stream.filled], np.concatenate(stream.lengths), prompts)
+    finish(unit.file, unit.key, unit.documents, stream.filled)
+
+
+def _without_answer(source: Source, answer_after: str, text: str) -> DataError:
+    return DataError(
+        f"{source} has a document without data.answer_after={answer_after!r} ({text[:60]!r} …), so it has no answer; "
+        "leave it out, correct the key, or set data.loss_on=all."
+    )
+
+
+def _special(source: Source, token: str | None) -> DataError:
+    return DataError(
+        f"{source} has a text that contains '{token}', which becomes that special token with this tokenizer; name a "
+        "tokenizer in which it is an added token alone, remove it from the text, or leave the file out of "
+        f"{source.key}."
+    )
 
 
 def _log_shares(units: list[Unit], journal: Journal) -> None:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.texts import LONGEST_DOCUMENT
 from support.stages import lookup, preprocess, survey, verify
 
@@ -227,3 +228,18 @@ def test_one_line_of_200_megabytes_is_read_as_documents_and_one_beyond_the_limit
     )
     assert len(sizes) == 30 + 12 + 2 and sizes.sum() > 199_999_000 and sizes.max() <= LONGEST_DOCUMENT
     assert corpus.report.bad_records == 1
+
+
+def test_a_text_without_a_blank_is_refused_before_it_costs_the_memory(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "LONGEST_WORD", 1000)
+    for name, content in (
+        ("good.txt", "words " * 500),
+        ("bad.txt", "x" * 1001),
+        ("lines.txt", "x" * 600 + "\n" + "y" * 600),
+    ):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "' + b"z" * 2000 + b'"}\n' + GOOD)
+    with pytest.raises(DataError):
+        survey(data(files=[str(tmp_path)]))
+    report = survey(data(files=[str(tmp_path)], on_bad_input="skip")).report
+    assert (report.records, report.bad_records, report.bad_files) == (5, 2, 0)

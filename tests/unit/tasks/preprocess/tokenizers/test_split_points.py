@@ -31,6 +31,9 @@ TEXTS = st.lists(
             " \n",
             "a\n",
             "9\n",
+            "a ",
+            " B",
+            " 's",
             "the",
             "\U00016ed1",
         ]
@@ -78,8 +81,8 @@ def test_the_ids_of_the_pieces_are_those_of_the_whole(kinds, text):
 
 
 def test_every_kind_that_is_trained_here_and_every_known_pattern_is_cut(kinds):
-    text = "a line of words\n" * 200
-    assert {kind: len(cut_of(encoder)(text)) > 2 for kind, encoder in kinds.items()} == dict.fromkeys(kinds, True)
+    for text in ("a line of words\n" * 200, "words that go on without a line end " * 100):
+        assert {kind: len(cut_of(encoder)(text)) > 2 for kind, encoder in kinds.items()} == dict.fromkeys(kinds, True)
 
 
 def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
