@@ -205,7 +205,8 @@ def _write(folder: Path, key: str, notes: Notes) -> None:
         used = {found.rows.file for _, found in notes.values()}
         table = {"tables": {file.name: file_checksum(file) for file in sorted(used)}, "notes": several}
         write_atomic(folder / f"{key}.json", f"{checksum_of(table)}\n{json.dumps(table)}")
-        for file in (*folder.glob(f"{key}-*.rows"), *folder.glob(f"{PASSING}*")):
+        left = [f"{key}-*.rows", f"{PASSING}*", "*.npz"]  # the last of an older version
+        for file in (file for pattern in left for file in folder.glob(pattern)):
             if file not in used and file.stat().st_mtime < time.time() - LEFT_BEHIND:
                 shutil.rmtree(file) if file.is_dir() else file.unlink()
 
