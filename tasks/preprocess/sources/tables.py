@@ -13,6 +13,7 @@ import numpy as np
 # Of one document: place among all records of its source, bytes of its UTF-8, byte or row of the file at which it begins, blake3.
 ROW = np.dtype([("number", "<i8"), ("size", "<i8"), ("place", "<i8"), ("hash", "u1", 32)])
 BLOCK = 2**16  # rows
+SPACE = 2**20  # bytes written at once
 BUCKET = 2**21  # rows that are sorted at once
 
 
@@ -45,7 +46,11 @@ def first_of_each(hashes: Iterable[np.ndarray], total: int, folder: Path) -> np.
         hashes: uint8 [several, 32] at a time, of which 128 bits decide.
         total: how many there are in all.
     """
-    firsts = np.memmap(_temporary(folder), dtype=np.int64, shape=(total,))
+    file = _temporary(folder)
+    for start in range(0, 8 * total, SPACE):  # on a full disk, writing raises, and a memory map ends the process
+        file.write(bytes(min(SPACE, 8 * total - start)))
+    file.flush()
+    firsts = np.memmap(file, dtype=np.int64, mode="r+", shape=(total,))
     entry = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<i8")])
     buckets = [_temporary(folder) for _ in range(1 + total // BUCKET)]
     number = 0
