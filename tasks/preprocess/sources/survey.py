@@ -17,7 +17,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.documents import Documents
 from infini_llama.tasks.preprocess.sources.sources import Source, origins, sources
 from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, Tables, cached_scans
-from infini_llama.tasks.preprocess.sources.tables import BLOCK, ROW, Rows, first_of_each
+from infini_llama.tasks.preprocess.sources.tables import BLOCK, ROW, Condition, Rows, by_first
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.records.manifest import LeftOut
 
@@ -114,12 +114,12 @@ def survey(data: DataConfig, notes: Path | None = None) -> Corpus:
 Several = dict[str, list[Documents]]
 
 
-def _first_of_each(*groups: Several) -> np.ndarray:
-    """int64: for each document of all groups the number of the first with the same text."""
+def _by_first(holds: Condition, *groups: Several) -> np.ndarray:
+    """bool: what `holds` of each document of all groups and the first one with the same text, by their numbers."""
     members = [documents for group in groups for several in group.values() for documents in several]
     hashes = (block["hash"] for documents in members for block in documents.blocks())
-    total = sum(map(len, members))
-    return first_of_each(hashes, total, members[0].rows.file.parent) if total else np.empty(0, np.int64)
+    folder = members[0].rows.file.parent if members else Path()
+    return by_first(hashes, sum(map(len, members)), folder, holds)
 
 
 def _kept(group: Several, mask: np.ndarray) -> Several:
@@ -131,8 +131,7 @@ def _kept(group: Several, mask: np.ndarray) -> Several:
 
 def _distinct(own: Several, found: Several, drop: bool, tally: Tally) -> tuple[Several, Several]:
     """Counts the documents whose text came before, and drops them where `drop`."""
-    firsts = _first_of_each(own, found)
-    fresh = firsts == np.arange(len(firsts))
+    fresh = _by_first(lambda number, first: number == first, own, found)
     tally.duplicates += int((~fresh).sum())
     if not drop:
         return own, found
@@ -144,7 +143,7 @@ def _without(found: Several, held_out: Several, tally: Tally) -> Several:
     """Training documents whose text is not held out by any source."""
     if not (count := sum(len(documents) for several in held_out.values() for documents in several)):
         return found
-    mask = _first_of_each(held_out, found)[count:] >= count
+    mask = _by_first(lambda _, first: first >= count, held_out, found)[count:]
     tally.also_validation += int((~mask).sum())
     return _kept(found, mask)
 

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +13,8 @@ import numpy as np
 # Of one document: place among all records of its source, bytes of its UTF-8, byte or row of the file at which it begins, blake3.
 ROW = np.dtype([("number", "<i8"), ("size", "<i8"), ("place", "<i8"), ("hash", "u1", 32)])
 BLOCK = 2**16  # rows
-SPACE = 2**20  # bytes written at once
-BUCKET = 2**21  # rows that are sorted at once
+BUCKET = 2**19  # rows that are sorted at once
+Condition = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,17 @@ def _open(file: Path) -> IO[bytes]:
     return file.open("rb")
 
 
-def first_of_each(hashes: Iterable[np.ndarray], total: int, folder: Path) -> np.ndarray:
-    """int64 [total], on disk: for each text the number of the first with the same hash, which is its own where there is none before it.
+def by_first(hashes: Iterable[np.ndarray], total: int, folder: Path, holds: Condition) -> np.ndarray:
+    """bool [total]: what `holds` of each text and the first one with the same hash, which is itself where there is none before it.
 
     The hashes are distributed over temporary files in `folder`, and each file is sorted by itself.
 
     Args:
         hashes: uint8 [several, 32] at a time, of which 128 bits decide.
         total: how many there are in all.
+        holds: takes numbers of texts and of the first texts like them, int64 [several] each; returns bool [several].
     """
-    file = _temporary(folder)
-    for start in range(0, 8 * total, SPACE):  # on a full disk, writing raises, and a memory map ends the process
-        file.write(bytes(min(SPACE, 8 * total - start)))
-    file.flush()
-    firsts = np.memmap(file, dtype=np.int64, mode="r+", shape=(total,))
+    mask = np.zeros(total, dtype=bool)
     entry = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<i8")])
     buckets = [_temporary(folder) for _ in range(1 + total // BUCKET)]
     number = 0
@@ -71,8 +68,8 @@ def first_of_each(hashes: Iterable[np.ndarray], total: int, folder: Path) -> np.
         fresh = np.ones(len(entries), dtype=bool)
         fresh[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
         leaders = entries["number"][fresh]
-        firsts[entries["number"]] = leaders[np.cumsum(fresh) - 1]
-    return firsts
+        mask[entries["number"]] = holds(entries["number"], leaders[np.cumsum(fresh) - 1])
+    return mask
 
 
 def _temporary(folder: Path) -> IO[bytes]:

@@ -16,10 +16,15 @@ def test_each_copy_is_found_in_parts_that_are_sorted_by_themselves(tmp_path, mon
     kinds = [choose.randbytes(32) for _ in range(total // 2 + 1)]
     kinds += [kind[:8] + choose.randbytes(24) for kind in kinds]  # equal in one half alone
     hashes = [choose.choice(kinds) for _ in range(total)]
-    expected = [hashes.index(one) for one in hashes]
+    firsts = np.array([hashes.index(one) for one in hashes])
     table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)
-    found = tables.first_of_each([table[start : start + 77] for start in range(0, total, 77)], total, tmp_path)
-    assert found.tolist() == expected and not list(tmp_path.iterdir())
+
+    def found(holds):
+        return tables.by_first((table[start : start + 77] for start in range(0, total, 77)), total, tmp_path, holds)
+
+    assert (found(lambda number, first: number == first) == (firsts == np.arange(total))).all()
+    assert (found(lambda number, first: first >= total // 3) == (firsts >= total // 3)).all()
+    assert not list(tmp_path.iterdir())
 
 
 def test_many_tables_of_a_folder_become_one(tmp_path, monkeypatch):
