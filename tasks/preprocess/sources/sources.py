@@ -68,7 +68,12 @@ class Source:
 
     def size(self) -> int:
         """Size of its file; 0 where that is not known."""
-        return self.path.stat().st_size if isinstance(self.path, Path) else self.path.size or 0
+        if isinstance(self.path, RemoteFile):
+            return self.path.size or 0
+        try:
+            return 0 if self.made or self.dataset else self.path.stat().st_size
+        except OSError:  # its reading says what is wrong
+            return 0
 
     def stamp(self) -> list[Any] | None:
         """What stays the same exactly while the text does: of a file on a disk its size, inode and times; None where nothing is known."""
