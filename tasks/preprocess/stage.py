@@ -15,10 +15,17 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.repair import salvage
 from infini_llama.tasks.preprocess.rows.chunking import resolve_device
 from infini_llama.tasks.preprocess.rows.tables import dataset_ref, with_curriculum, write_table
-from infini_llama.tasks.preprocess.sources.sources import describe
+from infini_llama.tasks.preprocess.sources.sources import Source, describe
 from infini_llama.tasks.preprocess.sources.survey import Corpus, log_left_out, survey
+from infini_llama.tasks.preprocess.sources.survey_cache import OpenSink, SinkFor
 from infini_llama.tasks.preprocess.sources.texts import batches
-from infini_llama.tasks.preprocess.tokenizers.engines import REFERENCE, EngineDiffers, choose_engine, refuse
+from infini_llama.tasks.preprocess.tokenizers.engines import (
+    REFERENCE,
+    WORTH_A_CHECK,
+    EngineDiffers,
+    choose_engine,
+    refuse,
+)
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     end_of_text,
     is_given,
@@ -27,20 +34,19 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     token_bytes,
     train,
 )
-from infini_llama.tasks.preprocess.tokens.build import Encoding, do_units
+from infini_llama.tasks.preprocess.tokens.build import Encoding, write_shards
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION, chunks_key, tokens_key
 from infini_llama.tasks.preprocess.tokens.plan import Plan, plan_units
-from infini_llama.tasks.preprocess.tokens.reuse import reuse, with_keys
 from infini_llama.tasks.preprocess.tokens.shards import WrittenShard, describe_split, dtype_for, save_array
+from infini_llama.tasks.preprocess.tokens.spool import Spool, open_spool, spool_of
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable
-from infini_llama.tasks.records.manifest import DatasetContent, DatasetMeta, EngineChoice, SplitContent
+from infini_llama.tasks.records.manifest import DatasetContent, DatasetMeta, SplitContent
 from infini_llama.tasks.storage.artifacts import Busy, Lock, commit, is_complete, move_aside, set_pointer
 
 log = logging.getLogger("infini_llama.preprocess")
 FOREVER = 10.0**9
-WORTH_A_CHECK = 4_000_000  # bytes of text: less is encoded before a fast engine is imported and checked
 
 
 def plan(data: DataConfig, home: Path) -> DatasetPlan:
@@ -52,9 +58,9 @@ def plan(data: DataConfig, home: Path) -> DatasetPlan:
     return _plan(data, _survey(data, home))[0]
 
 
-def _survey(data: DataConfig, home: Path) -> Corpus:
+def _survey(data: DataConfig, home: Path, sink_for: SinkFor = lambda sources: None) -> Corpus:
     with disk_full_as(f"what is known of the text in {home / 'surveys'}"):
-        return survey(data, home / "surveys")
+        return survey(data, home / "surveys", sink_for)
 
 
 def _plan(data: DataConfig, corpus: Corpus) -> tuple[DatasetPlan, Plan]:
@@ -101,9 +107,14 @@ class Preparation:
 
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
-        self.corpus = _survey(data, home)
+        self.spool: Spool | None = None
+        self.corpus = _survey(data, home, self._sink_for)
         self.planned, self.units = _plan(data, self.corpus)
         self.folder = home / "datasets" / self.planned.name
+
+    def _sink_for(self, sources: list[Source]) -> OpenSink | None:
+        self.spool = self.spool or open_spool(self.data, self.home, sources)
+        return self.spool and self.spool.writer
 
     def lookup(self) -> DatasetRef | None:
         """The reference of the complete artifact, None where something is missing."""
@@ -130,18 +141,22 @@ class Preparation:
             PipelineError: no space left; nothing half-written is used.
         """
         log_left_out(self.corpus.report)
-        folder, key = self.folder, self.planned.key
-        with disk_full_as(f"the dataset in {folder.parent}"), _locked(self.home / "locks" / f"dataset-{key[:12]}.lock"):
-            built = _build_missing(self.data, self.corpus, self.units, folder, key, repair)
+        folder = self.folder
+        with (
+            disk_full_as(f"the dataset in {folder.parent}"),
+            _locked(self.home / "locks" / f"dataset-{self.planned.key[:12]}.lock"),
+        ):
+            built = _build_missing(self, repair)
             set_pointer(folder.parent, "latest", folder.name)
         reference = _reference(self.home, folder, self.planned, built)
         log.info("dataset %s: %s", folder.name, "built " + " and ".join(built) if built else "complete, nothing to do")
         return reference
 
 
-def _build_missing(data: DataConfig, corpus: Corpus, units: Plan, folder: Path, key: str, repair: bool) -> list[str]:
-    """Builds the levels of the dataset with this key that are missing or damaged, and returns their names."""
+def _build_missing(preparation: Preparation, repair: bool) -> list[str]:
+    """Builds the levels of the dataset that are missing or damaged, and returns their names."""
     built: list[str] = []
+    data, folder, key = preparation.data, preparation.folder, preparation.planned.key
     sections = {chunks_key(section, key): section for section in with_curriculum(data)}
     if not all(is_complete(folder / "chunks" / table[:12], "chunks", table) for table in sections):
         resolve_device(data.device)  # a device that is not there is refused before the work, not after it
@@ -150,7 +165,7 @@ def _build_missing(data: DataConfig, corpus: Corpus, units: Plan, folder: Path, 
         salvage(folder, key, journal)
     if not is_complete(folder, "dataset", key):
         _clear(folder)
-        _build_tokens(data, corpus, units, folder, key, journal)
+        _build_tokens(preparation, journal)
         built.append("tokens")
     journal.close()
     for table_key, section in sections.items():
@@ -170,7 +185,8 @@ def _clear(folder: Path) -> None:
         log.warning("%s is incomplete; it was moved to %s and is rebuilt", folder, move_aside(folder))
 
 
-def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, key: str, journal: Journal) -> None:
+def _build_tokens(preparation: Preparation, journal: Journal) -> None:
+    data, plan, folder = preparation.data, preparation.units, preparation.folder
     for split, members in plan.documents.items():
         if not members:
             found = sum(unit.documents for unit in plan.units)
@@ -181,20 +197,21 @@ def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, ke
             )
     tokenizer = _tokenizer(data, plan, journal)
     eos = end_of_text(tokenizer, data.tokenizer)
-    checks = folder.parent.parent / "engine-checks"
+    checks = preparation.home / "engine-checks"
     wanted = data.tokenizer_engine
     if wanted == "auto" and sum(unit.size for unit in plan.units) < WORTH_A_CHECK:
         wanted = REFERENCE
     engine = choose_engine(wanted, tokenizer, lambda: _first_texts(plan), checks)
+    spool = preparation.spool or spool_of(preparation.home, tokenizer, eos, engine)
     try:
-        _encode(data, plan, tokenizer, eos, engine, folder.parent, journal)
+        write_shards(data, plan, Encoding(tokenizer, eos, engine, data.answer_after), journal, spool)
     except EngineDiffers as fault:
         log.warning("%s; all of the text is encoded again with %s", fault, REFERENCE)
         journal.discard(unit.file for unit in plan.units)  # first: what carries on after a kill sees the refusal alone
         refuse(engine.name, tokenizer, checks, str(fault))
         refused = engine.refused | {engine.name: str(fault)}
         engine = choose_engine(REFERENCE, tokenizer, list, checks).model_copy(update={"refused": refused})
-        _encode(data, plan, tokenizer, eos, engine, folder.parent, journal)
+        write_shards(data, plan, Encoding(tokenizer, eos, engine, data.answer_after), journal, spool)
     save_array(journal.work / "token_bytes.npy", token_bytes(tokenizer))
     written, size = journal.entries(), tokenizer.get_vocab_size()
     content = DatasetContent(
@@ -209,9 +226,9 @@ def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, ke
     )
     meta = DatasetMeta(
         **describe(data).to_json(),
-        key=key,
+        key=preparation.planned.key,
         data=data.model_dump(mode="json"),
-        left_out=corpus.report,
+        left_out=preparation.corpus.report,
         infini_llama=version("infini-llama"),
         tokenizers=tokenizers_library.__version__,
         engine=engine,
@@ -220,6 +237,7 @@ def _build_tokens(data: DataConfig, corpus: Corpus, plan: Plan, folder: Path, ke
     checksums = {name: entry.checksum for name, entry in written.items()}
     commit(journal.work, folder, "dataset", TOKENS_VERSION, meta.to_json(), content.to_json(), checksums)
     journal.close()
+    spool.remove({member.rows.file for several in plan.documents.values() for member in several})
 
 
 def _tokenizer(data: DataConfig, plan: Plan, journal: Journal) -> Tokenizer:
@@ -234,27 +252,6 @@ def _tokenizer(data: DataConfig, plan: Plan, journal: Journal) -> Tokenizer:
     (work / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     journal.record("tokenizer.json")
     return tokenizer
-
-
-def _encode(
-    data: DataConfig,
-    plan: Plan,
-    tokenizer: Tokenizer,
-    eos: int,
-    engine: EngineChoice,
-    datasets: Path,
-    journal: Journal,
-) -> None:
-    """Every shard by this engine: what is done, what earlier datasets have, and the rest, which is tokenized."""
-    plan = with_keys(plan, journal.work / "tokenizer.json", eos, engine, data.answer_after)
-    done = journal.entries()
-    missing = [unit for unit in plan.units if unit.file not in done or done[unit.file].key != unit.key]
-    journal.discard(unit.file for unit in missing)  # written by another engine or version than today's
-    if len(missing) < len(plan.units):
-        log.info("resuming: %d of %d shards are finished", len(plan.units) - len(missing), len(plan.units))
-    do_units(
-        plan, reuse(missing, datasets, journal), journal, Encoding(tokenizer, eos, engine.name, data.answer_after), data
-    )
 
 
 def _described(plan: Plan, split: str, journal: Journal, vocab_size: int, has_prompts: bool) -> SplitContent:

@@ -1,7 +1,9 @@
-"""The documents of one source that are kept: what is known of them, and their texts, read again."""
+"""The documents of sources that are kept: what is known of them, and their texts, read again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,53 +11,43 @@ from blake3 import blake3
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.sources.sources import Source
-from infini_llama.tasks.preprocess.sources.tables import Rows
+from infini_llama.tasks.preprocess.sources.tables import BLOCK, Rows, by_length
 from infini_llama.tasks.preprocess.sources.texts import Fault, Records, Unreadable
 
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """The documents of one source that are kept, in order: a table on disk, and one bit in memory per row of it."""
+    """The documents of one source that are kept, in order: a table on disk, and at most one bit in memory per row of it."""
 
     source: Source
     rows: Rows
     can_seek: bool  # whether a record is found by its place; else the source is read from its beginning
-    kept: np.ndarray  # uint8 [rows / 8]
     count: int
     size: int  # UTF-8 bytes
+    kept: np.ndarray | None = None  # uint8 [rows / 8]; None: all
 
     def __len__(self) -> int:
         return self.count
 
+    def mask(self) -> np.ndarray:
+        """Which rows are kept, bool [rows]."""
+        if self.kept is None:
+            return np.ones(self.rows.count, dtype=bool)
+        return np.unpackbits(self.kept, count=self.rows.count).view(bool)
+
     def blocks(self, first: int = 0) -> Iterator[np.ndarray]:
         """What is known of the documents from number `first` on, ROW [several] at a time."""
-        at = 0
-        for block in self.rows.blocks():
-            bits = np.unpackbits(self.kept[at // 8 : (at + len(block) + 7) // 8], count=len(block))
-            at += len(block)
-            found = block if bits.all() else block[bits.view(bool)]
-            if first < len(found):
-                yield found[first:]
-            first = max(0, first - len(found))
+        for block in blocks_of([self]):
+            if first < len(block):
+                yield block[first:]
+            first = max(0, first - len(block))
 
     def keep(self, mask: np.ndarray) -> "Documents":
         """Those of the documents for which `mask`, bool [documents], holds."""
-        if mask.all():
-            return self
-        rows = np.unpackbits(self.kept, count=self.rows.count).view(bool)
+        rows = self.mask()
         rows[rows] = mask
         kept = replace(self, kept=np.packbits(rows), count=int(mask.sum()))
         return replace(kept, size=sum(int(block["size"].sum()) for block in kept.blocks()))
-
-    def identity(self) -> list[Any]:
-        """[name, bytes, hash], which stand for the text in the key."""
-        joined = blake3()
-        if self.count == 1:
-            [block] = self.blocks()
-            return [self.source.name, self.size, block["hash"].tobytes().hex()]
-        for block in self.blocks():
-            joined.update(block["hash"].tobytes())
-        return [self.source.name, self.size, joined.hexdigest()]
 
     def texts(self, first: int = 0) -> Iterator[tuple[str, int]]:
         """The text and the size of each document from the `first` on, read again.
@@ -95,3 +87,76 @@ class Documents:
 
     def _column(self, name: str, first: int) -> Iterator[int]:
         return (value for block in self.blocks(first) for value in block[name].tolist())
+
+
+def _runs(several: Sequence[Documents]) -> Iterator[list[Documents]]:
+    """The same sources, small ones whose rows follow each other in a table together: thousands of files are read as a few."""
+    run: list[Documents] = []
+    for one in several:
+        last, rows = run[-1].rows if run else one.rows, one.rows
+        follows = last.first + last.count == rows.first and (last.file is rows.file or last.file == rows.file)
+        if run and not (follows and rows.first + rows.count - run[0].rows.first <= BLOCK):
+            yield run
+            run = []
+        run.append(one)
+    if run:
+        yield run
+
+
+def _masked(run: list[Documents]) -> Iterator[tuple[Rows, np.ndarray | None]]:
+    """Rows of a run, up to BLOCK at a time, and which of them are kept; None: all."""
+    rows = Rows(run[0].rows.file, run[0].rows.first, sum(one.rows.count for one in run))
+    if len(run) > 1:
+        several = None if all(one.kept is None for one in run) else np.concatenate([one.mask() for one in run])
+        yield rows, several
+        return
+    kept = run[0].kept
+    for start in range(0, rows.count, BLOCK):
+        count = min(BLOCK, rows.count - start)
+        part = None if kept is None else np.unpackbits(kept[start // 8 : (start + count + 7) // 8], count=count)
+        yield Rows(rows.file, rows.first + start, count), None if part is None else part.view(bool)
+
+
+def blocks_of(several: Sequence[Documents]) -> Iterator[np.ndarray]:
+    """What is known of the documents of these sources, in order, ROW [several] at a time."""
+    for run in _runs(several):
+        for rows, mask in _masked(run):
+            for block in rows.blocks():
+                yield block if mask is None else block[mask]
+
+
+def row_numbers_of(several: Sequence[Documents]) -> Iterator[tuple[Path, np.ndarray]]:
+    """Tables, and the numbers of these sources' documents in them, int64 [several] at a time."""
+    for run in _runs(several):
+        for rows, mask in _masked(run):
+            found = np.arange(rows.count) if mask is None else np.flatnonzero(mask)
+            yield rows.file, found + rows.first
+
+
+def identities_of(several: Sequence[Documents]) -> list[list[Any]]:
+    """[name, bytes, hash] of each source, which stand for its text in the key."""
+    hashes = (block["hash"] for block in blocks_of(several))
+    found = []
+    for one, parts in zip(several, by_length(hashes, map(len, several)), strict=True):
+        if one.count == 1:
+            digest = parts[0].tobytes().hex()
+        else:
+            joined = blake3()
+            for part in parts:
+                joined.update(part.tobytes())
+            digest = joined.hexdigest()
+        found.append([one.source.name, one.size, digest])
+    return found
+
+
+def select(several: Sequence[Documents], mask: np.ndarray) -> list[Documents]:
+    """Of these sources, none of which is empty, the documents for which `mask`, bool over all of them in order, holds."""
+    if mask.all():
+        return list(several)
+    ends = np.cumsum([0, *map(len, several)])
+    counts = np.add.reduceat(mask, ends[:-1], dtype=np.int64) if several else ends[:0]
+    return [
+        one if count == one.count else one.keep(mask[first:last])
+        for one, count, (first, last) in zip(several, counts.tolist(), pairwise(ends.tolist()), strict=True)
+        if count
+    ]

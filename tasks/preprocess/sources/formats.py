@@ -38,9 +38,9 @@ COMPRESSED_READ = 2**16
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error, tarfile.TarError)
 
 
-def format_of(path: PurePath | RemoteFile) -> str | None:
+def format_of(name: str) -> str | None:
     """The format by the file's name, without the compression; None for a name that says none."""
-    parts = path.name.lower().split(".")[1:]
+    parts = name.lower().split(".")[1:]
     if parts and parts[-1] in COMPRESSED:
         parts.pop()
     return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
@@ -97,7 +97,7 @@ def read_at(path: Path | RemoteFile, text_column: str, form: str, places: Iterat
 
 
 def _format(path: Path | RemoteFile, form: str) -> str:
-    by_name = format_of(path) or "txt"
+    by_name = format_of(path.name) or "txt"
     return by_name if form == "auto" or by_name == "tar" else form
 
 
@@ -185,7 +185,7 @@ def _tar(stream: IO[bytes], text_column: str, form: str = "auto") -> Records:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             name = PurePosixPath(member.name)
-            known = format_of(name)
+            known = format_of(name.name)
             if not member.isfile() or known in (None, "tar") or form not in ("auto", known) or name.name[0] == ".":
                 continue
             inner: Any = archive.extractfile(member)

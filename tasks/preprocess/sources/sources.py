@@ -1,4 +1,6 @@
 """Where text comes from: a fixed, ordered list of places, each of which is read as a sequence of texts."""
+# Of thousands of files; the functions of Path take several times as long:
+# ruff: noqa: PTH113, PTH114, PTH116, PTH118, PTH119
 
 import glob
 import os
@@ -7,7 +9,7 @@ import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import DataError
@@ -71,7 +73,7 @@ class Source:
         if isinstance(self.path, RemoteFile):
             return self.path.size or 0
         try:
-            return 0 if self.made or self.dataset else self.path.stat().st_size
+            return 0 if self.made or self.dataset else os.stat(self.path).st_size
         except OSError:  # its reading says what is wrong
             return 0
 
@@ -133,12 +135,28 @@ def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Sour
     training = placed(_stdlib() if stdlib else _matching(text.files, f"{section}.files", form), f"{section}.files")
     key = f"{section}.validation_files"
     held_out = placed(_matching(text.validation_files, key, form), key)
-    own = {_real(source.path) for source in held_out}
-    return [source for source in training if _real(source.path) not in own], held_out
+    if not held_out:
+        return training, held_out
+    real = _Real()
+    own = {real.of(source.path) for source in held_out}
+    return [source for source in training if real.of(source.path) not in own], held_out
 
 
-def _real(path: Path | RemoteFile) -> Path | RemoteFile:
-    return path.resolve() if isinstance(path, Path) else path
+class _Real:
+    """Where links lead; thousands of files share their folders."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, str] = {}
+
+    def of(self, path: Path | RemoteFile) -> str | RemoteFile:
+        if isinstance(path, RemoteFile):
+            return path
+        if os.path.islink(path):
+            return os.path.realpath(path)
+        folder, name = os.path.split(path)
+        if folder not in self.folders:
+            self.folders[folder] = os.path.realpath(folder)
+        return os.path.join(self.folders[folder], name)
 
 
 def describe(data: DataConfig) -> Provenance:
@@ -192,7 +210,7 @@ def _stdlib() -> Iterator[tuple[Path, str]]:
 
 
 def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path | RemoteFile, str]]:
-    seen = set()
+    seen, real = set(), _Real()
     for pattern in patterns:
         folder, files = (_remote if is_remote(pattern) else _local)(pattern, key, form)
         if not files:
@@ -200,8 +218,8 @@ def _matching(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path |
             where = f" (the folder holds no txt, md, {', '.join(RECORDS)} file)" if folder else searched
             raise DataError(f"{key}: no file matches '{pattern}'{where}.")
         for path, name in files:
-            if (real := _real(path)) not in seen:
-                seen.add(real)
+            if (place := real.of(path)) not in seen:
+                seen.add(place)
                 yield path, name
 
 
@@ -211,8 +229,16 @@ def _local(pattern: str, key: str, form: str) -> tuple[bool, list[tuple[Path, st
     folder = Path(expanded).is_dir()
     root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
     below = _known_below(root, form, key) if folder else sorted(_expanded(expanded, key))
-    paths = [Path(path) for path in ([expanded] if literal else below)]
-    return folder, [(path, path.relative_to(root).as_posix()) for path in paths if path.is_file()]
+    base = os.path.join(root, "")
+    return folder, [
+        (Path(path), path.removeprefix(base).replace(os.sep, "/") if path.startswith(base) else _relative(path, root))
+        for path in ([expanded] if literal else below)
+        if os.path.isfile(path)
+    ]
+
+
+def _relative(path: str, root: Path) -> str:
+    return Path(path).relative_to(root).as_posix()
 
 
 def _remote(pattern: str, key: str, form: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
@@ -220,22 +246,22 @@ def _remote(pattern: str, key: str, form: str) -> tuple[bool, list[tuple[RemoteF
         folder, files = matching(pattern)
     except PermissionError as error:
         raise DataError(f"{key}: '{pattern}' cannot be listed ({error.strerror}).") from None
-    return folder, [one for one in files if not folder or _is_text(PurePosixPath(one[1]), form)]
+    return folder, [one for one in files if not folder or _is_text(one[1].rpartition("/")[2], form)]
 
 
-def _is_text(path: PurePath, form: str) -> bool:
-    """Whether a file of a folder is read: its ending is known (or all formats are given), and `datasets` did not add it.
+def _is_text(name: str, form: str) -> bool:
+    """Whether a file of this name in a folder is read: its ending is known (or all formats are given), and `datasets` did not add it.
 
     A tar file, which may hold anything, is read only where a pattern names it.
     """
-    added = path.name in SKIPPED_RECORDS or path.match("cache-*.arrow")
-    return not added and (form != "auto" or format_of(path) not in (None, "tar"))
+    added = name in SKIPPED_RECORDS or (name.startswith("cache-") and name.endswith(".arrow"))
+    return not added and (form != "auto" or format_of(name) not in (None, "tar"))
 
 
 def _known_below(folder: Path, form: str, key: str) -> list[str]:
     """Every file below it whose ending is known (all where their format is given), but hidden ones and what `datasets` adds."""
     found = sorted(_expanded(f"{glob.escape(str(folder))}/**/*", key))
-    return [path for path in found if _is_text(Path(path), form)]
+    return [path for path in found if _is_text(os.path.basename(path), form)]
 
 
 def _expanded(pattern: str, key: str) -> set[str]:

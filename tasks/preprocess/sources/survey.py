@@ -14,9 +14,9 @@ from blake3 import blake3
 
 from infini_llama.configs.errors import DataError, no_space
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources.documents import Documents
+from infini_llama.tasks.preprocess.sources.documents import Documents, blocks_of, identities_of, select
 from infini_llama.tasks.preprocess.sources.sources import Source, origins, sources
-from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, Tables, cached_scans
+from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, SinkFor, Tables, TextSink, cached_scans
 from infini_llama.tasks.preprocess.sources.tables import BLOCK, ROW, Condition, Rows, by_first
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.records.manifest import LeftOut
@@ -75,17 +75,18 @@ class Tally:
         )
 
 
-def survey(data: DataConfig, notes: Path | None = None) -> Corpus:
+def survey(data: DataConfig, notes: Path | None = None, sink_for: SinkFor = lambda sources: None) -> Corpus:
     """Reads everything once: which documents there are, which are kept, and which are held out.
 
     Args:
         notes: folder that remembers what unchanged files hold, so that they are not read again.
+        sink_for: what takes the texts of these sources while they are read.
 
     Raises:
         DataError: no text, or bad input where data.on_bad_input=fail.
     """
     tally = Tally()
-    tables = Tables(notes)
+    tables = Tables(notes, sink_for)
     places = {name: sources(origin, name) for name, origin in origins(data).items()}
     own = {name: _scan_all(held_out, data, tally, tables) for name, (_, held_out) in places.items()}
     found = {name: _scan_all(training, data, tally, tables) for name, (training, _) in places.items()}
@@ -93,13 +94,12 @@ def survey(data: DataConfig, notes: Path | None = None) -> Corpus:
     found = _without(found, own, tally)
     identities = []
     for name, (_, held_out) in places.items():
-        identity: dict[str, object] = {"documents": [documents.identity() for documents in found[name]]}
+        identity: dict[str, object] = {"documents": identities_of(found[name])}
         if held_out:
-            identity |= {"validation_documents": [documents.identity() for documents in own[name]]}
+            identity |= {"validation_documents": identities_of(own[name])}
         else:
-            masks = [_validation_mask(documents, data.validation_fraction) for documents in found[name]]
-            own[name] = _some([documents.keep(mask) for documents, mask in zip(found[name], masks, strict=True)])
-            found[name] = _some([documents.keep(~mask) for documents, mask in zip(found[name], masks, strict=True)])
+            mask = _validation_mask(found[name], data.validation_fraction)
+            own[name], found[name] = select(found[name], mask), select(found[name], ~mask)
         identities.append({"name": name} | identity if name else identity)
     if len(places) > 1:  # a text that one source holds out is not learned from another that holds out its own files
         found = _without(found, own, tally)
@@ -117,16 +117,18 @@ Several = dict[str, list[Documents]]
 def _by_first(holds: Condition, *groups: Several) -> np.ndarray:
     """bool: what `holds` of each document of all groups and the first one with the same text, by their numbers."""
     members = [documents for group in groups for several in group.values() for documents in several]
-    hashes = (block["hash"] for documents in members for block in documents.blocks())
+    hashes = (block["hash"] for block in blocks_of(members))
     folder = members[0].rows.file.parent if members else Path()
     return by_first(hashes, sum(map(len, members)), folder, holds)
 
 
 def _kept(group: Several, mask: np.ndarray) -> Several:
     """The documents of a group for which `mask`, bool over all of them in order, holds."""
-    ends = np.cumsum([0, *(len(documents) for several in group.values() for documents in several)])
-    parts = (mask[first:last] for first, last in pairwise(ends.tolist()))
-    return {name: _some([documents.keep(next(parts)) for documents in several]) for name, several in group.items()}
+    ends = np.cumsum([0, *(sum(map(len, several)) for several in group.values())]).tolist()
+    return {
+        name: select(several, mask[first:last])
+        for (name, several), (first, last) in zip(group.items(), pairwise(ends), strict=True)
+    }
 
 
 def _distinct(own: Several, found: Several, drop: bool, tally: Tally) -> tuple[Several, Several]:
@@ -154,8 +156,9 @@ def is_validation(hashes: np.ndarray, fraction: float) -> np.ndarray:
     return leading < np.uint64(math.ceil(fraction * 2**64))
 
 
-def _validation_mask(documents: Documents, fraction: float) -> np.ndarray:
-    return np.concatenate([is_validation(block["hash"], fraction) for block in documents.blocks()])
+def _validation_mask(several: list[Documents], fraction: float) -> np.ndarray:
+    masks = [is_validation(block["hash"], fraction) for block in blocks_of(several)]
+    return np.concatenate(masks) if masks else np.zeros(0, dtype=bool)
 
 
 def _scan_all(places: list[Source], data: DataConfig, tally: Tally, tables: Tables) -> list[Documents]:
@@ -165,23 +168,22 @@ def _scan_all(places: list[Source], data: DataConfig, tally: Tally, tables: Tabl
     scanned = []
     for source, found in zip(ordered, cached_scans(ordered, settings, tables, scan, data.num_workers), strict=True):
         tally.add(found)
-        kept = np.full((found.rows.count + 7) // 8, 255, dtype=np.uint8)
-        scanned.append(Documents(source, found.rows, found.can_seek, kept, found.rows.count, found.size))
+        if found.rows.count:
+            scanned.append(Documents(source, found.rows, found.can_seek, found.rows.count, found.size))
     # The order of documents is that of names; two files of one name are told apart by what they hold.
     names = Counter(source.name for source in ordered)
-    scanned.sort(key=lambda one: (one.source.name, *(one.identity()[2:] if names[one.source.name] > 1 else ())))
-    return _some(scanned)
+    scanned.sort(
+        key=lambda one: (one.source.name, *(identities_of([one])[0][2:] if names[one.source.name] > 1 else ()))
+    )
+    return scanned
 
 
-def _some(several: list[Documents]) -> list[Documents]:
-    return [documents for documents in several if len(documents)]
-
-
-def scan_source(source: Source, table: IO[bytes], min_length: int, skip: bool) -> Found:
+def scan_source(source: Source, table: IO[bytes], sink: TextSink | None, min_length: int, skip: bool) -> Found:
     """Counts and hashes; a file that turns out to be damaged half way contributes nothing.
 
     Args:
         table: takes a row for each document.
+        sink: takes their texts.
         skip: damaged records and files are left out.
 
     Raises:
@@ -212,6 +214,8 @@ def scan_source(source: Source, table: IO[bytes], min_length: int, skip: bool) -
                 encoded = record.encode()
                 block.append((number, len(encoded), place, blake3(encoded).digest()))
                 size += len(encoded)
+                if sink:
+                    sink.add(record, len(encoded))
                 if len(block) == BLOCK:
                     _append(table, block)
         if block:
@@ -225,6 +229,8 @@ def scan_source(source: Source, table: IO[bytes], min_length: int, skip: bool) -
             raise DataError(f"{reason}; {verb} it, or remove it from {source.key}.") from None
         table.seek(begin)
         table.truncate()
+        if sink:
+            sink.truncate(begin // ROW.itemsize)
         return Found(Rows(Path(table.name)), False, 0, Counts(), [reason], is_readable=False)
     rows = Rows(Path(table.name), begin // ROW.itemsize, (table.tell() - begin) // ROW.itemsize)
     return Found(rows, can_seek, size, Counts(records, empty, too_short, bad_records), bad)

@@ -2,18 +2,19 @@
 
 import atexit
 import json
+import os
 import shutil
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from concurrent.futures import wait
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 from uuid import uuid4
 
 from infini_llama.tasks.preprocess.sources.remote import is_remote
@@ -22,13 +23,16 @@ from infini_llama.tasks.preprocess.sources.tables import ROW, Rows
 from infini_llama.tasks.preprocess.workers import POLL, result_of, worker_processes
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum, write_atomic
 
-SURVEYS_VERSION = 4  # tables on disk
+SURVEYS_VERSION = 5  # tables on disk
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed less long ago may change again without a new time
-SEVERAL = 16  # tables of one folder of text; more are joined
+SEVERAL = 16  # small tables of one folder of text; more are joined
+SMALL = 2**16  # rows
 LEFT_BEHIND = 7 * 86_400.0  # seconds after which what a killed or other process has left is deleted
 WORTH_WORKERS = 64 * 2**20  # bytes of text: less is scanned by this process
 PASSING = ".passing-"
 BATCHES_EACH = 8  # of files, for each worker
+LARGEST_BATCH = 2**30  # bytes of text; after each batch, what was found is remembered
+NOTED_EVERY = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,33 @@ class Found:
     is_readable: bool = True
 
 
-class Tables:
-    """Where tables of documents are: those of text that can be recognized stay in `notes`, others are deleted with the process."""
+class TextSink(Protocol):
+    """Takes the texts of the documents of one table, in order, while they are surveyed."""
 
-    def __init__(self, notes: Path | None) -> None:
-        self.notes = notes
+    def add(self, text: str, size: int) -> None:
+        """One document; `size`: bytes of its UTF-8."""
+
+    def truncate(self, documents: int) -> None:
+        """Forget all documents but the first `documents`: their file is damaged."""
+
+    def close(self) -> None:
+        """There are no more."""
+
+
+OpenSink = Callable[[Path], TextSink]  # for the table in this file; it goes to other processes
+SinkFor = Callable[[list[Source]], OpenSink | None]
+Scan = Callable[[Source, IO[bytes], TextSink | None], Found]
+
+
+class Tables:
+    """Where tables of documents are: those of text that can be recognized stay in `notes`, others are deleted with the process.
+
+    Args:
+        sink_for: the sink, if any, for the texts of these sources, which are about to be read.
+    """
+
+    def __init__(self, notes: Path | None, sink_for: SinkFor) -> None:
+        self.notes, self.sink_for = notes, sink_for
 
     @cached_property
     def _passing(self) -> Path:
@@ -74,7 +100,16 @@ class Tables:
 
 
 Notes = dict[str, tuple[list[Any], Found]]  # by the file's absolute path or URL: its stamp, and what it holds
-Scan = Callable[[Source, IO[bytes]], Found]
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A source that is to be scanned."""
+
+    number: int  # of the source among all
+    source: Source
+    key: str  # of the notes it belongs to
+    stamp: list[Any] | None
 
 
 def cached_scans(
@@ -86,74 +121,98 @@ def cached_scans(
         settings: what else decides what a scan finds.
         workers: processes that scan.
     """
-    keys = {group: _key(settings, *group) for group in set(map(_group, sources))}
+    places = list(map(_place, sources))
+    groups = list(map(_group, sources, places))
+    keys = {group: _key(settings, *group) for group in set(groups)}
     notes = {key: _read(tables.notes, key) if tables.notes else {} for key in keys.values()}
     found: dict[int, Found] = {}
-    stale: list[tuple[int, Source, str, list[Any] | None]] = []
-    begun = time.time_ns()
-    for number, source in enumerate(sources):
-        key, stamp = keys[_group(source)], source.stamp()
-        note = notes[key].get(_place(source))
+    stale: list[Stale] = []
+    begun, noted = time.time_ns(), time.monotonic()
+    for number, (source, place, group) in enumerate(zip(sources, places, groups, strict=True)):
+        key, stamp = keys[group], source.stamp()
+        note = notes[key].get(place)
         if note and note[0] == stamp:
             found[number] = note[1]
         else:
-            stale.append((number, source, key, stamp))
+            stale.append(Stale(number, source, key, stamp))
     fresh: dict[str, Notes] = defaultdict(dict)
-    scanned = _scanned([(source, key, stamp is not None) for _, source, key, stamp in stale], tables, scan, workers)
-    for (number, source, key, stamp), one in zip(stale, scanned, strict=True):
-        found[number] = one
-        if one.is_readable and stamp and _is_settled(stamp, begun) and source.stamp() == stamp:
-            fresh[key][_place(source)] = stamp, one
-    if tables.notes:
-        for key, new in fresh.items():
-            unchanged = {place: note for place, note in notes[key].items() if is_remote(place) or Path(place).exists()}
-            _write(tables.notes, key, unchanged | new)
+
+    def remember() -> None:
+        for key, new in fresh.items() if tables.notes else ():
+            unchanged = {place: note for place, note in notes[key].items() if is_remote(place) or _exists(place)}
+            notes[key] = unchanged | new
+            _write(tables.notes or Path(), key, notes[key])
+        fresh.clear()
+
+    for batch, several in _scanned(stale, tables, scan, workers):
+        for one, result in zip(batch, several, strict=True):
+            found[one.number] = result
+            if result.is_readable and one.stamp and _is_settled(one.stamp, begun) and one.source.stamp() == one.stamp:
+                fresh[one.key][places[one.number]] = one.stamp, result
+        if time.monotonic() - noted > NOTED_EVERY:
+            remember()
+            noted = time.monotonic()
+    remember()
     return [found[number] for number in range(len(sources))]
 
 
-def _scanned(stale: list[tuple[Source, str, bool]], tables: Tables, scan: Scan, workers: int) -> list[Found]:
-    """The scans in order, in batches of which each writes one table."""
-    batches: list[tuple[list[Source], Path]] = []
-    total = sum(source.size() for source, _, _ in stale)
+def _scanned(stale: list[Stale], tables: Tables, scan: Scan, workers: int) -> Iterator[tuple[list[Stale], list[Found]]]:
+    """The scans, in batches of which each writes one table; in any order where there are several processes."""
+    if not stale:
+        return
+    sink = tables.sink_for([one.source for one in stale])
+    batches: list[tuple[list[Stale], Path]] = []
+    total = sum(one.source.size() for one in stale)
     alone = workers < 2 or len(stale) < 2 or total < WORTH_WORKERS
-    most = total if alone else total // (BATCHES_EACH * workers)
-    for (key, stays), several in groupby(stale, key=lambda one: one[1:]):
+    most = min(LARGEST_BATCH, total if alone else total // (BATCHES_EACH * workers))
+    for (key, stays), several in groupby(stale, key=lambda one: (one.key, one.stamp is not None)):
         batch, size = [], 0
-        for source, _, _ in several:
-            batch.append(source)
-            size += source.size()
+        for one in several:
+            batch.append(one)
+            size += one.source.size()
             if size > most:
                 batches.append((batch, tables.new(key, stays)))
                 batch, size = [], 0
         if batch:
             batches.append((batch, tables.new(key, stays)))
     if alone:
-        return [one for batch in batches for one in _scan_batch(scan, *batch)]
+        yield from ((batch, _scan_batch(scan, [one.source for one in batch], file, sink)) for batch, file in batches)
+        return
     with worker_processes(min(workers, len(batches))) as pool:
-        futures = [pool.submit(_scan_batch, scan, *batch) for batch in batches]
-        pending = set(futures)
+        pending = {
+            pool.submit(_scan_batch, scan, [one.source for one in batch], file, sink): batch for batch, file in batches
+        }
         while pending:
-            done, pending = wait(pending, timeout=POLL)
+            done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
             for future in done:
-                result_of(future)
-        return [one for future in futures for one in future.result()]
+                yield pending.pop(future), result_of(future)
 
 
-def _scan_batch(scan: Scan, sources: list[Source], file: Path) -> list[Found]:
+def _scan_batch(scan: Scan, sources: list[Source], file: Path, open_sink: OpenSink | None) -> list[Found]:
+    sink = open_sink(file) if open_sink else None
     with file.open("wb") as table:
-        return [scan(source, table) for source in sources]
+        found = [scan(source, table, sink) for source in sources]
+    if sink:
+        sink.close()
+    return found
 
 
 def _place(source: Source) -> str:
     if source.dataset:
         return f"hub://{'/'.join(str(part) for part in source.dataset[:3])}"
-    return str(source.path.absolute() if isinstance(source.path, Path) else source.path.url)
+    if not isinstance(source.path, Path):
+        return source.path.url
+    return str(source.path if source.path.is_absolute() else source.path.absolute())
 
 
-def _group(source: Source) -> tuple[str, str, str, str]:
+def _exists(place: str) -> bool:
+    return os.path.exists(place)  # noqa: PTH110  thousands are looked at
+
+
+def _group(source: Source, place: str) -> tuple[str, str, str, str]:
     """What sources of one note share: with one note per folder, neither one more file nor thousands of small ones cost much."""
-    folder = _place(source).rpartition("/")[0] or "/"
-    below = str(source.path.parent) if isinstance(source.path, Path) else folder
+    folder = place.rpartition("/")[0] or "/"
+    below = str(source.path).rpartition("/")[0] if isinstance(source.path, Path) else folder
     return folder, below, source.text_column, source.format
 
 
@@ -176,8 +235,9 @@ def _read(folder: Path, key: str) -> Notes:
             file_checksum(folder / name) != of for name, of in table["tables"].items()
         ):
             return {}
+        files = {name: folder / name for name in table["tables"]}
         return {
-            place: (stamp, Found(Rows(folder / name, first, count), can_seek, size, Counts(**counts), bad))
+            place: (stamp, Found(Rows(files[name], first, count), can_seek, size, Counts(**counts), bad))
             for place, stamp, name, first, count, can_seek, size, counts, bad in table["notes"]
         }
     except (OSError, ValueError, KeyError, TypeError):
@@ -186,8 +246,7 @@ def _read(folder: Path, key: str) -> Notes:
 
 def _write(folder: Path, key: str, notes: Notes) -> None:
     with suppress(OSError):  # without them, the text is read again the next time
-        if len({found.rows.file for _, found in notes.values()}) > SEVERAL:
-            notes = _in_one_table(notes, folder / f"{key}-{uuid4().hex}.rows")
+        notes = _joined(notes, folder / f"{key}-{uuid4().hex}.rows")
         several = [
             [
                 place,
@@ -203,7 +262,7 @@ def _write(folder: Path, key: str, notes: Notes) -> None:
             for place, (stamp, one) in notes.items()
         ]
         used = {found.rows.file for _, found in notes.values()}
-        table = {"tables": {file.name: file_checksum(file) for file in sorted(used)}, "notes": several}
+        table = {"tables": {file.name: _checksum(file) for file in sorted(used)}, "notes": several}
         write_atomic(folder / f"{key}.json", f"{checksum_of(table)}\n{json.dumps(table)}")
         left = [f"{key}-*.rows", f"{PASSING}*", "*.npz"]  # the last of an older version
         for file in (file for pattern in left for file in folder.glob(pattern)):
@@ -211,12 +270,27 @@ def _write(folder: Path, key: str, notes: Notes) -> None:
                 shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-def _in_one_table(notes: Notes, file: Path) -> Notes:
+@lru_cache(maxsize=2**16)  # a table is written once, and notes of it again and again
+def _checksum(table: Path) -> str:
+    return file_checksum(table)
+
+
+def _joined(notes: Notes, file: Path) -> Notes:
+    """The same notes, where small tables are many with all of them in one."""
+    rows: Counter[Path] = Counter()
+    for _, found in notes.values():
+        rows[found.rows.file] += found.rows.count
+    small = {path for path, count in rows.items() if count < SMALL}
+    if len(small) <= SEVERAL:
+        return notes
     joined: Notes = {}
     with file.open("wb") as table:
         for place, (stamp, found) in notes.items():
-            rows = Rows(file, table.tell() // ROW.itemsize, found.rows.count)
+            if found.rows.file not in small:
+                joined[place] = stamp, found
+                continue
+            first = table.tell() // ROW.itemsize
             for block in found.rows.blocks():
                 table.write(block.tobytes())
-            joined[place] = stamp, replace(found, rows=rows)
+            joined[place] = stamp, replace(found, rows=Rows(file, first, found.rows.count))
     return joined

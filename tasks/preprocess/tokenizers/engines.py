@@ -27,6 +27,7 @@ from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"
 FAST = "gigatoken"
+WORTH_A_CHECK = 4_000_000  # bytes of text: less is encoded before a fast engine is imported and checked
 SAMPLED = 1000  # one document of so many is encoded by the reference too
 # Characters; of a longer one its beginning: the reference takes a hundred bytes of memory a token.
 LONGEST_SAMPLED = 2**18

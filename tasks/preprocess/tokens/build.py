@@ -21,9 +21,12 @@ from infini_llama.tasks.preprocess.tokens.answers import encode_answers
 from infini_llama.tasks.preprocess.tokens.clusters import do_on_cluster
 from infini_llama.tasks.preprocess.tokens.journal import Journal
 from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, shares_of
+from infini_llama.tasks.preprocess.tokens.reuse import reuse, with_keys
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, write_shard
+from infini_llama.tasks.preprocess.tokens.spool import Spool, SpoolReader
 from infini_llama.tasks.preprocess.workers import POLL, result_of, worker_processes
 from infini_llama.tasks.progress import megabytes
+from infini_llama.tasks.records.manifest import EngineChoice
 
 log = logging.getLogger("infini_llama.preprocess")
 LABELS = {"train": "tokenizing training text", "validation": "tokenizing validation text"}
@@ -36,14 +39,38 @@ class Encoding:
 
     Attributes:
         eos: the token that ends a document.
-        engine: name of what encodes.
+        engine: what encodes.
         answer_after: ends the prompt of a document, which is encoded apart (data.answer_after); empty where there is none.
     """
 
     tokenizer: Tokenizer
     eos: int
-    engine: str
+    engine: EngineChoice
     answer_after: str = ""
+
+
+def write_shards(data: DataConfig, plan: Plan, encoding: Encoding, journal: Journal, surveyed: Spool) -> None:
+    """Every shard of the plan: what is done, what earlier datasets or the survey have, and the rest, which is tokenized.
+
+    Args:
+        journal: of the build; its working folder is beside the earlier datasets.
+        surveyed: where the tokens are that the survey found.
+
+    Raises:
+        PipelineError: a worker process was killed; what is done is kept.
+        EngineDiffers: a fast engine was caught with other ids than the reference's.
+    """
+    engine = encoding.engine
+    plan = with_keys(plan, journal.work / "tokenizer.json", encoding.eos, engine, encoding.answer_after)
+    done = journal.entries()
+    missing = [unit for unit in plan.units if unit.file not in done or done[unit.file].key != unit.key]
+    journal.discard(unit.file for unit in missing)  # written by another engine or version than today's
+    if len(missing) < len(plan.units):
+        log.info("resuming: %d of %d shards are finished", len(plan.units) - len(missing), len(plan.units))
+    missing = reuse(missing, journal.work.parent, journal)
+    if surveyed.encodes_by(engine) and not encoding.answer_after:
+        missing = _write_surveyed(plan, missing, SpoolReader(surveyed), journal)
+    do_units(plan, missing, journal, encoding, data)
 
 
 def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding, data: DataConfig) -> None:
@@ -72,7 +99,7 @@ def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding
 
 
 def _do_remotely(
-    encoder: tuple[int, str, str], plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish
+    encoder: tuple[int, EngineChoice, str], plan: Plan, units: list[Unit], work: Path, into: Path, finish: Finish
 ) -> None:
     """As `_do`; `encoder`: the fields of `Encoding` but the tokenizer, which is no plain value."""
     encoding = Encoding(Tokenizer.from_file(str(work / "tokenizer.json")), *encoder)
@@ -84,7 +111,10 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
 
     A shard is written, synced and hashed by another thread while the next one is encoded.
     """
-    encode, dtype = open_engine(encoding.engine, encoding.tokenizer), dtype_for(encoding.tokenizer.get_vocab_size())
+    encode, dtype = (
+        open_engine(encoding.engine.name, encoding.tokenizer),
+        dtype_for(encoding.tokenizer.get_vocab_size()),
+    )
     special = special_ids(encoding.tokenizer)
     totals = {split: sum(unit.size for unit in units if unit.split == split) for split in LABELS}
     done = dict.fromkeys(LABELS, 0)
@@ -116,18 +146,43 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
                     log.info(LABELS[unit.split], extra={"progress": progress})
             if written:
                 written.result()
-            written = writer.submit(_write, into, unit, stream, finish)
+            lengths = np.concatenate(stream.lengths)
+            prompts = np.concatenate(stream.prompts) if stream.prompts else None
+            written = writer.submit(_write, into, unit, stream.values[: stream.filled], lengths, finish, prompts)
             following = (unit.split, unit.first + unit.documents)
         if written:
             written.result()
 
 
-def _write(into: Path, unit: Unit, stream: Stream, finish: Finish) -> None:
+def _write_surveyed(plan: Plan, units: list[Unit], known: SpoolReader, journal: Journal) -> list[Unit]:
+    """Writes the shards of the units all of whose tokens the survey found, and returns the other units."""
+    left, written = [], None
+    with ThreadPoolExecutor(1) as writer:
+        for unit, parts in plan.rows(units):
+            if not all(known.has(table) for table, _ in parts):
+                left.append(unit)
+                continue
+            values, lengths = known.gather(parts)
+            if written:
+                written.result()
+            written = writer.submit(_write, journal.work, unit, values, lengths, journal.record)
+        if written:
+            written.result()
+    return left
+
+
+def _write(
+    into: Path,
+    unit: Unit,
+    values: np.ndarray,
+    lengths: np.ndarray,
+    finish: Finish,
+    prompts: np.ndarray | None = None,
+) -> None:
     path = into / unit.file
     path.parent.mkdir(parents=True, exist_ok=True)
-    prompts = np.concatenate(stream.prompts) if stream.prompts else None
-    write_shard(path, stream.values[: stream.filled], np.concatenate(stream.lengths), prompts)
-    finish(unit.file, unit.key, unit.documents, stream.filled)
+    write_shard(path, values, lengths, prompts)
+    finish(unit.file, unit.key, unit.documents, len(values))
 
 
 def _without_answer(source: Source, answer_after: str, text: str) -> DataError:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 
-from infini_llama.tasks.preprocess.sources.documents import Documents
+from infini_llama.tasks.preprocess.sources.documents import Documents, blocks_of, row_numbers_of
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.survey import Corpus
 from infini_llama.tasks.preprocess.sources.tables import by_length
@@ -52,8 +53,22 @@ class Plan:
     def hashes(self, split: str) -> Iterator[tuple[Unit, list[np.ndarray]]]:
         """The units of a split, and of each the hashes of its documents in order, uint8 [several, 32] at a time."""
         units = [unit for unit in self.units if unit.split == split]
-        blocks = (block["hash"] for documents in self.documents[split] for block in documents.blocks())
+        blocks = (block["hash"] for block in blocks_of(self.documents[split]))
         return zip(units, by_length(blocks, [unit.documents for unit in units]), strict=True)
+
+    def rows(self, units: list[Unit]) -> Iterator[tuple[Unit, list[tuple[Path, np.ndarray]]]]:
+        """These of the units, and of each the tables of its documents and their rows in them, int64 [several] each, in order."""
+        wanted = {unit.file for unit in units}
+        for split, several in self.documents.items():
+            files = {documents.rows.file: None for documents in several}
+            numbers, tables = {file: number for number, file in enumerate(files)}, list(files)
+            blocks = (
+                np.column_stack((np.full(len(rows), numbers[file]), rows)) for file, rows in row_numbers_of(several)
+            )
+            own = [unit for unit in self.units if unit.split == split]
+            for unit, parts in zip(own, by_length(blocks, [unit.documents for unit in own]), strict=True):
+                if unit.file in wanted:
+                    yield unit, [(tables[part[0, 0]], part[:, 1]) for part in parts]
 
 
 def plan_units(corpus: Corpus, shard_size: int) -> Plan:
@@ -82,7 +97,7 @@ def plan_units(corpus: Corpus, shard_size: int) -> Plan:
 def _cut(files: list[Documents], most: int) -> Iterator[tuple[int, int]]:
     """(documents, bytes of text) of each unit; in a unit, the bytes and one for each document are at most `most`."""
     count = size = 0
-    for sizes in (block["size"] for file in files for block in file.blocks()):
+    for sizes in (block["size"] for block in blocks_of(files)):
         ends = (sizes + 1).cumsum()
         first, before = 0, 0
         while first < len(sizes):

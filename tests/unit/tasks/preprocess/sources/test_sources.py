@@ -7,7 +7,7 @@ from blake3 import blake3
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources.documents import Documents
+from infini_llama.tasks.preprocess.sources.documents import Documents, identities_of
 from infini_llama.tasks.preprocess.sources.sources import describe
 from support.stages import survey
 
@@ -37,7 +37,7 @@ def test_documents_are_sorted_named_from_the_first_wildcard_and_hashed(tmp_path)
     for name, text in (("b/2.txt", "zwei ü"), ("a.txt", "one"), ("c.md", "no")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     found = read(tmp_path / "**/*.txt")
-    assert [documents.identity() for documents in found] == [
+    assert identities_of(found) == [
         ["a.txt", 3, blake3(b"one").hexdigest()],
         ["b/2.txt", 7, blake3("zwei ü".encode()).hexdigest()],
     ]
