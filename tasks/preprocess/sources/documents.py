@@ -37,10 +37,13 @@ class Documents:
 
     def blocks(self, first: int = 0) -> Iterator[np.ndarray]:
         """What is known of the documents from number `first` on, ROW [several] at a time."""
-        for block in blocks_of([self]):
-            if first < len(block):
-                yield block[first:]
-            first = max(0, first - len(block))
+        for rows, mask in _masked([self]):
+            found = np.arange(rows.count) if mask is None else np.flatnonzero(mask)
+            if first < len(found):
+                skipped = int(found[first])  # what lies before is not read
+                for block in Rows(rows.file, rows.first + skipped, rows.count - skipped).blocks():
+                    yield block[found[first:] - skipped]
+            first = max(0, first - len(found))
 
     def keep(self, mask: np.ndarray) -> "Documents":
         """Those of the documents for which `mask`, bool [documents], holds."""

@@ -20,7 +20,7 @@ from uuid import uuid4
 from infini_llama.tasks.preprocess.sources.remote import is_remote
 from infini_llama.tasks.preprocess.sources.sources import Source, portable
 from infini_llama.tasks.preprocess.sources.tables import ROW, Rows
-from infini_llama.tasks.preprocess.workers import POLL, result_of, worker_processes
+from infini_llama.tasks.preprocess.sources.workers import POLL, result_of, worker_processes
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum, write_atomic
 
 SURVEYS_VERSION = 5  # tables on disk

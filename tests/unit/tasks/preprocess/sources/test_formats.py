@@ -311,9 +311,10 @@ def test_reading_a_document_does_not_read_what_precedes_it(tmp_path):
     def read_bytes():
         return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
 
+    last = [*documents.blocks()][-1]["number"][-1]
     before = read_bytes()
     [(text, _)] = documents.texts(len(documents) - 1)
-    assert text == f"document {[*documents.blocks()][-1]['number'][-1]} " * 50
+    assert text == f"document {last} " * 50
     assert read_bytes() - before < 1_000_000 < documents.size
 
 
