@@ -7,22 +7,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO
 
 import numpy as np
-from blake3 import blake3
 
-from infini_llama.configs.errors import DataError, no_space
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.documents import Documents, blocks_of, identities_of, select
+from infini_llama.tasks.preprocess.sources.scan import NAMED, scan_source
 from infini_llama.tasks.preprocess.sources.sources import Source, origins, sources
-from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, SinkFor, Tables, TextSink, cached_scans
-from infini_llama.tasks.preprocess.sources.tables import BLOCK, ROW, Condition, Rows, by_first
-from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+from infini_llama.tasks.preprocess.sources.survey_cache import Found, SinkFor, Tables, cached_scans
+from infini_llama.tasks.preprocess.sources.tables import Condition, by_first
 from infini_llama.tasks.records.manifest import LeftOut
 
 log = logging.getLogger("infini_llama.preprocess")
-NAMED = 10  # bad places that the report names
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,73 +172,6 @@ def _scan_all(places: list[Source], data: DataConfig, tally: Tally, tables: Tabl
         key=lambda one: (one.source.name, *(identities_of([one])[0][2:] if names[one.source.name] > 1 else ()))
     )
     return scanned
-
-
-def scan_source(source: Source, table: IO[bytes], sink: TextSink | None, min_length: int, skip: bool) -> Found:
-    """Counts and hashes; a file that turns out to be damaged half way contributes nothing.
-
-    Args:
-        table: takes a row for each document.
-        sink: takes their texts.
-        skip: damaged records and files are left out.
-
-    Raises:
-        DataError: something is damaged, and nothing is to be left out.
-    """
-    begin = table.tell()
-    places: list[int] = []  # the reader puts one in before each record
-    block: list[tuple[int, int, int, bytes]] = []
-    records = empty = too_short = bad_records = size = 0
-    last, can_seek = -1, True
-    bad: list[str] = []
-    try:
-        for number, record in enumerate(source.records(places=places)):
-            records += 1
-            place = places.pop() if places else -1
-            can_seek &= place > last  # not where a long line is several records
-            last = place
-            if isinstance(record, Fault):
-                if not skip:
-                    raise Unreadable(record.reason)
-                bad_records += 1
-                bad += [f"{source} {record.reason}"] * (len(bad) < NAMED)
-            elif not record:
-                empty += 1
-            elif len(record) < min_length:
-                too_short += 1
-            else:
-                encoded = record.encode()
-                block.append((number, len(encoded), place, blake3(encoded).digest()))
-                size += len(encoded)
-                if sink:
-                    sink.add(record, len(encoded))
-                if len(block) == BLOCK:
-                    _append(table, block)
-        if block:
-            _append(table, block)
-    except (Unreadable, OSError) as error:
-        if no_space(error):
-            raise
-        reason = f"{source} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
-        if not skip:
-            verb = "convert" if "UTF-8" in reason and not isinstance(error, OSError) else "repair"
-            raise DataError(f"{reason}; {verb} it, or remove it from {source.key}.") from None
-        table.seek(begin)
-        table.truncate()
-        if sink:
-            sink.truncate(begin // ROW.itemsize)
-        return Found(Rows(Path(table.name)), False, 0, Counts(), [reason], is_readable=False)
-    rows = Rows(Path(table.name), begin // ROW.itemsize, (table.tell() - begin) // ROW.itemsize)
-    return Found(rows, can_seek, size, Counts(records, empty, too_short, bad_records), bad)
-
-
-def _append(table: IO[bytes], block: list[tuple[int, int, int, bytes]]) -> None:
-    rows = np.empty(len(block), ROW)
-    for name, column in zip(("number", "size", "place"), zip(*block, strict=True), strict=False):
-        rows[name] = column
-    rows["hash"] = np.frombuffer(b"".join(row[3] for row in block), np.uint8).reshape(-1, 32)
-    table.write(rows.tobytes())
-    block.clear()
 
 
 def log_left_out(report: LeftOut) -> None:

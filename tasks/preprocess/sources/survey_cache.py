@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from uuid import uuid4
 
+import numpy as np
+
+from infini_llama.tasks.preprocess.sources.patterns import portable
 from infini_llama.tasks.preprocess.sources.remote import is_remote
-from infini_llama.tasks.preprocess.sources.sources import Source, portable
+from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.tables import ROW, Rows
 from infini_llama.tasks.preprocess.sources.workers import POLL, result_of, worker_processes
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum, write_atomic
@@ -60,8 +63,8 @@ class Found:
 class TextSink(Protocol):
     """Takes the texts of the documents of one table, in order, while they are surveyed."""
 
-    def add(self, text: str, size: int) -> None:
-        """One document; `size`: bytes of its UTF-8."""
+    def add(self, texts: list[str], sizes: np.ndarray) -> None:
+        """Several documents, and the bytes of their UTF-8."""
 
     def truncate(self, documents: int) -> None:
         """Forget all documents but the first `documents`: their file is damaged."""

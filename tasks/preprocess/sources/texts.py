@@ -1,8 +1,10 @@
 """What is read of a file: texts in order, and what is wrong with some; a text that is too long is several."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
 LONGEST_WORD = 4 * 2**20  # characters without a blank: `tokenizers` takes 145 bytes of memory for each
@@ -24,6 +26,8 @@ class Fault:
 
 Records = Iterator[str | Fault]
 NOT_READ = Fault("was not asked for")
+Batch = tuple[Sequence[str | Fault], np.ndarray]  # several records, and the place of each or no places, int64
+AT_ONCE = 1024  # records
 
 
 def pieces(text: str) -> Iterator[str | Fault]:
@@ -51,6 +55,21 @@ def cut(data: bytes) -> int:
     while end > LONGEST_DOCUMENT - 4 and data[end] & 0xC0 == 0x80:
         end -= 1
     return end
+
+
+def in_batches(records: Records, places: list[int]) -> Iterator[Batch]:
+    """The same records, several at a time; `places`: where the reader puts the place of each before it gives it."""
+    batch: list[str | Fault] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record) if isinstance(record, str) else 0
+        if size >= BLOCK or len(batch) == AT_ONCE:
+            yield batch, np.array(places, dtype=np.int64)
+            batch, size = [], 0
+            places.clear()
+    if batch:
+        yield batch, np.array(places, dtype=np.int64)
 
 
 def text_of(value: Any, text_column: str, place: str) -> str | Fault:

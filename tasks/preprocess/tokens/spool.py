@@ -150,11 +150,11 @@ class SpoolWriter:
         self.thread = ThreadPoolExecutor(1)
         self.failed = False
 
-    def add(self, text: str, size: int) -> None:
+    def add(self, texts: list[str], sizes: np.ndarray) -> None:
         if self.failed:
             return
-        self.pending.append(text)
-        self.size += size
+        self.pending += texts
+        self.size += int(sizes.sum())
         if self.size >= BATCH_BYTES:
             self._flush()
 

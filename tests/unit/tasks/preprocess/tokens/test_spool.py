@@ -91,7 +91,7 @@ def test_an_added_file_is_encoded_alone(given, text, digests, tmp_path, spooled,
     (text / "10.txt").write_text("one more, of words that no other has", encoding="utf-8")
     added, encoded = spool.SpoolWriter.add, []
     monkeypatch.setattr(
-        spool.SpoolWriter, "add", lambda self, text, size: (encoded.append(text), added(self, text, size))[1]
+        spool.SpoolWriter, "add", lambda self, texts, sizes: (encoded.extend(texts), added(self, texts, sizes))[1]
     )
     grown = preprocess(given, tmp_path / "home")
     assert encoded == ["one more, of words that no other has"]
