@@ -17,11 +17,14 @@ def line_batches(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
     """The records of lines of JSON, about a megabyte at a time, and the byte at which the line of each begins."""
     mark, rest, number, begin = secrets.randbits(60), b"", 0, 0
     while data := stream.read(max(records.BLOCK, len(rest))):
-        block, newline, rest = (rest + data).rpartition(b"\n")
-        if newline:
-            yield _batch(block + newline, text_column, mark, number, begin)
-            number, begin = number + block.count(b"\n") + 1, begin + len(block) + 1
-        elif len(rest) > records.LONGEST_RECORD:
+        if (end := data.rfind(b"\n")) >= 0:
+            several = b"".join((b"[", rest, memoryview(data)[:end], b"]"))
+            batch, count = _batch(several, text_column, mark, (number, begin))
+            yield batch
+            number, begin, rest = number + count, begin + len(several) - 1, data[end + 1 :]
+            continue
+        rest += data
+        if len(rest) > records.LONGEST_RECORD:
             skipped = len(rest)
             while (data := stream.readline(records.BLOCK)) and not data.endswith(b"\n"):
                 skipped += len(data)
@@ -29,37 +32,39 @@ def line_batches(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
             yield [_too_long(number)], np.array([begin])
             rest, begin = b"", begin + skipped + len(data)
     if rest:
-        yield _batch(rest, text_column, mark, number, begin)
+        yield _batch(b"[%b]" % rest, text_column, mark, (number, begin))[0]
 
 
-def _batch(block: bytes, text_column: str, mark: int, number: int, begin: int) -> Batch:
-    """The records of whole lines; `number` of lines and `begin` of bytes come before them."""
-    if (texts := _ordinary(block, text_column, mark)) is None:
+def _batch(several: bytes, text_column: str, mark: int, before: tuple[int, int]) -> tuple[Batch, int]:
+    """The records of whole lines in brackets, and the number of these lines; `before`: lines and bytes that come before them."""
+    if (texts := _ordinary(several, text_column, mark)) is None:
         places: list[int] = []
-        return [*lines(io.BytesIO(block), text_column, places=places, before=(number, begin))], np.array(
-            places, np.int64
-        )
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8, len(block) - 1) == ord("\n")) + (begin + 1)
-    return texts, np.concatenate(([begin], ends))
+        slowly = list(lines(io.BytesIO(several[1:-1]), text_column, places=places, before=before))
+        return (slowly, np.array(places, np.int64)), several.count(b"\n") + 1
+    lengths = np.fromiter(map(len, several.split(b"\n")), np.int64, len(texts)) + 1
+    lengths[0] -= 1  # its bracket
+    return (texts, before[1] + lengths.cumsum() - lengths), len(texts)
 
 
-def _ordinary(block: bytes, text_column: str, mark: int) -> list[str] | None:
-    """The texts of whole lines where each is a record with one document; None where one is not.
+def _ordinary(several: bytes, text_column: str, mark: int) -> list[str] | None:
+    """The texts of whole lines in brackets where each is a record with one document; None where one is not.
 
     All are parsed together, with `mark` between them. It is a random number, so no file has it: where marks and values alternate,
     each value is that of one line.
     """
-    whole = block.removesuffix(b"\n")
+    between = b",%d," % mark
+    marked = several.replace(b"\n", between)
+    marks = (len(marked) - len(several)) // (len(between) - 1)
     try:
-        values = orjson.loads(b"[" + whole.replace(b"\n", b",%d," % mark) + b"]")
+        values = orjson.loads(marked)
         texts = [value[text_column] for value in values[::2]]
     except (ValueError, KeyError, TypeError):
         return None
-    count = whole.count(b"\n") + 1
-    if len(values) != 2 * count - 1 or values[1::2].count(mark) != count - 1 or set(map(type, texts)) != {str}:
+    if len(values) != 2 * marks + 1 or values[1::2].count(mark) != marks or set(map(type, texts)) != {str}:
         return None
-    is_short = max(map(len, texts)) * 4 <= records.LONGEST_DOCUMENT and len(block) <= records.LONGEST_RECORD
-    return texts if is_short and max(map(len, texts)) <= records.LONGEST_WORD else None
+    longest = max(map(len, texts))
+    fits = longest * 4 <= records.LONGEST_DOCUMENT and longest <= records.LONGEST_WORD
+    return texts if fits and len(several) <= records.LONGEST_RECORD else None
 
 
 def _too_long(number: int) -> Fault:

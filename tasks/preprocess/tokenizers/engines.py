@@ -20,7 +20,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, encoder_of
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
 
@@ -232,7 +232,7 @@ def _remember(file: Path, fault: str | None) -> None:
 
 
 def _file(cache: Path, name: str, number: str, tokenizer: Tokenizer) -> Path:
-    key = checksum_of([name, number, version(REFERENCE), tokenizer.to_str()]).removeprefix("blake3:")
+    key = checksum_of([name, number, version(REFERENCE), description_of(tokenizer)]).removeprefix("blake3:")
     return cache / f"{name}-{number}-{key[:16]}.json"
 
 

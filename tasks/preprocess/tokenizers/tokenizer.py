@@ -135,17 +135,47 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         ) from None
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if max(tokenizer.get_vocab().values(), default=-1) + 1 != tokenizer.get_vocab_size():
+    if _has_gaps(_Same(tokenizer)):
         raise ConfigError(f"{setting}: the IDs of {file} have gaps; use a tokenizer without gaps.")
     end_of_text(tokenizer, settings)
     return tokenizer
 
 
-@lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
+# A large vocabulary takes long to read and to write, and the survey, the key and the build all ask for it.
+@lru_cache(maxsize=1)
 def _parsed(description: str) -> Tokenizer:
-    return within_limits(lambda: Tokenizer.from_str(description), len(description))
+    tokenizer = within_limits(lambda: Tokenizer.from_str(description), len(description))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class _Same:
+    """A tokenizer as the key of a cache: the same object, which nothing changes once it is loaded or trained."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.tokenizer is self.tokenizer
+
+    def __hash__(self) -> int:
+        return id(self.tokenizer)
+
+
+@lru_cache(maxsize=1)
+def _has_gaps(same: _Same) -> bool:
+    return max(same.tokenizer.get_vocab().values(), default=-1) + 1 != same.tokenizer.get_vocab_size()
+
+
+@lru_cache(maxsize=2)
+def _description(same: _Same) -> str:
+    return same.tokenizer.to_str()
+
+
+def description_of(tokenizer: Tokenizer) -> str:
+    """Its tokenizer.json, of a tokenizer that is loaded or trained."""
+    return _description(_Same(tokenizer))
 
 
 def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
@@ -205,7 +235,7 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
         return policy | named | cut
     if settings.path:
         tokenizer = load(settings)
-        return policy | {"given": tokenizer.to_str(), "eos_id": end_of_text(tokenizer, settings)}
+        return policy | {"given": description_of(tokenizer), "eos_id": end_of_text(tokenizer, settings)}
     kind = {"kind": "byte-level bpe" if settings.kind == "bpe" else settings.kind}
     special = {"special_tokens": settings.special_tokens} if settings.special_tokens else {}
     return {"vocab_size": settings.vocab_size, "min_frequency": settings.min_frequency} | kind | special | policy
@@ -227,7 +257,7 @@ def _type(part: Any) -> str | None:
 
 def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer for documents: no text, whatever it contains, yields the id of a special token."""
-    description = orjson.loads(tokenizer.to_str())
+    description = orjson.loads(description_of(tokenizer))
     _hide_special_pieces(description)
     if all(token["special"] for token in description["added_tokens"]):
         description["added_tokens"] = []

@@ -70,7 +70,8 @@ def write_shards(data: DataConfig, plan: Plan, encoding: Encoding, journal: Jour
     missing = reuse(missing, journal.work.parent, journal)
     if surveyed.encodes_by(engine) and not encoding.answer_after:
         missing = _write_surveyed(plan, missing, SpoolReader(surveyed), journal)
-    do_units(plan, missing, journal, encoding, data)
+    if missing:
+        do_units(plan, missing, journal, encoding, data)
 
 
 def do_units(plan: Plan, units: list[Unit], journal: Journal, encoding: Encoding, data: DataConfig) -> None:

@@ -30,7 +30,7 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
     open_engine,
     refuse,
 )
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import end_of_text, is_given, load, special_ids
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_given, load, special_ids
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
@@ -116,7 +116,7 @@ def spool_of(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice) -
     folder = home / "surveys" / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
     checks = home / "engine-checks"
-    return Spool(tokenizer.to_str(), eos, engine.name, engine.version, folder, checks, uuid4().hex)
+    return Spool(description_of(tokenizer), eos, engine.name, engine.version, folder, checks, uuid4().hex)
 
 
 def _first_texts(sources: list[Source]) -> list[str]:
