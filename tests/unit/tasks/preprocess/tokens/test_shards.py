@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_llama.tasks.preprocess.sources import tables
+from infini_llama.tasks.preprocess.sources import documents, tables
 from infini_llama.tasks.preprocess.sources.documents import Documents
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.survey import Corpus
@@ -51,13 +51,11 @@ def test_units_are_documents_in_order_and_only_a_single_document_exceeds_the_siz
     rows["size"] = sizes
     file = tmp_path_factory.mktemp("tables") / "x.rows"
     file.write_bytes(rows.tobytes())
-    kept = np.full((len(sizes) + 7) // 8, 255, dtype=np.uint8)
-    documents = Documents(
-        Source(Path("a"), "a", "text"), tables.Rows(file, 0, len(sizes)), True, kept, len(sizes), sum(sizes)
-    )
+    text = Source(Path("a"), "a", "text")
+    of_file = Documents(text, tables.Rows(file, 0, len(sizes)), True, len(sizes), sum(sizes))
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(tables, "BLOCK", 8)  # units over several blocks
-        units = plan_units(Corpus([documents], [], {}, LeftOut()), shard_size).units
+        changed.setattr(documents, "BLOCK", 8)  # units over several blocks
+        units = plan_units(Corpus([of_file], [], {}, LeftOut()), shard_size).units
     assert [unit.number for unit in units] == list(range(len(units)))
     assert [unit.first for unit in units] == [sum(u.documents for u in units[:k]) for k in range(len(units))]
     assert sum(unit.documents for unit in units) == len(sizes)
