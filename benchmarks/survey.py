@@ -1,14 +1,16 @@
-"""The survey and the plan of many short documents: seconds and peak memory, each in a process of its own.
+"""The survey and the plan of many documents or files: seconds and peak memory, each in a process of its own.
 
-    python benchmarks/survey.py [--documents 250000 1000000 …] [--files 20] [--workers 1] [--output FILE.json]
+    python benchmarks/survey.py [--cases DOCUMENTS:FILES …] [--workers 1] [--output FILE.json]
 
-The documents are generated: about 100 bytes each, one in a hundred a copy of another. `again` is the same survey of unchanged files,
-`added` the one after a file of one document was added.
+The documents are generated: about 100 bytes each, one in a hundred an exact copy of another. `first` is the survey of new text, `again`
+the same survey of unchanged files, `added` the one after a file of one document was added. On a busy machine `cpu_seconds` say more
+than `seconds`.
 """
 
 import argparse
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -57,48 +59,44 @@ def _cpu() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, nargs="+", default=[250_000, 1_000_000])
-    parser.add_argument("--files", type=int, default=20)
+    parser.add_argument("--cases", nargs="+", default=["1000000:20", "2000000:20", "4000000:20", "20000:20000"])
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "survey.json")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         folder, home = options.child
         return child(folder, home, options.workers)
-    found = []
-    for documents in options.documents:
+    found: list[dict[str, object]] = []
+    for case in options.cases:
+        documents, files = map(int, case.split(":"))
         with tempfile.TemporaryDirectory(prefix="survey-") as place:
             folder, home = Path(place) / "text", Path(place) / "home"
             folder.mkdir()
-            size = write_files(folder, documents, options.files)
+            size = write_files(folder, documents, files)
             time.sleep(2.5)  # a file that has just been written is not believed to stay
             for what in ("first", "again", "added"):
                 if what == "added":
                     (folder / "added.jsonl").write_text('{"text": "one more"}\n', encoding="utf-8")
-                command = [
-                    sys.executable,
-                    __file__,
-                    "--child",
-                    str(folder),
-                    str(home),
-                    "--workers",
-                    str(options.workers),
-                ]
-                path = os.pathsep.join([str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
-                ended = subprocess.run(
-                    command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, check=True
+                found.append({"what": what, "files": files, "bytes": size} | measured(folder, home, options.workers))
+                row = (
+                    f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+                    for key, value in found[-1].items()
                 )
-                row = {"what": what, "files": options.files, "bytes": size} | json.loads(ended.stdout.splitlines()[-1])
-                found.append(row)
-                print(
-                    " ".join(
-                        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-                        for key, value in row.items()
-                    )
-                )
-    if options.output:
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                print(" ".join(row), flush=True)
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_at_the_end": os.getloadavg()}
+    stored = {"machine": machine, "workers": options.workers, "runs": found}
+    options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+def measured(folder: Path, home: Path, workers: int) -> dict[str, object]:
+    """One survey in a process of its own."""
+    command = [sys.executable, __file__, "--child", str(folder), str(home), "--workers", str(workers)]
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}, check=True
+    )
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

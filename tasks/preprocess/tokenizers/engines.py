@@ -29,8 +29,8 @@ REFERENCE = "tokenizers"
 FAST = "gigatoken"
 WORTH_A_CHECK = 4_000_000  # bytes of text: less is encoded before a fast engine is imported and checked
 SAMPLED = 1000  # one document of so many is encoded by the reference too
-# Characters; of a longer one its beginning: the reference takes a hundred bytes of memory a token.
-LONGEST_SAMPLED = 2**18
+# Characters; of a longer one its beginning: the reference takes 40 times as long, and a hundred bytes of memory per token.
+LONGEST_SAMPLED = 2**15
 BEYOND = 0x34000  # no letter has a number so high
 ASCII = bytes(range(128))
 TOGETHER = 250_000  # characters that the reference is given at once, for the same reason
