@@ -1,15 +1,18 @@
 """From JSON lines to what training reads, by us and by peers, at equal work: the same text, tokenizer and end-of-text tokens.
 
-    python benchmarks/preparation.py [--megabytes 118] [--rounds 3] [--only NAME …] [--corpus FILE.jsonl] [--output FILE.json]
+    python benchmarks/preparation.py [--megabytes 118] [--kind dictionary] [--rounds 3] [--only NAME …] [--output FILE.json]
 
-The corpus, unless one is given: the Python sources of the standard library and of what is installed beside it, a record a file,
-exact duplicates left out, repeated where --megabytes asks for more. The tokenizer, unless one is given: byte-level BPE of 32k tokens
-learned from the first eighth of it whose tokenizer every fast engine that is installed takes.
+The corpus, unless --corpus names one: the Python sources of the standard library and of what is installed beside it, exact duplicates
+left out, repeated where --megabytes asks for more. --kind: a record per file (ordinary), entries of 200 bytes (dictionary), or 10 MB
+(long). The tokenizer, unless --tokenizer names one: byte-level BPE of 32k tokens learned from the first eighth of it whose tokenizer
+the fast engine takes.
+
 Each round runs every program once, each in a process of its own. `work_seconds` and `cpu_seconds` are of the preparation alone
 (with the processes it starts), `start_seconds` of its imports and, for us, of the engine's check, which is made once a tokenizer and
-not once a corpus; `peak_megabytes` is the largest process's. Peers that are not installed are named and left out. `megatron-fast`
-is what Megatron-LM's tools/preprocess_data_fast.py does (gigatoken over the whole file, the end-of-text token appended, .bin and
-.idx written; no checksum, no fsync), `encode` gigatoken alone on text that is already in memory, `ours, unchanged` the same command again.
+not once a corpus; `ids` stands for how often each token occurs, so it is the same for the same ids; `peak_megabytes` is the largest
+process's. Peers that are not installed are named and left out. `megatron-fast` is what Megatron-LM's tools/preprocess_data_fast.py
+does (gigatoken over the whole file, the end-of-text token appended, .bin and .idx written; no checksum, no fsync), `encode` gigatoken
+alone on text that is already in memory, `ours, unchanged` the same command again.
 """
 
 import argparse
@@ -21,20 +24,20 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from preparation_corpora import texts_of, train_tokenizer, write_corpus
 
 LENGTH = 2048
+SPLITS = ("train", "validation")
 DATA = (".arrow", ".npy", ".bin", ".idx", ".ds", ".index")  # what training reads; not the tokenizer, not manifests
 Work = Callable[[], int]  # returns the tokens written
 
@@ -84,7 +87,7 @@ def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
 
     engine = ENGINES["gigatoken"](encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
-    texts = [(text, len(text)) for text in _texts(corpus)]
+    texts = [(text, len(text)) for text in texts_of(corpus)]
     return lambda: sum(len(engine(batch)[0]) for batch, _ in batches(texts))
 
 
@@ -208,48 +211,6 @@ PROGRAMS: dict[str, tuple[str | None, Callable[..., Work], tuple[Any, ...]]] = {
 }
 
 
-def _texts(corpus: Path) -> list[str]:
-    with corpus.open(encoding="utf-8") as file:
-        return [json.loads(line)["text"] for line in file]
-
-
-def train_tokenizer(texts: list[str]) -> Any:
-    from infini_llama.tasks.preprocess.tokenizers.engines import FAST, compare, golden
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-
-    for part in range(8):
-        tokenizer = train_bpe(texts[part::8], 32768, 2)
-        fast = [name for name in FAST if find_spec(name)]
-        faults = [f"{name}: {fault}" for name in fast if (fault := compare(name, tokenizer, golden(tokenizer)))]
-        if not faults:
-            return tokenizer
-        print(f"the tokenizer of eighth {part} is not used ({'; '.join(faults)})", flush=True)
-    raise SystemExit("no eighth of the corpus gives a tokenizer that every engine takes; name one by --tokenizer.")
-
-
-def write_corpus(file: Path, size: int) -> None:
-    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
-    lines: dict[str, None] = {}
-    found = 0
-    for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
-        try:
-            line = json.dumps({"text": path.read_text(encoding="utf-8")}, ensure_ascii=False)
-        except (UnicodeDecodeError, OSError):
-            continue
-        if line not in lines:
-            lines[line], found = None, found + len(line)
-        if found >= size:
-            break
-    with file.open("w", encoding="utf-8") as target:
-        written = 0
-        while written < size:
-            for line in lines:
-                target.write(line + "\n")
-                written += len(line)
-                if written >= size:
-                    return
-
-
 def child(name: str, corpus: Path, tokenizer: Path) -> None:
     """One program in this process: its measures as a line of JSON, the last of stdout."""
     begun = time.perf_counter()
@@ -259,16 +220,28 @@ def child(name: str, corpus: Path, tokenizer: Path) -> None:
         started, cpu = time.perf_counter(), _cpu()
         tokens = work()
         wall, cpu = time.perf_counter() - started, _cpu() - cpu
-        files = [path for path in Path(folder).rglob("*") if path.suffix in DATA and path.name != "token_bytes.npy"]
-        written = sum(path.stat().st_size for path in files)
         peak = max(_own_peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+        files = [path for path in Path(folder).rglob("*") if path.suffix in DATA and path.name != "token_bytes.npy"]
+        written, ids = sum(path.stat().st_size for path in files), _counts(files)
     measures = {
         "start_seconds": started - begun,
         "work_seconds": wall,
         "cpu_seconds": cpu,
         "peak_megabytes": peak / 1024,
     }
-    print(json.dumps(measures | {"tokens": tokens, "bytes_a_token": written / tokens}))
+    print(json.dumps(measures | {"tokens": tokens, "bytes_a_token": written / tokens, "ids": ids}))
+
+
+def _counts(files: list[Path]) -> int:
+    """What stands for how often each id occurs in our shards or Megatron's; 0 for other files."""
+    from blake3 import blake3
+
+    from infini_llama.tasks.preprocess.tokens.reader import map_list
+
+    streams = [map_list(path)[1] for path in files if path.suffix == ".arrow" and path.parent.name in SPLITS]
+    streams += [np.fromfile(path, np.uint16) for path in files if path.name == "text_document.bin"]
+    counts = sum((np.bincount(stream, minlength=2**16) for stream in streams), np.zeros(2**16, np.int64))
+    return int(blake3(counts.tobytes()).hexdigest()[:12], 16) if streams else 0
 
 
 def _own_peak() -> int:
@@ -286,6 +259,7 @@ def _cpu() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=118)
+    parser.add_argument("--kind", choices=["ordinary", "dictionary", "long"], default="ordinary")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=[*PROGRAMS])
     parser.add_argument("--corpus", type=Path)
@@ -301,9 +275,9 @@ def main() -> None:
             options.tokenizer or Path(folder) / "tokenizer.json",
         )
         if not options.corpus:
-            write_corpus(corpus, options.megabytes * 1_000_000)
+            write_corpus(corpus, options.megabytes * 1_000_000, options.kind)
         if not options.tokenizer:
-            train_tokenizer(_texts(corpus)).save(str(tokenizer))
+            train_tokenizer(texts_of(corpus)).save(str(tokenizer))
         found: dict[str, list[dict[str, float]]] = {}
         for _ in range(options.rounds):
             for name in options.only:
@@ -340,7 +314,14 @@ def main() -> None:
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()
     }
     machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_at_the_end": os.getloadavg()}
-    stored = {"corpus_bytes": size, "machine": machine, "versions": versions, "medians": medians, "runs": found}
+    stored = {
+        "kind": options.kind,
+        "corpus_bytes": size,
+        "machine": machine,
+        "versions": versions,
+        "medians": medians,
+        "runs": found,
+    }
     options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 

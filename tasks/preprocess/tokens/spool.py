@@ -49,6 +49,7 @@ class Spool:
 
     Attributes:
         tokenizer: its tokenizer.json.
+        vocab_size: number of its ids.
         eos: the token that ends a document.
         engine: name of what encodes.
         version: of the engine.
@@ -58,6 +59,7 @@ class Spool:
     """
 
     tokenizer: str
+    vocab_size: int
     eos: int
     engine: str
     version: str
@@ -74,9 +76,9 @@ class Spool:
         """Whether its tokens are those of this engine, which the build has chosen."""
         return (self.engine, self.version) == (engine.name, engine.version)
 
-    @cached_property
+    @property
     def dtype(self) -> np.dtype:
-        return dtype_for(_opened(self.tokenizer, self.engine)[0].get_vocab_size())
+        return dtype_for(self.vocab_size)
 
     def writer(self, table: Path) -> "SpoolWriter":
         return SpoolWriter(self, table)
@@ -116,7 +118,8 @@ def spool_of(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice) -
     folder = home / "surveys" / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
     checks = home / "engine-checks"
-    return Spool(description_of(tokenizer), eos, engine.name, engine.version, folder, checks, uuid4().hex)
+    description, size = description_of(tokenizer), tokenizer.get_vocab_size()
+    return Spool(description, size, eos, engine.name, engine.version, folder, checks, uuid4().hex)
 
 
 def _first_texts(sources: list[Source]) -> list[str]:
@@ -226,6 +229,7 @@ class SpoolReader:
     """The tokens of tables' documents."""
 
     def __init__(self, spool: Spool) -> None:
+        _opened.cache_clear()  # an engine has a hundred megabytes of words
         self.spool, self.opened = spool, dict[Path, tuple[IO[bytes], IO[bytes]] | None]()
 
     def has(self, table: Path) -> bool:
