@@ -280,7 +280,7 @@ class SpoolReader:
 
 def _read(file: IO[bytes], into: np.ndarray, first: int) -> None:
     """Fills `into` with the elements of the file from number `first` on."""
-    view = memoryview(into).cast("B")
+    view = into.data.cast("B")
     file.seek(first * into.itemsize)
     while len(view):
         if not (count := file.readinto(view)):  # type: ignore[attr-defined]

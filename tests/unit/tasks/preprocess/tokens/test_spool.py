@@ -46,6 +46,7 @@ def given(data, text, tmp_path):
 @pytest.fixture
 def spooled(monkeypatch):
     """Small texts are encoded while they are surveyed, a few documents at a time."""
+    spool._opened.cache_clear()
     monkeypatch.setattr(spool, "WORTH_A_CHECK", 0)
     monkeypatch.setattr(spool, "BATCH_BYTES", 1000)
     monkeypatch.setattr(survey_cache, "SETTLED", -(10**9))
@@ -104,7 +105,7 @@ def test_an_engine_that_differs_is_refused_and_the_text_encoded_by_the_reference
     def fail(*_):
         raise EngineDiffers("other ids")
 
-    monkeypatch.setattr(spool, "_opened", lambda description, engine: (Tokenizer.from_str(description), fail, None))
+    monkeypatch.setattr(spool, "open_engine", lambda *_: fail)
     monkeypatch.setattr(spool, "refuse", lambda name, *rest: refused.append(name))
     assert preprocess(given, tmp_path / "home") == expected
     assert refused == ["tokenizers"]
