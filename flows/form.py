@@ -1,12 +1,16 @@
 """The form of a custom run on a deployment's page: a short section with what people set, then every other key, folded by section.
 
-The form is the flow's parameter `changes`. The parameter `config`, the deployed configuration, is no part of it: a run has it from
-its deployment, and the run itself checks one that is given in its place.
+The form is the JSON schema of the flow's parameter `changes`, whoever deploys the flow. The parameter `config`, the deployed
+configuration, is no part of it: a run has it from its deployment, and the run itself checks one that is given in its place.
 """
 
-from typing import Any
+from collections.abc import Callable
+from inspect import Signature, signature
+from typing import Annotated, Any
 
 from prefect.utilities.callables import ParameterSchema
+from pydantic import Field, GetJsonSchemaHandler, create_model
+from pydantic_core import core_schema
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
@@ -55,37 +59,62 @@ def changed(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
     return parse_config(settings)
 
 
+class AsConfig:
+    """Annotation of the flow's parameter `config`: a configuration, or its JSON, which is checked as a file is.
+
+    Without a schema of its own: Prefect would make it in every run, and no page shows it.
+    """
+
+    def __get_pydantic_core_schema__(self, *_: object) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(_as_config)
+
+
+def _as_config(value: object) -> PipelineConfig:
+    return value if isinstance(value, PipelineConfig) else parse_config(value)  # pyright: ignore[reportArgumentType]
+
+
+class ChangesForm:
+    """Annotation of a parameter that holds changes of a configuration: gives it the form as its JSON schema.
+
+    Args:
+        deployed: values that the form shows; None: it shows none, and what is left empty stays as deployed.
+    """
+
+    def __init__(self, deployed: PipelineConfig | None = None) -> None:
+        self.deployed = {} if deployed is None else deployed.model_dump(mode="json", exclude={"deployment"})
+
+    def __get_pydantic_json_schema__(self, _: object, handler: GetJsonSchemaHandler) -> Schema:
+        whole = handler.resolve_ref_schema(handler(PipelineConfig.__pydantic_core_schema__))
+        sections = {name: handler.resolve_ref_schema(part) for name, part in whole["properties"].items()}
+        for name, section in sections.items():
+            _fill(section, self.deployed.get(name, {}), handler)
+        properties: dict[str, Schema] = {}
+        for position, (name, (section, key)) in enumerate(SHORT.items()):
+            properties[name] = sections[section]["properties"].pop(key) | {"position": position}
+        properties["name"]["description"] += " It also names the flow run: Prefect's own field Run Name is not used."
+        for position, (name, section) in enumerate(sections.items(), len(SHORT)):
+            section["title"] = "Change"
+            folded = [{"type": "null", "title": "As deployed"}, {"$ref": whole["properties"][name]["$ref"]}]
+            field = PipelineConfig.model_fields[name]
+            words = {"title": field.title, "description": field.description}
+            properties[name] = words | {"anyOf": folded, "position": position}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
 def form(config: PipelineConfig) -> ParameterSchema:
     """The schema of the parameters of a deployment of `config`: Prefect's pages make the form from it, its server checks values by it."""
-    plain = PipelineConfig.model_json_schema(ref_template="#/definitions/{model}")
-    definitions: dict[str, Schema] = plain["$defs"]
-    for definition in definitions.values():
-        for name, field in definition.get("properties", {}).items():
-            definition["properties"][name] = _explicit(field)
-    deployed = config.model_dump(mode="json", exclude={"deployment"})
-    sections = {name: part["$ref"].rpartition("/")[2] for name, part in plain["properties"].items()}
-    properties: dict[str, Schema] = {}
-    for position, (name, (section, key)) in enumerate(SHORT.items()):
-        field = definitions[sections[section]]["properties"].pop(key)
-        properties[name] = _filled(field, deployed[section][key]) | {"position": position}
-    properties["name"]["description"] += " It also names the flow run: Prefect's own field Run Name is not used."
-    for position, (section, definition) in enumerate(sections.items(), len(SHORT)):
-        _fill(definitions, definition, deployed[section])
-        definitions[definition]["title"] = "Change"
-        field = PipelineConfig.model_fields[section]
-        folded = [{"type": "null", "title": "As deployed"}, {"$ref": f"#/definitions/{definition}"}]
-        words = {"title": field.title, "description": field.description}
-        properties[section] = words | {"anyOf": folded, "position": position}
-    described = {"title": "Run", "description": "What this run changes of the deployed configuration."}
-    return ParameterSchema(
-        title="Parameters",  # a default that is not set is not sent either
-        type="object",
-        properties={"changes": {"$ref": "#/definitions/Changes", "position": 0} | described},
-        definitions={
-            "Changes": {"type": "object", "properties": properties, "additionalProperties": False},
-            **definitions,
-        },
-    )
+    words = {"title": "Run", "description": "What this run changes of the deployed configuration."}
+    changes = Field(default_factory=dict, json_schema_extra={"position": 0}, **words)
+    model = create_model("Parameters", changes=(Annotated[dict[str, Any], ChangesForm(config)], changes))
+    schema = model.model_json_schema(ref_template="#/definitions/{model}")
+    return ParameterSchema(definitions=schema.pop("$defs"), **schema)
+
+
+def with_form(function: Callable[..., Any]) -> Signature:
+    """The signature of a flow as its form shows it: `changes` alone, without a deployment's values."""
+    own = signature(function)
+    form = own.parameters["changes"].replace(annotation=Annotated[dict[str, Any], ChangesForm()])
+    return own.replace(parameters=[form])
 
 
 def _explicit(field: Schema) -> Schema:
@@ -112,15 +141,16 @@ def _explicit(field: Schema) -> Schema:
     return field | {"anyOf": branches}
 
 
-def _filled(field: Schema, value: object) -> Schema:
-    return field if value is None else field | {"default": value}
-
-
-def _fill(definitions: dict[str, Schema], name: str, values: dict[str, Any]) -> None:
-    """Make what is deployed the default of each field of a section and of the sections within it."""
-    properties = definitions[name].get("properties", {})
-    for key, field in properties.items():
-        if "$ref" in field and isinstance(values.get(key), dict):
-            _fill(definitions, field["$ref"].rpartition("/")[2], values[key])
-        elif key in values:
-            properties[key] = _filled(field, values[key])
+def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler) -> None:
+    """Make what is deployed the default of each field of a section and of the sections within it, and nothing else."""
+    for key, field in section["properties"].items():
+        if "$ref" in field:
+            _fill(handler.resolve_ref_schema(field), values.get(key) or {}, handler)
+            continue
+        for part in (*field.get("anyOf", ()), field.get("items", {})):  # such as one source of a mixture
+            inner = handler.resolve_ref_schema(part).get("properties", {})
+            inner.update({name: _explicit(one) for name, one in inner.items()})
+        field = _explicit(field)
+        field.pop("default", None)
+        has_value = key in values and (values[key] is not None or "anyOf" in field)
+        section["properties"][key] = field | ({"default": values[key]} if has_value else {})

@@ -1,7 +1,7 @@
 """The flow: raw text to a trained model, in four stages which pass typed records."""
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import State, flow
 from prefect.blocks.system import Secret
@@ -11,7 +11,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.api_logs import api_logs
-from infini_llama.flows.form import changed
+from infini_llama.flows.form import AsConfig, changed, with_form
 from infini_llama.flows.late_runs import superseded
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.flows.pipeline import resolved, run_name, with_pages
@@ -29,7 +29,7 @@ from infini_llama.tasks.report.task import closing_card
 from infini_llama.tasks.storage.results import trusted
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
-from infini_llama.tasks.train.task import with_retries
+from infini_llama.tasks.train.task import lasting_suspension, with_retries
 from infini_llama.tasks.verify_data import task as verify_task
 
 log = logging.getLogger("infini_llama.prefect")
@@ -48,14 +48,17 @@ def tags_of(config: PipelineConfig) -> list[str]:
 
 
 @flow(name="pretrain", flow_run_name=_name, persist_result=False)
-def pretrain(config: PipelineConfig, changes: dict[str, Any] | None = None) -> PipelineResult | State:
+def pretrain(
+    config: Annotated[PipelineConfig, AsConfig()], changes: dict[str, Any] | None = None
+) -> PipelineResult | State:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary.
 
     Called again with the same configuration, it resumes: what is complete on disk is not built again. A late scheduled run
     that a later one makes superfluous ends as cancelled.
 
     Args:
-        changes: what a form changes of `config` (flows/form.py).
+        config: replaces the deployed configuration.
+        changes: what this run changes of the configuration.
     """
     if (skipped := superseded()) is not None:
         return skipped
@@ -63,7 +66,7 @@ def pretrain(config: PipelineConfig, changes: dict[str, Any] | None = None) -> P
     config = restored(with_blocks(config, _secret))
     home, name = config.runtime.home, config.runtime.name
     page = RunPage(name, deployment.name or name)
-    with api_logs():
+    with api_logs(), lasting_suspension():
         check_requirements(config)
         preparation = Preparation(config.data, home)
         restore_dataset(config, preparation.planned)
@@ -88,6 +91,10 @@ def pretrain(config: PipelineConfig, changes: dict[str, Any] | None = None) -> P
 
                 evaluations = evaluate(summary.paths.run, config.evaluate)
             return with_pages(summary, evaluations)
+
+
+# For whoever deploys the flow. Prefect makes the schema of the function's own signature too, in every run, so that is a small one.
+pretrain.__signature__ = with_form(pretrain.fn)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _secret(name: str) -> str:

@@ -63,8 +63,9 @@ def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> Non
 
 def _worker(pool: str, limit: int, records: Path, mark: str) -> subprocess.Popen:
     """In a session of its own: Ctrl-C of the terminal reaches only this process, which asks the worker once."""
-    command = [sys.executable, str(EXEC_WRAPPER), "SIGTERM", str(os.getpid()), sys.executable, "-m", "prefect"]
-    command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
+    worker = ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
+    command = [sys.executable, str(EXEC_WRAPPER), "SIGTERM", str(os.getpid())]
+    command += [sys.executable, "-m", "infini_llama.flows.worker", *worker]
     environment = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {MARK: mark}
     with records.open("ab") as output:
         return subprocess.Popen(

@@ -83,8 +83,14 @@ def distance_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
 
 
 def in_words(values: Cells) -> dict[str, object]:
-    """Field names as words."""
-    return {name.replace("_", " "): value for name, value in values.items()}
+    """Field names as words; entropies, which records have in bits, in the unit of the loss."""
+    words: dict[str, object] = {}
+    for name, value in values.items():
+        if name in ("unigram_entropy_bits", "entropy_bits") and isinstance(value, float):
+            words["unigram entropy, nats per token"] = value * NATS_PER_BIT
+        else:
+            words[name.replace("_", " ")] = value
+    return words
 
 
 def side_by_side(columns: Mapping[str, Cells]) -> list[dict[str, object]]:

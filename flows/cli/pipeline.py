@@ -92,20 +92,20 @@ def dry_run(config: "PipelineConfig") -> Answer:
 
 def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
-    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.flows.cli.tables import reference_text
     from infini_llama.flows.pipeline import resolved
     from infini_llama.tasks.preprocess import stage
 
     config = load_config(arguments.config, arguments.overrides)
     home = resolved(config).runtime.home
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
-    return reference.to_json(), as_text({"dataset": str(home / reference.path)} | reference.to_json())
+    return reference.to_json(), reference_text(reference, home)
 
 
 def verify(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.flows.cli.tables import as_text, statistics_text
     from infini_llama.flows.datasets import references
-    from infini_llama.tasks.formatting import side_by_side
+    from infini_llama.tasks.formatting import in_words
     from infini_llama.tasks.records.dataset import VerifyReport
     from infini_llama.tasks.verify_data.checks import verify
 
@@ -124,8 +124,7 @@ def verify(arguments: Namespace) -> Answer:
     )
     checks = [{"chunks": name, **dict(check)} for name, report in reports.items() for check in report.checks]
     record = {"dataset": str(path)} | whole.to_json() | {"checks": checks}
-    statistics = side_by_side({split: dict(found) for split, found in whole.statistics or ()})
-    text = as_text(record | ({"statistics": statistics} if statistics else {}))
+    text = as_text(in_words(record) | ({"statistics": statistics_text(whole.statistics)} if whole.statistics else {}))
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page
 

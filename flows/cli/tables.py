@@ -3,20 +3,33 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from infini_llama.tasks.formatting import Cells, distance_rows, in_bytes, in_time, in_words, packed, passkey_rows, shown
+from infini_llama.tasks.formatting import (
+    Cells,
+    distance_rows,
+    in_bytes,
+    in_time,
+    in_words,
+    packed,
+    passkey_rows,
+    shown,
+    side_by_side,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from infini_llama.tasks.records.dataset import DatasetSummary
+    from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, SplitStatistics
     from infini_llama.tasks.records.estimate import Estimate
     from infini_llama.tasks.records.evaluation import PasskeyRetrieval, Perplexity
+    from infini_llama.tasks.records.manifest import BySplit
     from infini_llama.tasks.records.summary import RunDescription, RunStatus
     from infini_llama.tasks.runs.gc import Collected
 
+LEVELS = {"tokens": "tokens", "chunks": "row tables"}
 WIDTH = 140  # maximum columns of a table, and the width without a terminal
 
 
@@ -31,7 +44,31 @@ def run_text(run: "RunDescription") -> str:
     return as_text(in_words({name: value for name, value in shown.items() if value} | {"model": run.model}))
 
 
-DATASET_WORDS = {"unigram_entropy_bits": "entropy, bits", "p5": "5th percentile", "p95": "95th percentile"}
+DATASET_WORDS = {"p5": "5th percentile", "p95": "95th percentile"}
+
+
+def reference_text(reference: "DatasetRef", home: Path) -> str:
+    """What `preprocess` built or found, as text: one line per split, and one per row table."""
+    tables = [
+        {"row table": one.chunks, "sequence length": one.sequence_length, "training rows": one.rows}
+        for one in reference.row_tables
+    ]
+    splits = {"train": reference.train, "validation": reference.validation}
+    return as_text(
+        {
+            "dataset": str(home / reference.path),
+            "digest": reference.digest,
+            "built": " and ".join(LEVELS[level] for level in reference.built) or "nothing; the dataset was complete",
+            "vocabulary": reference.vocab_size,
+            "splits": {name: in_words(dict(split)) for name, split in splits.items()},
+            "row tables": tables,
+        }
+    )
+
+
+def statistics_text(statistics: "BySplit[SplitStatistics]") -> list[dict[str, object]]:
+    """What the deep check counted: one line per number, one column per split."""
+    return side_by_side({split: in_words(dict(found)) for split, found in statistics})
 
 
 def dataset_text(dataset: "DatasetSummary") -> str:
@@ -54,7 +91,7 @@ def dataset_text(dataset: "DatasetSummary") -> str:
     return as_text(
         in_words(dataset.model_dump(exclude=left, exclude_unset=True, by_alias=True))
         | {
-            "splits": {name: in_words(_renamed(split, DATASET_WORDS)) for name, split in numbers.items()},
+            "splits": {name: in_words(split) for name, split in numbers.items()},
             "tokens per document": {
                 name: _renamed(split.document_tokens.model_dump(), DATASET_WORDS) for name, split in splits.items()
             },

@@ -59,8 +59,6 @@ def train(
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped
         if isinstance(stopped.__cause__, Pause):
-            with best_effort("the time-out of the suspension"):
-                _stay_suspended()
             raise Pause(state=stopped.__cause__.state) from stopped
         if isinstance(stopped.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt from stopped
@@ -79,15 +77,27 @@ def with_retries(retries: Retries) -> Task:
     return train.with_options(retries=RENEWED_BUDGETS if retries.limit else 0, retry_condition_fn=may_retry)
 
 
-def _stay_suspended() -> None:
-    """Lengthen the time-out of a suspension: the page's default of 300 s would fail the run before a person resumes it."""
+@contextlib.contextmanager
+def lasting_suspension() -> Iterator[None]:
+    """Lengthen the time-out of a suspension that ends the block: after the page's default of 300 s, the run would fail."""
+    try:
+        yield
+    except Pause:
+        with best_effort("the time-out of the suspension"):
+            _lengthen_suspension()
+        raise
+
+
+def _lengthen_suspension() -> None:
     if (context := FlowRunContext.get()) is None or context.flow_run is None:
         return
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(context.flow_run.id).state
-        if state is None or not state.is_paused() or state.state_details.pause_timeout is None:
+        if state is None or not state.is_paused() or (ends := state.state_details.pause_timeout) is None:
             return
-        until = max(state.state_details.pause_timeout, now("UTC") + SUSPENDED)
+        until = now("UTC") + SUSPENDED
+        if until - ends < timedelta(hours=1):  # it is lengthened already, and a person may resume it at any time
+            return
         details = state.state_details.model_copy(update={"pause_timeout": until})
         client.set_flow_run_state(context.flow_run.id, state.model_copy(update={"state_details": details}), force=True)
 
@@ -95,7 +105,8 @@ def _stay_suspended() -> None:
 def _raise_if_suspended() -> None:
     """Suspend was pressed, which Prefect itself would only notice between two tasks."""
     if (context := FlowRunContext.get()) is not None:
-        context.flow_run_suspension_request.raise_if_requested()
+        with lasting_suspension():  # before the checkpoint is saved: while it ends, a person may have resumed it
+            context.flow_run_suspension_request.raise_if_requested()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A real Prefect server and a real worker for the whole session, on SQLite, or on PostgreSQL where INFINI_TEST_POSTGRES is set."""
+"""A real Prefect server and a real worker: on SQLite, and on PostgreSQL where a test names it or INFINI_TEST_POSTGRES is set."""
 
 import contextlib
 import json
@@ -27,7 +27,8 @@ from support.laboratory import COMMAND, CONFIG, processes_of
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-POSTGRES = Path("/usr/lib/postgresql/15/bin")
+POSTGRES = (found := shutil.which("postgres")) and Path(found).resolve().parent
+DATABASE = "postgres" if os.environ.get("INFINI_TEST_POSTGRES") else "sqlite"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -188,10 +189,12 @@ class House:
         return f"http://127.0.0.1:{self.port}/{path}"
 
 
-def _database(folder: Path) -> Iterator[str]:
-    if not os.environ.get("INFINI_TEST_POSTGRES"):
+def _database(kind: str, folder: Path) -> Iterator[str]:
+    if kind == "sqlite":
         yield f"sqlite+aiosqlite:///{folder}/prefect.db"
         return
+    if POSTGRES is None:
+        pytest.skip("Prefect's server is also tried on PostgreSQL: needs the server's programs on PATH")
     with tempfile.TemporaryDirectory(prefix="postgres-") as data:  # not pytest's, which only its own user may enter
         yield from _postgres(data)
 
@@ -200,6 +203,7 @@ def _postgres(data: str) -> Iterator[str]:
     user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it does not run as root
     if user:
         shutil.chown(data, "postgres")
+    assert POSTGRES
     subprocess.run([*user, str(POSTGRES / "initdb"), "-D", data, "-U", "prefect", "-A", "trust"], check=True)
     port = free_port()
     options = ["-D", data, "-p", str(port), "-k", data, "-h", "127.0.0.1"]
@@ -219,17 +223,17 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server_at(home: Path, settings: dict) -> Iterator[House]:
+def server_at(home: Path, settings: dict, database: str = DATABASE) -> Iterator[House]:
     """A server without a worker, and a configuration small.yaml; nothing is left of it."""
     config = home / "small.yaml"
     config.write_text(yaml.safe_dump(settings))
-    databases = _database(home)
+    databases = _database(database, home)
     house = House(home, config, free_port(), next(databases))
     try:
         house.begin_server()
         yield house
     finally:
-        for name in ("serve", "server"):
+        for name in ("serve", "worker", "server"):
             if name in house.processes:
                 house.end(name)
         next(databases, None)
@@ -238,8 +242,8 @@ def server_at(home: Path, settings: dict) -> Iterator[House]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[House]:
-    """For what is deployed; tests start a worker where they need one."""
+def server(request, tmp_path_factory) -> Iterator[House]:
+    """For what is deployed, on the database that the test names; tests start a worker where they need one."""
     home = Path(os.path.realpath(tmp_path_factory.mktemp("server")))
     (home / "text").mkdir()
     for number in range(40):
@@ -261,7 +265,8 @@ def server(tmp_path_factory) -> Iterator[House]:
     nightly = {"name": "nightly", "cron": "0 2 * * *", "overrides": ["runtime.name=nightly-{date}"]}
     weekly = {"name": "weekly", "cron": "0 3 * * 0", "timezone": "Europe/Berlin"}
     deployment = {"schedules": [nightly, weekly], "concurrency_limit": 1}
-    with server_at(home, CONFIG | {"data": data, "train": train, "deployment": deployment}) as house:
+    settings = CONFIG | {"data": data, "train": train, "deployment": deployment}
+    with server_at(home, settings, getattr(request, "param", DATABASE)) as house:
         yield house
 
 

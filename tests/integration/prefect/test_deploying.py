@@ -4,11 +4,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import pytest
 import yaml
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.flows.deployments import definition
 
+pytestmark = pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True, scope="module")
 ROOT = Path(__file__).parents[3]
 MOVED_BY_WORKERS = (
     "status",
@@ -122,12 +124,12 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     assert found["description"] == wanted.description and set(found["tags"]) == set(wanted.tags)
     env = {name: value for name, value in wanted.job_variables["env"].items() if name != "PYTHONPATH"}
     assert found["job_variables"] == {"env": env, "stream_output": wanted.job_variables["stream_output"]}
-    small = server.deployment()["parameters"]["config"]
-    small["runtime"] |= {"name": "by-prefect-yaml"}
-    small["data"]["files"] = [str(server.home / "text" / "*.txt")]
+    small = yaml.safe_load(server.config.read_text())
+    changes = {name: small[name] for name in ("data", "model", "train", "environment")}
+    changes |= {"name": "by-prefect-yaml", "files": [str(server.home / "text" / "*.txt")]}
     if "serve" not in server.processes:
         server.begin_worker()
-    run = server.post(f"deployments/{found['id']}/create_flow_run", parameters={"config": small})["id"]
-    assert server.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=300)["state_type"] == "COMPLETED", server.get(
-        run
-    )
+    run = server.post(f"deployments/{found['id']}/create_flow_run", parameters={"changes": changes})["id"]
+    ended = server.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=300)
+    assert ended["state_type"] == "COMPLETED" and ended["name"] == "by-prefect-yaml", ended["state"]
+    assert (server.home / "runs/by-prefect-yaml/summary.json").exists()

@@ -76,14 +76,51 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
     assert attempt["kind"] == "preempted" and attempt["step"] == attempt["checkpoint_step"] == house.step(name)
 
 
+def suspend(house, run: str) -> None:
+    """As the page's button does."""
+    soon = datetime.now(UTC) + timedelta(seconds=300)
+    details = {"pause_reschedule": True, "pause_timeout": soon.isoformat()}
+    state = {"state": {"type": "PAUSED", "name": "Suspended", "state_details": details}}
+    answer = httpx.post(f"{house.api}/flow_runs/{run}/set_state", json=state, timeout=30)
+    assert answer.json()["status"] == "ACCEPT", answer.text
+
+
+def workers(house) -> set[int]:
+    return {pid for pid, command in processes_of(house.marker).items() if "worker start" in command}
+
+
+@pytest.mark.parametrize("by", ["serve", "prefect"])
+def test_a_run_that_is_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
+    name = f"resumed-by-{by}"
+    if by == "prefect":  # without a limit, as the files in deploy/ start it
+        house.end("serve")
+        start = (sys.executable, "-m", "prefect", "worker", "start", "--pool", "infini-llama", "--type", "process")
+        house.begin("worker", *start)
+        house.wait(lambda: workers(house), 60, "no worker")
+    before = workers(house)
+    run = house.submit(name, *LONG)
+    house.wait_for_step(name, 20)
+    suspend(house, run)
+    house.wait(lambda: house.attempts(name), 60, "training does not end")
+    assert [command for command in processes_of(house.marker).values() if "prefect.engine" in command], "still ending"
+    httpx.post(f"{house.api}/flow_runs/{run}/resume", json={}, timeout=30).raise_for_status()
+    house.wait(lambda: len(list((house.home / f"runs/{name}/logs").glob("attempt-*"))) == 2, 90, "it does not go on")
+    first = house.attempts(name)[0]["step"]
+    house.wait_for_step(name, first + 1)
+    house.cli("flow-run", "cancel", run)
+    house.wait_for(run, "CANCELLED")
+    assert house.attempts(name)[1]["from_step"] == first
+    assert workers(house) == before, "a worker has exited"
+    if by == "prefect":
+        house.end("worker")
+        house.begin_worker()
+
+
 def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
     run = house.submit("suspended", *LONG)
     house.wait_for_step("suspended", 20)
-    soon, later = (datetime.now(UTC) + timedelta(seconds=seconds) for seconds in (300, 86400))
-    details = {"pause_reschedule": True, "pause_timeout": soon.isoformat()}  # as the page's button does
-    suspend = {"state": {"type": "PAUSED", "name": "Suspended", "state_details": details}}
-    answer = httpx.post(f"{house.api}/flow_runs/{run}/set_state", json=suspend, timeout=30)
-    assert answer.json()["status"] == "ACCEPT", answer.text
+    later = datetime.now(UTC) + timedelta(days=1)
+    suspend(house, run)
     house.wait(lambda: not house.processes_of_run("suspended"), 60, "its workers go on")
     house.wait(lambda: house.attempts("suspended"), 60, "how they ended is not written down")
     (attempt,) = house.attempts("suspended")
@@ -110,14 +147,11 @@ def test_a_server_that_restarts_in_mid_run_costs_nothing(house):
 
 
 def test_the_run_of_a_killed_prefect_worker_ends_by_itself(house):
-    def workers() -> set[int]:
-        return {pid for pid, command in processes_of(house.marker).items() if "worker start" in command}
-
     run = house.submit("orphan", "train.max_steps=300", "train.save_every=20", "train.eval_every=300")
     house.wait_for_step("orphan", 20)
-    (worker,) = workers()
+    (worker,) = workers(house)
     os.kill(worker, signal.SIGKILL)
-    house.wait(lambda: workers() - {worker}, 60, "no worker is started again")
+    house.wait(lambda: workers(house) - {worker}, 60, "no worker is started again")
     assert house.wait_for(run, "COMPLETED", "CRASHED", "FAILED", "CANCELLED")["state_type"] == "COMPLETED"
     assert len(house.attempts("orphan")) == 1 and not house.processes_of_run("orphan")
 

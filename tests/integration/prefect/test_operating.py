@@ -18,6 +18,8 @@ from support.laboratory import inject
 
 ROOT = Path(__file__).parents[3]
 SECRET = "hunter2"
+# The input below the label of the run's name.
+FIELD = "[...document.querySelectorAll('label')].find(one => one.textContent.includes('Run name')).querySelector('input,textarea')"
 SAVE_BLOCK = (
     "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('words', overwrite=True)"
 )
@@ -125,8 +127,9 @@ def start(server, **changes: object) -> httpx.Response:
     return httpx.post(address, json={"parameters": {"changes": changes}}, timeout=30)
 
 
-def test_the_form_starts_with_what_people_set_and_folds_the_rest(deployed, browser, tmp_path):
-    browser.open(deployed.page(f"deployments/deployment/{deployed.deployment()['id']}/run"))
+def first_words(house, browser, deployment: str) -> str:
+    """What the form of a custom run says, once it is seen to start with what people set."""
+    browser.open(house.page(f"deployments/deployment/{deployment}/run"))
     browser.wait_for("Learning rate")
     words = browser.text()
     order = [
@@ -141,9 +144,29 @@ def test_the_form_starts_with_what_people_set_and_folds_the_rest(deployed, brows
         "Submit",
     ]
     assert sorted(order, key=words.index) == order
+    return words
+
+
+def test_the_form_starts_with_what_people_set_and_folds_the_rest(deployed, browser):
+    words = first_words(deployed, browser, deployed.deployment()["id"])
     assert "Tokenizer" not in words, "sections are folded"
     tallest = browser.run("Math.max(...[...document.querySelectorAll('*')].map(one => one.scrollHeight))")
     assert tallest < 4 * browser.height
+
+
+def test_the_form_of_prefect_yaml_sends_what_is_filled_in_and_nothing_else(deployed, browser):
+    file = ROOT / "deploy" / "prefect.yaml"
+    deployed.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
+    deployment = httpx.get(f"{deployed.api}/deployments/name/pretrain/pretrain", timeout=30).json()["id"]
+    first_words(deployed, browser, deployment)
+    browser.fill(FIELD, "pressed")
+    browser.click("button", "Submit")
+    wanted = {"flow_runs": {"deployment_id": {"any_": [deployment]}}}
+    deployed.wait(lambda: deployed.runs(**wanted), 60, "no run began")
+    (run,) = deployed.runs(**wanted)
+    httpx.delete(f"{deployed.api}/flow_runs/{run['id']}", timeout=30).raise_for_status()
+    sent = run["parameters"]["changes"]
+    assert {name: value for name, value in sent.items() if value is not None} == {"name": "pressed"}
 
 
 @pytest.mark.parametrize(
@@ -223,6 +246,17 @@ def test_a_notification_is_sent_for_ends(deployed):
     assert texts == [f'{name}. with "quotes"' for name in ("Completed", "Crashed", "Failed")]
 
 
+def test_a_suspended_run_can_be_resumed_long_after_the_pages_time_out(deployed):
+    path = f"deployments/{deployed.deployment()['id']}/create_flow_run"
+    run = deployed.post(path, state={"type": "PENDING"})["id"]  # which no worker takes up
+    python(deployed, "-c", SUSPENDED, run)
+    state = deployed.get(run)["state"]
+    assert state["name"] == "Suspended" and state["state_details"]["pause_reschedule"]
+    left = datetime.fromisoformat(state["state_details"]["pause_timeout"]) - datetime.now(UTC)
+    assert left > timedelta(days=1)
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True)
 def test_the_engine_consults_the_retry_policy_after_each_failure(server):
     """A thousand retries whose delay changes and whose end is decided by a condition: not in Prefect's documentation."""
     found = json.loads(python(server, "-c", RETRIES).splitlines()[-1])
@@ -232,13 +266,3 @@ def test_the_engine_consults_the_retry_policy_after_each_failure(server):
     assert found["gaps"][2] < found["gaps"][1] and found["gaps"][2] < found["gaps"][3], (
         "a new checkpoint renews the delay"
     )
-
-
-def test_a_suspended_run_can_be_resumed_long_after_the_pages_time_out(deployed):
-    path = f"deployments/{deployed.deployment()['id']}/create_flow_run"
-    run = deployed.post(path, state={"type": "PENDING"})["id"]  # which no worker takes up
-    python(deployed, "-c", SUSPENDED, run)
-    state = deployed.get(run)["state"]
-    assert state["name"] == "Suspended" and state["state_details"]["pause_reschedule"]
-    left = datetime.fromisoformat(state["state_details"]["pause_timeout"]) - datetime.now(UTC)
-    assert left > timedelta(days=1)

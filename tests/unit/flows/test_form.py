@@ -2,10 +2,12 @@
 
 import jsonschema
 import pytest
+from prefect.utilities.callables import parameter_schema
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.flows.form import SHORT, changed, form
+from infini_llama.flows.pretrain import pretrain
 
 CONFIG = parse_config({"data": {"source": "python-stdlib"}, "train": {"max_steps": 60, "warmup_steps": 5}})
 UNTOUCHED = {"name": "run", "files": [], "max_steps": 60, "attention": "softmax", "data": None, "train": None}
@@ -37,7 +39,7 @@ def test_values_outside_the_allowed_range_are_refused(changes):
 
 def test_the_deployed_values_are_the_forms_defaults_and_its_own_schema_allows_them():
     schema = form(CONFIG).model_dump()
-    properties = schema["definitions"]["Changes"]["properties"]
+    properties = schema["properties"]["changes"]["properties"]
     assert [*properties][: len(SHORT)] == [*SHORT] and properties["max_steps"]["default"] == 60
     training = schema["definitions"]["TrainingConfig"]["properties"]
     assert training["warmup_steps"]["default"] == 5 and "max_steps" not in training
@@ -45,3 +47,13 @@ def test_the_deployed_values_are_the_forms_defaults_and_its_own_schema_allows_th
         for field in definition.get("properties", {}).values():
             if "default" in field:
                 jsonschema.validate(field["default"], field | {"definitions": schema["definitions"]})
+
+
+def test_prefects_own_deploy_command_has_the_same_form_without_values():
+    ours, prefects = form(CONFIG).model_dump(), parameter_schema(pretrain).model_dump()
+    properties = prefects["properties"]["changes"]["properties"]
+    assert [*prefects["properties"]] == ["changes"] and not prefects["required"]
+    assert [*properties] == [*ours["properties"]["changes"]["properties"]]
+    sections = [prefects["definitions"][name] for name in ("TrainingConfig", "DataConfig", "TokenizerConfig")]
+    fields = [field for one in sections for field in one["properties"].values()] + [*properties.values()]
+    assert not [field for field in fields if "default" in field], "they would be sent, and replace what is deployed"

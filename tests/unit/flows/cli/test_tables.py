@@ -3,11 +3,12 @@
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from infini_llama.flows.cli import tables as inspection
-from infini_llama.tasks.records.dataset import DatasetSummary
+from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, SplitStats
 
 
 @pytest.fixture
@@ -30,6 +31,16 @@ def test_inspect_describes_a_dataset(dataset):
     (row,) = [line.split() for line in text.splitlines() if " abc " in line and " train " in line]
     assert row == ["abc", "best_fit", "16", "train", "50", "99.99%", "4", "7", "800"]
     assert "documents cut" in text and "tokens in no row" in text and text.endswith("one\ntext")
+
+
+def test_entropies_have_the_unit_of_the_loss(dataset):
+    split = SplitStats(documents=9, tokens=900, bytes=1800, unigram_entropy_bits=4.0, rows=50)
+    built = {"path": "datasets/d", "digest": "sha256:1", "chunks": "abc", "chunks_digest": "sha256:2"}
+    built |= {"built": ("tokens",), "sequence_length": 16, "vocab_size": 61}
+    reference = DatasetRef(**built, train=split, validation=split)
+    for text in (inspection.dataset_text(dataset), inspection.reference_text(reference, Path("/home"))):
+        assert "2.773" in text and "nats per token" in text and "bits" not in text, "4 bits are 2.773 nats"
+        assert not re.search(r"[a-z]_[a-z]", text.replace("best_fit", "")), "a field's name"
 
 
 def test_a_table_is_no_wider_than_the_terminal(dataset, monkeypatch):
