@@ -1,13 +1,13 @@
 """Every file in deploy/ passes its linter, and keeps the promises that no linter knows of."""
 
 import re
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 
-from infini_llama.flows.settings import RUN, SERVER, STREAM_OUTPUT, TAGS, WORKER
+from infini_llama.configs.loading import parse_config
+from infini_llama.flows.settings import SERVER, WORKER
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -81,11 +81,9 @@ def test_a_worker_may_take_longer_to_stop_than_its_runs():
 
 
 def test_the_deployment_is_a_configuration_of_the_flow():
-    from infini_llama.configs.schema import PipelineConfig
-
     project = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())
     for deployment in project["deployments"]:
-        PipelineConfig.model_validate(deployment["parameters"]["config"])
+        parse_config(deployment["parameters"]["config"])
         path, function = deployment["entrypoint"].split(":")
         assert f"def {function}(" in (ROOT / path).read_text()
         assert f"--pool={deployment['work_pool']['name']}" in COMPOSE["services"]["worker"]["command"][-1]
@@ -121,8 +119,18 @@ def test_every_worker_creates_the_automation_for_silent_runs_before_it_starts():
     assert re.search(r"^ExecStartPre=\S+/infini-llama deploy$", unit, re.M)
 
 
-def test_the_runs_of_prefect_yaml_have_the_settings_of_deploy():
-    (deployment,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
-    variables = deployment["work_pool"]["job_variables"]
-    assert variables == {"stream_output": STREAM_OUTPUT, "env": RUN | {"INFINI_LLAMA_LATE_RUNS": "newest"}}
-    assert deployment["tags"][0] == TAGS[0] and deployment["version"] == version("infini-llama")
+def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch):
+    from infini_llama.flows.deployments import definition
+
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    (found,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
+    limited = {"deployment": {"concurrency_limit": found["concurrency_limit"]["limit"]}}
+    wanted = definition(found["name"], parse_config(found["parameters"]["config"] | limited))
+    assert found["description"] == wanted.description and found["tags"] == wanted.tags
+    assert found["version"] == wanted.version.partition("+")[0]
+    assert found["work_pool"]["name"] == wanted.work_pool_name
+    assert found["concurrency_limit"]["collision_strategy"] == wanted.concurrency_options.collision_strategy
+    # the folder of a run is set by the step `pull`
+    assert found["work_pool"]["job_variables"] == {
+        name: value for name, value in wanted.job_variables.items() if name != "working_dir"
+    }
