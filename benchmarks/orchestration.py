@@ -3,12 +3,14 @@
     .venv/bin/python benchmarks/orchestration.py [ROUNDS]
 
 Each case is timed as a whole process, from its start to the first line of metrics.jsonl and to its end, in turn and in changing order;
-differences are taken within a round. The raw times go to benchmarks/results/orchestration.json.
+differences are taken within a round. CPU seconds (user and system) are those of the process and all its children, without the
+Prefect server, which has its own. The raw times go to benchmarks/results/orchestration.json.
 """
 
 import json
 import os
 import platform
+import resource
 import socket
 import statistics
 import subprocess
@@ -22,14 +24,16 @@ from infini_llama.flows.server import lasting_api
 from infini_llama.tasks.records.goodput import StartTime
 from infini_llama.tasks.runs.job_file import read_job, write_job
 
+KINDS = ("first_step", "total", "cpu", "server_cpu")
 COMMAND = [sys.executable, "-m", "infini_llama"]
 SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
 SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
 
 
 def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dict[str, float]:
-    """Seconds to the first step on record, and to the end."""
+    """Seconds to the first step on record, and to the end; CPU seconds of the processes, and of the server meanwhile."""
     started, first = time.perf_counter(), None
+    before, served = resource.getrusage(resource.RUSAGE_CHILDREN), server_cpu()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         while process.poll() is None:
@@ -39,7 +43,18 @@ def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dic
         total = time.perf_counter() - started
         output.seek(0)
         assert process.returncode == 0 and first is not None, output.read().decode()
-    return {"first_step": first, "total": total}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"first_step": first, "total": total, "cpu": cpu, "server_cpu": server_cpu() - served}
+
+
+def server_cpu() -> float:
+    """CPU seconds so far of the server, which is this process' only child between two cases."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    if not children:
+        return 0.0
+    fields = Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, float]:
@@ -98,7 +113,7 @@ def main(rounds: int) -> None:
     over = {
         f"{case} over torchrun": {
             what: statistics.median(a[what] - b[what] for a, b in zip(times[case], times["torchrun"], strict=True))
-            for what in ("first_step", "total")
+            for what in KINDS
         }
         for case in ("run --direct", "run")
     }
@@ -106,13 +121,17 @@ def main(rounds: int) -> None:
     target = Path(__file__).with_name("results") / "orchestration.json"
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for case, values in times.items():
-        for what in ("first_step", "total"):
+        for what in KINDS:
             seconds = [one[what] for one in values]
             print(
                 f"{case:<14} {what:<11} median {statistics.median(seconds):6.2f} s   ({min(seconds):.2f} – {max(seconds):.2f})"
             )
     for case, values in over.items():
-        print(f"{case:<26} first step {values['first_step']:+.2f} s, total {values['total']:+.2f} s (medians of pairs)")
+        print(
+            f"{case:<26}",
+            ", ".join(f"{what} {seconds:+.2f} s" for what, seconds in values.items()),
+            "(medians of pairs)",
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
 """How training went, as Markdown for Prefect's page of the run: from the run's folder, whether it finished or not."""
 
 import base64
-import io
 from pathlib import Path
 
 from infini_llama.tasks.formatting import NATS_PER_BIT, cell, in_bytes, in_time, shown, table, text_block
-from infini_llama.tasks.report.charts import save_picture
-from infini_llama.tasks.report.curves import loss_chart
-from infini_llama.tasks.report.run import headline
+from infini_llama.tasks.report.run import headline, loss_picture
 from infini_llama.tasks.runs.record import RunRecord
 
 SHOWN_ATTEMPTS = 20
@@ -25,7 +22,7 @@ def card(path: Path, ended: str) -> str:
         return "\n".join(lines)
     run = RunRecord(path)
     if run.trained:
-        inside = base64.b64encode(_picture(path, run)).decode()  # needs neither network nor file
+        inside = base64.b64encode(loss_picture(run).read_bytes()).decode()  # needs neither network nor file
         lines += [f"![Training and validation loss against the step](data:image/png;base64,{inside})", ""]
     lines += ["### Metrics", "", *table(("metric", "value"), _metrics(run))]
     lines += ["### Checkpoints", "", *_checkpoints(run)]
@@ -39,17 +36,6 @@ def card(path: Path, ended: str) -> str:
     # Not in a table, whose cells Prefect does not wrap.
     lines += ["### Paths", "", *(f"- {name}: `{place}`" for name, place in _places(path))]
     return "\n".join(lines)
-
-
-def _picture(path: Path, run: RunRecord) -> bytes:
-    """The loss curve as PNG: the one that the report of a finished run has, since drawing another takes a second."""
-    drawn, metrics = path / "loss.png", path / "metrics.jsonl"
-    if drawn.exists() and drawn.stat().st_mtime >= metrics.stat().st_mtime:
-        return drawn.read_bytes()
-
-    picture = io.BytesIO()
-    save_picture(loss_chart(run), picture)
-    return picture.getvalue()
 
 
 def _metrics(run: RunRecord) -> list[tuple[str, str]]:

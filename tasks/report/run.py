@@ -46,10 +46,18 @@ def write_report(path: Path) -> dict[str, str]:
         ConfigError: it is the folder of no run.
     """
     run = RunRecord(path)
-    picture, report = path / "loss.png", path / "report.html"
-    save_picture(loss_chart(run), picture)
+    report = path / "report.html"
     write_atomic(report, run_page(run))
-    return {"loss_curve": str(picture), "report": str(report)}
+    return {"loss_curve": str(loss_picture(run)), "report": str(report)}
+
+
+def loss_picture(run: RunRecord) -> Path:
+    """The loss curve as PNG in the folder of the run; drawn again only if there are newer metrics."""
+    picture, metrics = run.path / "loss.png", run.path / "metrics.jsonl"
+    is_new = picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
+    if not is_new:
+        save_picture(loss_chart(run), picture)
+    return picture
 
 
 def run_page(run: RunRecord) -> str:
