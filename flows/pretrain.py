@@ -1,9 +1,10 @@
 """The flow: raw text to a trained model, in four stages which pass typed records."""
 
 import logging
+from functools import partial
 from typing import Annotated, Any
 
-from prefect import State, flow
+from prefect import State
 from prefect.blocks.system import Secret
 from prefect.runtime import deployment, flow_run
 
@@ -11,7 +12,8 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.api_logs import api_logs
-from infini_llama.flows.form import AsConfig, changed, with_form
+from infini_llama.flows.form import AsConfig, PipelineFlow, changed
+from infini_llama.flows.heartbeats import heartbeats
 from infini_llama.flows.late_runs import superseded
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.flows.pipeline import resolved, run_name, with_pages
@@ -47,7 +49,7 @@ def tags_of(config: PipelineConfig) -> list[str]:
     return [*TAGS, f"attention:{config.model.attention}", *(f"data:{name}" for name in sorted(sources))]
 
 
-@flow(name="pretrain", flow_run_name=_name, persist_result=False)
+@partial(PipelineFlow, name="pretrain", flow_run_name=_name, persist_result=False)
 def pretrain(
     config: Annotated[PipelineConfig, AsConfig()], changes: dict[str, Any] | None = None
 ) -> PipelineResult | State:
@@ -66,7 +68,7 @@ def pretrain(
     config = restored(with_blocks(config, _secret))
     home, name = config.runtime.home, config.runtime.name
     page = RunPage(name, deployment.name or name)
-    with api_logs(), lasting_suspension():
+    with api_logs(), heartbeats(), lasting_suspension():
         check_requirements(config)
         preparation = Preparation(config.data, home)
         restore_dataset(config, preparation.planned)
@@ -91,10 +93,6 @@ def pretrain(
 
                 evaluations = evaluate(summary.paths.run, config.evaluate)
             return with_pages(summary, evaluations)
-
-
-# For whoever deploys the flow. Prefect makes the schema of the function's own signature too, in every run, so that is a small one.
-pretrain.__signature__ = with_form(pretrain.fn)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _secret(name: str) -> str:

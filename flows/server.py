@@ -59,10 +59,9 @@ def prefect_api(home: Path) -> Iterator[None]:
             server = _start(records, "127.0.0.1", port, EMBEDDED)
             os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
             _bypass_proxy("127.0.0.1")
-            client = _client()  # its import takes a second that the server needs anyway
+            _import_client()  # which takes a second that the server needs anyway
             _wait_until_healthy(server, "127.0.0.1", port, records)
-        with client:
-            yield
+        yield
     finally:
         os.environ.pop("PREFECT_API_URL", None)
         if server is not None:
@@ -243,14 +242,12 @@ def _bypass_proxy(host: str) -> None:
             os.environ[name] = ",".join([*hosts, host])
 
 
-def _client() -> contextlib.AbstractContextManager:
-    """Prefect's client for this server: without heartbeats, which no automation uses here and which delay a flow's end by a second."""
+def _import_client() -> None:
+    """Prefect's client, for this server."""
     import prefect.main  # noqa: F401
     from prefect.context import refresh_global_settings_context
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     refresh_global_settings_context()  # for a process that had imported Prefect before the URL was known
-    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
 
 
 def _wait_until_healthy(server: subprocess.Popen, host: str, port: int, records: Path) -> None:

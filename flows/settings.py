@@ -22,7 +22,6 @@ CLIENT = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(HEALTHY_WITHIN)),
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT),
 }
 # For the embedded server only: no UI, no catalogue of blocks (a second of a first start), and no memo that it was written.
 EMBEDDED = {

@@ -40,12 +40,13 @@ def run(arguments: Namespace) -> Answer:
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
             from prefect import tags
+            from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
             from infini_llama.flows.pretrain import pretrain, tags_of
             from infini_llama.tasks.records.summary import PipelineResult
 
             try:
-                with tags(*tags_of(config)):
+                with tags(*tags_of(config)), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
                     result = pretrain(shown)
                 assert isinstance(result, PipelineResult)  # only a scheduled run is skipped
                 summary = result.to_json()

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import anyio
@@ -11,7 +12,7 @@ from prefect.workers.process import ProcessWorker
 
 from infini_llama.flows.worker import ResumingProcessWorker
 
-RUN = SimpleNamespace(flow_run=SimpleNamespace(id=uuid4()))
+RUN: Any = SimpleNamespace(flow_run=SimpleNamespace(id=uuid4()))
 
 
 def submitted(kind: type[ProcessWorker]) -> list:
