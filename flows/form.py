@@ -5,7 +5,7 @@ configuration, is no part of it: a run has it from its deployment, and the run i
 """
 
 from inspect import Signature, signature
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 from prefect.flows import Flow
 from prefect.utilities.callables import ParameterSchema
@@ -34,7 +34,6 @@ INSTEAD = {"max_steps": {"train": {"num_epochs": None, "max_tokens": None}}, "fi
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 TEXTS = {"minLength", "maxLength", "pattern"}
 Schema = dict[str, Any]
-P, R = ParamSpec("P"), TypeVar("R")
 
 
 def changed(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
@@ -104,14 +103,14 @@ class ChangesForm:
 
 def form(config: PipelineConfig) -> ParameterSchema:
     """The schema of the parameters of a deployment of `config`: Prefect's pages make the form from it, its server checks values by it."""
-    words = {"title": "Run", "description": "What this run changes of the deployed configuration."}
-    changes = Field(default_factory=dict, json_schema_extra={"position": 0}, **words)
+    words = "What this run changes of the deployed configuration."
+    changes = Field(default_factory=dict, title="Run", description=words, json_schema_extra={"position": 0})
     model = create_model("Parameters", changes=(Annotated[dict[str, Any], ChangesForm(config)], changes))
     schema = model.model_json_schema(ref_template="#/definitions/{model}")
     return ParameterSchema(definitions=schema.pop("$defs"), **schema)
 
 
-class PipelineFlow(Flow[P, R]):
+class PipelineFlow(Flow[..., Any]):
     """A flow of `config` and `changes` whose form is the one of this module, whoever deploys it."""
 
     @property
