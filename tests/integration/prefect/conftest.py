@@ -130,7 +130,12 @@ class House:
         return done.stdout
 
     def post(self, path: str, **fields: object) -> Any:
-        answer = httpx.post(f"{self.api}/{path}", json=fields, timeout=60).raise_for_status()
+        for _ in range(10):
+            answer = httpx.post(f"{self.api}/{path}", json=fields, timeout=60)
+            if answer.status_code != 503:  # a busy database, which Prefect's own client bears as well
+                break
+            time.sleep(1)
+        answer.raise_for_status()
         return answer.json() if answer.content else None
 
     def cli(self, *arguments: str, folder: Path | None = None) -> str:

@@ -18,8 +18,7 @@ from support.laboratory import inject
 
 ROOT = Path(__file__).parents[3]
 SECRET = "hunter2"
-# The input below the label of the run's name.
-FIELD = "[...document.querySelectorAll('label')].find(one => one.textContent.includes('Run name')).querySelector('input,textarea')"
+FIELD = "document.querySelector('textarea')"  # the run's name, the first key of the form
 SAVE_BLOCK = (
     "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('words', overwrite=True)"
 )
