@@ -4,6 +4,7 @@ Call it directly, never with .submit(): only the main thread gets the signals th
 """
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -30,6 +31,7 @@ from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.retries import Retries
 
+log = logging.getLogger("infini_llama.train")
 RENEWED_BUDGETS = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
 GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
@@ -79,16 +81,18 @@ def with_retries(retries: Retries) -> Task:
 
 @contextlib.contextmanager
 def lasting_suspension() -> Iterator[None]:
-    """Lengthen the time-out of a suspension that ends the block: after the page's default of 300 s, the run would fail."""
+    """Extend the time-out of a suspension that ends the block: after the page's default of 300 s, the run would fail."""
     try:
         yield
     except Pause:
-        with best_effort("the time-out of the suspension"):
-            _lengthen_suspension()
+        try:
+            _extend_suspension()
+        except Exception as fault:
+            log.warning("the time-out of the suspension cannot be extended (%r); resume the run before it ends.", fault)
         raise
 
 
-def _lengthen_suspension() -> None:
+def _extend_suspension() -> None:
     if (context := FlowRunContext.get()) is None or context.flow_run is None:
         return
     with get_client(sync_client=True) as client:
