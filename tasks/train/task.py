@@ -100,7 +100,7 @@ def _extend_suspension() -> None:
         if state is None or not state.is_paused() or (ends := state.state_details.pause_timeout) is None:
             return
         until = now("UTC") + SUSPENDED
-        if until - ends < timedelta(hours=1):  # it is lengthened already, and a person may resume it at any time
+        if until - ends < timedelta(hours=1):  # it is extended already, and a person may resume it at any time
             return
         details = state.state_details.model_copy(update={"pause_timeout": until})
         client.set_flow_run_state(context.flow_run.id, state.model_copy(update={"state_details": details}), force=True)
