@@ -130,10 +130,9 @@ class House:
         return done.stdout
 
     def post(self, path: str, **fields: object) -> Any:
-        for _ in range(10):
-            answer = httpx.post(f"{self.api}/{path}", json=fields, timeout=60)
-            if answer.status_code != 503:  # a busy database, which Prefect's own client bears as well
-                break
+        tries = 0
+        while (answer := httpx.post(f"{self.api}/{path}", json=fields, timeout=60)).status_code == 503 and tries < 10:
+            tries += 1  # a busy database; Prefect's own client retries as well
             time.sleep(1)
         answer.raise_for_status()
         return answer.json() if answer.content else None

@@ -127,8 +127,9 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     limited = {"deployment": {"concurrency_limit": found["concurrency_limit"]["limit"]}}
     wanted = definition(found["name"], parse_config(found["parameters"]["config"] | limited))
     assert found["description"] == wanted.description and found["tags"] == wanted.tags
-    assert found["version"] == wanted.version.partition("+")[0]
+    assert wanted.version and found["version"] == wanted.version.partition("+")[0]
     assert found["work_pool"]["name"] == wanted.work_pool_name
+    assert wanted.concurrency_options
     assert found["concurrency_limit"]["collision_strategy"] == wanted.concurrency_options.collision_strategy
     # the folder of a run is set by the step `pull`
     assert found["work_pool"]["job_variables"] == {
