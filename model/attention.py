@@ -8,6 +8,7 @@ from infini_llama.model.backends import causal_attention
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import Rows, Segments
 from infini_llama.model.norm import RMSNorm
+from infini_llama.model.projections import project
 from infini_llama.model.rope import Rotary
 
 
@@ -72,8 +73,11 @@ class KeyValues:
 class Attention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the whole row; parameter names are Hugging Face's.
 
-    `forward` is for whole rows. `read` continues from a state, which it updates.
+    `forward` is for whole rows. `read` continues from a state, which it updates. `fused`: queries, keys and values are one matrix
+    product in training (`model.projections`).
     """
+
+    fused: bool = False
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
@@ -115,7 +119,8 @@ class Attention(nn.Module):
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""
-        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        projected = project(x, (self.q_proj, self.k_proj, self.v_proj), self.fused and self.training)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in projected)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

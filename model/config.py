@@ -9,12 +9,18 @@ Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "max_position_embeddings")  # fmt: skip
 
+# Parameters with a row per token of the vocabulary, and rows that pad it.
+BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
     """What decides the parameters and the function of a Llama or Infini-Llama.
 
     Attributes:
+        vocab_size: tokens of the tokenizer, and so the width of the logits.
+        pad_vocab_to_multiple_of: embedding and head have `padded_vocab_size` rows, the next multiple of it; the rows beyond vocab_size
+            are zeros, which nothing reads and no gradient reaches.
         head_dim: width of a head; None: hidden_size / num_attention_heads. `head_size` is the resolved one. Infini-attention's memory has
             head_dim x head_dim entries a key-value head.
         max_position_embeddings: the length it is trained at, kept for Hugging Face's readers: nothing here depends on it.
@@ -59,6 +65,7 @@ class LlamaConfig:
     memory_gradient_segments: int | None = None
     memory_write_jitter: float = 1.0
     head_dim: int | None = None
+    pad_vocab_to_multiple_of: int = 1
 
     def __post_init__(self) -> None:
         for field in SIZES:
@@ -88,7 +95,11 @@ class LlamaConfig:
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
-        for field, lowest in (("segment_length", 1), ("memory_gradient_segments", 1)):
+        for field, lowest in (
+            ("segment_length", 1),
+            ("memory_gradient_segments", 1),
+            ("pad_vocab_to_multiple_of", 1),
+        ):
             if (value := getattr(self, field)) is not None and value < lowest:
                 raise ValueError(f"{field}={value} is below {lowest}")
         if self.memory_write_jitter < 1:
@@ -100,6 +111,11 @@ class LlamaConfig:
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of embedding and head."""
+        return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LlamaConfig":

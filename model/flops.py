@@ -7,9 +7,10 @@ def parameters(config: LlamaConfig) -> int:
     """All weights: of matrices, the embedding where the head has a matrix of its own, norms and gates."""
     norms = 2 * config.hidden_size + (2 * config.head_size if config.qk_norm else 0)
     gates = config.num_attention_heads if config.attention == "infini" else 0
-    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    embedding = 0 if config.tie_word_embeddings else config.padded_vocab_size * config.hidden_size
     rest = config.num_hidden_layers * (norms + gates) + config.hidden_size
-    return matrix_parameters(config) + embedding + rest
+    padding = (config.padded_vocab_size - config.vocab_size) * config.hidden_size
+    return matrix_parameters(config) + padding + embedding + rest
 
 
 def matrix_parameters(config: LlamaConfig) -> int:

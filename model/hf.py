@@ -7,11 +7,12 @@ that is exported with it reads. Parameter names are the same in both.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from infini_llama.model.config import LlamaConfig
+from infini_llama.model.config import BY_TOKEN, LlamaConfig
 
-T = TypeVar("T")
+if TYPE_CHECKING:  # configurations are read without it
+    import torch
 
 OWN = "infini_llama"
 # Of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave it out.
@@ -31,6 +32,8 @@ SAME = {
 }
 # Expressed by keys of their own.
 OF_THEIR_OWN = {"rope_theta", "rope_scaling", "head_dim"}
+# Of tensors in memory: a folder holds the rows of tokens alone.
+NOT_STORED = {"pad_vocab_to_multiple_of"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
 TRAINING = {"hidden_dropout", "memory_gradient_segments", "memory_write_jitter"}
 # Of attention in segments: without effect on softmax, and covered by naming the other attention.
@@ -40,7 +43,7 @@ SEGMENTS = {"segment_length", "memory_update", "first_segment"}
 def beyond_llama(config: LlamaConfig) -> list[str]:
     """The settings, as name=value, that Hugging Face's Llama has no place for; empty where it can express the model."""
     defaults = {field.name: field.default for field in fields(config)}
-    ours = defaults.keys() - SAME.keys() - OF_THEIR_OWN - TRAINING - SEGMENTS
+    ours = defaults.keys() - SAME.keys() - OF_THEIR_OWN - TRAINING - SEGMENTS - NOT_STORED
     return [
         f"{name}={value}" for name in defaults if name in ours and (value := getattr(config, name)) != defaults[name]
     ]
@@ -74,7 +77,7 @@ def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
 def config_to_own(config: LlamaConfig) -> dict[str, Any]:
     """What config.json of an "infini_llama" says: the whole LlamaConfig under one key, and the usual names beside it for readers
     that only look at sizes."""
-    ours = config.to_dict()
+    ours = {name: value for name, value in config.to_dict().items() if name not in NOT_STORED}
     return {
         "architectures": ["InfiniLlamaForCausalLM"],
         "model_type": OWN,
@@ -128,7 +131,7 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
 
 def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that a folder of this model holds; a tied head is not among them."""
-    import torch  # here, so that configurations are read without it
+    import torch
 
     from infini_llama.model.llama import Llama
 
@@ -137,10 +140,12 @@ def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in to_hf(state, config).items()}
 
 
-def to_hf(state: Mapping[str, T], config: LlamaConfig) -> dict[str, T]:
-    """Our state dict as a folder holds it: the same names, without a head that is the embedding."""
+def to_hf(state: "Mapping[str, torch.Tensor]", config: LlamaConfig) -> "dict[str, torch.Tensor]":
+    """Our state dict as a folder holds it: the same names, without a head that is the embedding or rows that pad the vocabulary."""
     return {
-        name: tensor for name, tensor in state.items() if name != "lm_head.weight" or not config.tie_word_embeddings
+        name: tensor[: config.vocab_size] if name in BY_TOKEN else tensor
+        for name, tensor in state.items()
+        if name != "lm_head.weight" or not config.tie_word_embeddings
     }
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from infini_llama.model.activations import Checkpointing, recomputed
 from infini_llama.model.attention import Attention, KeyValues
 from infini_llama.model.backends import BY_BOUNDARIES
-from infini_llama.model.config import LlamaConfig
+from infini_llama.model.config import BY_TOKEN, LlamaConfig
 from infini_llama.model.context import Context
 from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.layout import Rows, Segments, rows, segments
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: LlamaConfig, backend: str) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, backend) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -95,7 +95,7 @@ class Llama(nn.Module):
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
             self.model = Decoder(config, attention_backend)
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = nn.Linear(config.hidden_size, config.padded_vocab_size, bias=False)
         if device.type == "meta":
             self.tie_weights()
         else:
@@ -111,6 +111,8 @@ class Llama(nn.Module):
     def init_weights(self, generator: torch.Generator | None = None) -> None:
         """Matrices normal(0, initializer_range) as Hugging Face's, norms 1, gates 0 (half memory, half local).
 
+        Rows of embedding and head beyond the vocabulary are zeros, so that padding does not change the weights of the others.
+
         Raises:
             RuntimeError: a parameter of a kind that has no rule here, which would otherwise stay uninitialised.
         """
@@ -121,7 +123,9 @@ class Llama(nn.Module):
             elif name.endswith(".gate"):
                 parameter.zero_()
             elif name.endswith(".weight") and parameter.ndim == 2:
-                parameter.normal_(0.0, self.config.initializer_range, generator=generator)
+                used = self.config.vocab_size if name in BY_TOKEN else len(parameter)
+                parameter[used:] = 0.0
+                parameter[:used].normal_(0.0, self.config.initializer_range, generator=generator)
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
@@ -136,6 +140,11 @@ class Llama(nn.Module):
         alone (full); the rest is computed again, with the same result."""
         for layer in self._layers():
             layer.checkpointing = kind
+
+    def fuse_projections(self, on: bool) -> None:
+        """In training, computes queries, keys and values of a layer as one matrix product, and gate and up of its MLP as another."""
+        for layer in self._layers():
+            layer.self_attn.fused = layer.mlp.fused = on
 
     def hidden(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
@@ -176,7 +185,13 @@ class Llama(nn.Module):
         self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
     ) -> torch.Tensor:
         """Logits [B, T, vocab_size] for input_ids [B, T] int64."""
-        return self.lm_head(self.hidden(input_ids, documents, context))
+        return self.logits(self.hidden(input_ids, documents, context))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., hidden_size] to [..., vocab_size]: without the rows that pad the head."""
+        logits = self.lm_head(hidden)
+        size = self.config.vocab_size
+        return logits if size == self.config.padded_vocab_size else logits[..., :size]
 
     def loss(
         self,
@@ -194,7 +209,8 @@ class Llama(nn.Module):
         z_loss = self.z_loss if self.training else 0.0
         if self.loss_chunk:
             hidden = self.hidden(input_ids, documents, context)
-            return chunked_cross_entropy_sum(hidden, self.lm_head.weight, labels, self.loss_chunk, z_loss)
+            chunk, vocabulary = self.loss_chunk, self.config.vocab_size
+            return chunked_cross_entropy_sum(hidden, self.lm_head.weight, labels, chunk, z_loss, vocabulary)
         return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
 
     def new_states(self, batch: int, capacity: int) -> States:
@@ -244,11 +260,11 @@ class Llama(nn.Module):
         states = self.new_states(input_ids.shape[0], capacity)
         hidden = self.read(input_ids, states, lengths)
         last = torch.tensor(lengths or [input_ids.shape[1]] * len(hidden), device=hidden.device) - 1
-        return self.lm_head(hidden[torch.arange(len(hidden), device=hidden.device), last]), states
+        return self.logits(hidden[torch.arange(len(hidden), device=hidden.device), last]), states
 
     def decode(self, tokens: torch.Tensor, states: States) -> torch.Tensor:
         """Logits [B, vocab_size] after one more token each, tokens [B]; equal to `forward` over everything so far."""
-        return self.lm_head(self.read(tokens[:, None], states)[:, -1])
+        return self.logits(self.read(tokens[:, None], states)[:, -1])
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]

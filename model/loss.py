@@ -39,6 +39,7 @@ def chunked_cross_entropy_sum(
     labels: torch.Tensor,
     chunk: int,
     z_loss: float = 0.0,
+    vocabulary: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`cross_entropy_sum` of the logits hidden @ weight^T, of which only those of `chunk` tokens exist at a time.
 
@@ -47,10 +48,11 @@ def chunked_cross_entropy_sum(
 
     Args:
         hidden: [B, T, D]; weight: [V, D]; labels: [B, T] int64.
+        vocabulary: tokens; further rows of `weight` pad it and have no probability. None: all V rows are tokens.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    total: Any = _Chunked.apply(hidden.flatten(0, 1).to(dtype), weight, labels.flatten(), chunk, z_loss)
+    total: Any = _Chunked.apply(hidden.flatten(0, 1).to(dtype), weight, labels.flatten(), chunk, z_loss, vocabulary)
     return total, (labels != IGNORE_INDEX).sum()
 
 
@@ -63,6 +65,7 @@ class _Chunked(torch.autograd.Function):
         labels: torch.Tensor,
         chunk: int,
         z_loss: float,
+        vocabulary: int | None,
     ) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         narrow = weight.to(hidden.dtype)
@@ -76,6 +79,8 @@ class _Chunked(torch.autograd.Function):
                 targets = label != IGNORE_INDEX
                 label = torch.where(targets, label, 0)[:, None]
                 logits = (x @ narrow.T).to(wide)
+                if vocabulary is not None:
+                    logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
                 log_z = logits.logsumexp(dim=1, keepdim=True)
                 total += ((log_z - logits.gather(1, label))[:, 0] * targets).sum()
                 if grad_hidden is None or grad_weight is None:
@@ -96,12 +101,13 @@ class _Chunked(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (scale,) = grad_outputs
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
             (grad_hidden * scale).to(grad_hidden.dtype),
             (grad_weight * scale).to(ctx.weight_dtype),
+            None,
             None,
             None,
             None,

@@ -7,12 +7,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from infini_llama.model.config import Activation
+from infini_llama.model.projections import project
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)); x is [B, T, hidden_size]."""
+    """down(act(gate(x)) * up(x)); x is [B, T, hidden_size].
+
+    `fused`: gate and up are one matrix product in training (`model.projections`).
+    """
+
+    fused: bool = False
 
     def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: Activation = "silu") -> None:
         super().__init__()
@@ -22,4 +28,5 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = project(x, (self.gate_proj, self.up_proj), self.fused and self.training)
+        return self.down_proj(self.act(gate) * up)

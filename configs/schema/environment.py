@@ -46,6 +46,13 @@ class EnvironmentConfig(Section):
         "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa; with "
         "environment.tune the fastest one that gives correct results.",
     )
+    fuse_projections: Literal["auto", "on", "off"] = exact(
+        default="auto",
+        title="Fuse projections",
+        description="In training, compute queries, keys and values of a layer as one matrix product, and gate and up "
+        "projection as another. Parameters and checkpoints do not change. auto: on for GPUs (not with "
+        "train.parallel=deepspeed or precision=fp8); on CPUs with environment.tune=full, if it is faster.",
+    )
     allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = exact(
         default="auto",
         title="Allocator",

@@ -144,6 +144,13 @@ class ModelConfig(Section):
         title="RoPE scaling",
         description="Scaling of rotary positions, as in Hugging Face's configurations.",
     )
+    pad_vocab_to_multiple_of: Annotated[int, Field(ge=1)] = fixed(
+        default=1,
+        title="Pad vocabulary to multiple of",
+        description="Embedding and output head have as many rows as the next multiple of this number, for example 128 for fast "
+        "matrix products on GPUs. The rows beyond the tokenizer's vocabulary stay zero: they are never sampled, are not "
+        "part of the loss, and are not exported. 1: no padding.",
+    )
     hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = fixed(
         default="silu",
         title="Activation",

@@ -50,7 +50,7 @@ def estimate(config: PipelineConfig) -> Estimate:
     return Estimate(
         parameters=ParameterCount(
             total=parameters(model),
-            embedding=model.vocab_size * model.hidden_size,
+            embedding=model.padded_vocab_size * model.hidden_size,
             of_matrices=matrix_parameters(model),
         ),
         flops_per_token=per_token,

@@ -127,7 +127,7 @@ def right_tokens(model: Llama, asked: Asked) -> list[bool]:
         hidden = model.read(torch.tensor([piece], device=device), states)[:, -1:]
     if given:
         hidden = torch.cat((hidden, model.read(torch.tensor([given], device=device), states)), dim=1)
-    chosen = model.lm_head(hidden)[0].argmax(dim=-1).tolist()
+    chosen = model.logits(hidden)[0].argmax(dim=-1).tolist()
     return [token == right for token, right in zip(chosen, asked.answer, strict=True)]
 
 

@@ -125,7 +125,7 @@ def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
     )
     for start in range(0, len(ids) - 1, PIECE):
         piece = torch.tensor([ids[start : start + PIECE + 1]], device=device)
-        nats, counted = _losses(model.lm_head(model.read(piece[:, :-1], states)), piece[:, 1:])
+        nats, counted = _losses(model.logits(model.read(piece[:, :-1], states)), piece[:, 1:])
         found.nats += float(nats.sum())
         found.targets += int(counted.sum())
         _report(min(start + PIECE, len(ids) - 1), len(ids) - 1, "tokens")

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.card import model_card
 from infini_llama.tasks.export.code import AUTO_MAP, write_code
 from infini_llama.tasks.export.facts import Exported, ModelFacts
@@ -75,7 +76,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     )
 
 
-def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: int) -> ModelFacts:
+def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> ModelFacts:
     """Origin, training and validation loss of the weights."""
     run = RunFolder(run_dir)
     lineage, state = run.require_lineage(), checkpoints.read_state(chosen)
@@ -85,7 +86,7 @@ def facts_of(run_dir: Path, chosen: Path, model: torch.nn.Module, vocabulary: in
         run=run_dir.name,
         step=state.step,
         tokens=state.tokens,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(tensor.numel() for tensor in hf.to_hf(model.state_dict(), model.config).values()),
         validation_loss=measured[-1].loss if measured else None,
         bits_per_byte=measured[-1].bits_per_byte if measured else None,
         dataset=Path(dataset.path).name,

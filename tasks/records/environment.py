@@ -21,6 +21,7 @@ class PinnedSettings(Record):
     nnodes: int = 1
     precision: str
     attention_backend: str
+    fuse_projections: str = "off"
     compile: str = "off"
     micro_batch_size: int | None = None
     loss_chunk: int | None = None

@@ -11,6 +11,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok")
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compile = Literal["off", "block", "whole"]
+OnOff = Literal["on", "off"]
 
 
 class Finding(Record):
@@ -47,6 +48,7 @@ class EnvironmentPlan(Record):
     master_addr: str = "auto"
     precision: Precision
     attention_backend: str
+    fuse_projections: OnOff = "off"
     allocator: str = "system"
     compile: Compile = "off"
     loss_chunk: int = 0

@@ -23,6 +23,7 @@ FREE = {
     "hidden_dropout",
     "initializer_range",
     "max_position_embeddings",
+    "pad_vocab_to_multiple_of",
     "vocab_size",  # checked by the tokens, since tables are often larger than the vocabulary
 }
 # May differ as well, to lengthen what a model reads; logged as a warning, since it changes what the weights compute.

@@ -51,6 +51,25 @@ def test_the_comparison_sees_a_difference(bench):
     assert all(other[key] != one[key] for key in one)
 
 
+FUSED = {"fused": "on", "padding": 128, "resumed": 1, "epoch": "within", "save": "async", "compile": "off"}
+FUSED_CELLS = [
+    {"world": 2, "parallel": "ddp", "precision": "bf16", "attention": "infini", "dropout": 0.1, "accumulation": 4},
+    {"world": 2, "parallel": "fsdp", "precision": "bf16", "attention": "softmax", "dropout": 0.0, "accumulation": 1},
+]
+
+
+def test_fused_projections_and_a_padded_vocabulary(bench):
+    cells = [(f"fused-{name_of(cell)}", FUSED | cell) for cell in FUSED_CELLS]
+    assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
+    separate = cells[0][1] | {"fused": "off"}
+    bench.attempt("separate", separate)
+    bench.execute()
+    fused, other = bench.result(f"{cells[0][0]}-calm"), bench.result("separate")
+    assert fused["weights_sha256"] != other["weights_sha256"], "so the setting reaches the workers"
+    losses = zip(fused["metrics"], other["metrics"], strict=True)
+    assert max(abs(one["loss"] - two["loss"]) for one, two in losses) < 2e-2
+
+
 SHARED = {"attention": "infini", "save": "async", "epoch": "within", "optimizer": "adamw", "resumed": 1}
 SHARED_ROWS = [
     {

@@ -54,7 +54,7 @@ def bytes_needed(
         weights += root + layer * (2 if train.reshard_after_forward else layers)
         gradients += max(layer, root)
     chunk = loss_chunk(train.loss_chunk, device, tokens, model.vocab_size)
-    logits = min(tokens, chunk or tokens) * model.vocab_size * (half + 8)
+    logits = min(tokens, chunk or tokens) * model.padded_vocab_size * (half + 8)
     activations = tokens * layers * kept
     if train.activation_checkpointing != "none":  # a layer is computed again once the logits are freed
         activations = tokens * layers * 4 * width + max(0, tokens * kept - logits)

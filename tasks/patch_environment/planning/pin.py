@@ -18,6 +18,7 @@ EXACT = {
     "nnodes": "the same samples come in the same order, but gradients are summed in another order",
     "precision": "numbers are rounded differently",
     "attention_backend": "attention is computed by another function",
+    "fuse_projections": "matrix products are summed in another order",
     "compile": "compiled code rounds differently",
     "micro_batch_size": "gradients are summed over other parts of a batch",
     "loss_chunk": "the head's gradient is summed over other parts of a batch",

@@ -55,6 +55,7 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
         master_addr=settings.master_addr,
         precision=precision,
         attention_backend=speed.attention(config, devices, precision, facts, notes),
+        fuse_projections=speed.fuse_projections(config, device, notes),
         allocator=speed.allocator(config, device, facts, notes),
         compile=speed.compilation(train, device, facts, notes),
         loss_chunk=speed.loss_chunk(train.loss_chunk, device, tokens, config.data.tokenizer.vocab_size, notes),

@@ -3,7 +3,7 @@
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.tasks.patch_environment.planning.devices import Devices, Notes
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import Compile, Device, Precision
+from infini_llama.tasks.records.plan import Compile, Device, OnOff, Precision
 
 HALF_ONLY = ("varlen", "flash2", "flash4")
 # In the order in which `auto` takes them. torch's own attention includes a flash kernel, but not for several documents in a sequence.
@@ -103,6 +103,22 @@ def _without_flash(config: PipelineConfig, devices: Devices, number: Precision) 
         return f"flash attention is tried in bf16 only, and this run's precision is {number}"
     size = config.model.hidden_size // config.model.num_attention_heads
     return "" if size in TRIED_HEAD_SIZES else f"flash attention is not tried at a head size of {size}"
+
+
+def fuse_projections(config: PipelineConfig, device: Device, notes: Notes) -> OnOff:
+    """The configuration's environment.fuse_projections, checked; where it leaves that open, on for GPUs."""
+    requested, fault = config.environment.fuse_projections, ""
+    if config.train.parallel == "deepspeed":  # it gathers a layer's weights where its forward function is called
+        fault = "it cannot be combined with train.parallel=deepspeed"
+    if requested == "on" and fault:
+        notes.problems.append(f"environment.fuse_projections=on, but {fault}; use auto or off.")
+    if requested != "auto":
+        return requested
+    if device == "cuda":
+        notes.reasons["fuse_projections"] = fault or "one large matrix product keeps a GPU busier than several"
+    else:
+        notes.reasons["fuse_projections"] = "on a CPU it is on only where a trial found it faster"
+    return "on" if device == "cuda" and not fault else "off"
 
 
 def compile_fault(device: Device, facts: MachineFacts) -> str:

@@ -106,7 +106,7 @@ class _Search:
         self.reasons["attention_backend"] = f"computes correctly, and {gain:.2f}x as fast as torch's at these shapes"
 
     def steps(self) -> None:
-        """Try threads or workers, precision, allocator and compilation in turn; each is kept if it makes steps faster."""
+        """Try threads or workers, precision, fused projections, allocator and compilation in turn; what makes steps faster is kept."""
         plan = self.plan()
         if not self._is_affordable(START[plan.device] * 2, "steps"):
             return
@@ -140,6 +140,8 @@ class _Search:
         if requested(self.config, "precision") == "auto" and self.facts.cpu.bf16:
             other = "fp32" if plan.precision == "bf16" else "bf16"
             found.append((f"precision={other}", {"precision": other}))
+        if requested(self.config, "fuse_projections") == "auto" and train.parallel != "deepspeed":
+            found.append(("fuse_projections=on", {"fuse_projections": "on"}))
         if requested(self.config, "allocator") == "auto":
             others = [name for name in ("system", *self.facts.allocators) if name != plan.allocator]
             for name in others:

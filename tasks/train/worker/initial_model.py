@@ -21,6 +21,7 @@ def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPla
     torch.manual_seed(train.seed)
     model = Llama(config, plan.attention_backend).to(device)
     save_memory(model, train, plan.loss_chunk)
+    model.fuse_projections(plan.fuse_projections == "on")
     return model
 
 
@@ -50,7 +51,7 @@ def load_pretrained(model: Llama, path: Path, gate: float) -> None:
     parameters = dict(model.named_parameters())
     for name, tensor in folder.tensors("pt"):
         if not hf.ignored(name, model.config):
-            parameters[name].copy_(tensor)
+            parameters[name][: len(tensor)].copy_(tensor)  # not the rows that pad a vocabulary
     new = [name for name in parameters if hf.is_gate(name) and name not in found]
     for name in new:
         parameters[name].fill_(gate)

@@ -51,6 +51,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "num_key_value_heads": cell.get("kv_heads", 2),
             "segment_length": 8,
             "attention": cell["attention"],
+            "pad_vocab_to_multiple_of": cell.get("padding", 1),
             "memory_update": cell.get("update", "linear"),
             "hidden_dropout": cell.get("dropout", 0.0),
             "attention_dropout": cell.get("dropout", 0.0),
@@ -72,7 +73,13 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "compile": cell["compile"],
             "async_save": cell["save"] == "async",
         },
-        "environment": {"device": "cpu", "threads": 1, "precision": cell["precision"], "nproc_per_node": cell["world"]},
+        "environment": {
+            "device": "cpu",
+            "threads": 1,
+            "precision": cell["precision"],
+            "nproc_per_node": cell["world"],
+            "fuse_projections": cell.get("fused", "auto"),
+        },
         "runtime": {"name": name, "home": str(home)},
     }
 

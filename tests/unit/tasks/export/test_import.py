@@ -87,6 +87,29 @@ def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path):
     assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(theirs, run_of, tmp_path, tied):
+    path, model = theirs(tie_word_embeddings=tied)
+    padded = imported(path, pad_vocab_to_multiple_of=128)
+    assert len(padded.lm_head.weight) % 128 == 0 and not padded.lm_head.weight[padded.config.vocab_size :].any()
+    ids = torch.randint(0, 300, (2, 50))
+    with torch.no_grad():
+        torch.testing.assert_close(padded(ids), model(ids).logits, rtol=0, atol=2e-5)
+    run, trained = run_of(tie_word_embeddings=tied, pad_vocab_to_multiple_of=128)
+    record = export(run, tmp_path / "out", "latest", "float32", "5GB")
+    back = imported(tmp_path / "out")
+    size = trained.config.vocab_size
+    assert len(back.lm_head.weight) == size < len(trained.lm_head.weight)
+    assert record.parameters == sum(parameter.numel() for parameter in back.parameters())
+    again = imported(tmp_path / "out", pad_vocab_to_multiple_of=128).state_dict()
+    for name, tensor in trained.state_dict().items():
+        assert torch.equal(again[name][:size], tensor[:size]), name
+    opened = LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert opened.config.vocab_size == size
+    with torch.no_grad():
+        torch.testing.assert_close(opened(ids).logits, trained.eval()(ids), rtol=0, atol=1e-5)
+
+
 def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     path, model = theirs(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     record = write_configuration(path, tmp_path / "run.yaml")

@@ -54,6 +54,19 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
     assert plan.accumulation_steps == 1
 
 
+def test_projections_are_fused_on_gpus_and_where_that_is_set(laptop):
+    gpus = changed(laptop, {"gpus": [H100] * 2, "nccl": True})
+    chosen = [resolve(config(), facts).fuse_projections for facts in (laptop, gpus)]
+    assert chosen == ["off", "on"]
+    for requested in ("on", "off"):
+        assert resolve(config({"fuse_projections": requested}), gpus).fuse_projections == requested
+        assert resolve(config({"fuse_projections": requested}), laptop).fuse_projections == requested
+    zero = {"parallel": "deepspeed"}
+    assert resolve(config(train=zero), gpus).fuse_projections == "off"
+    with pytest.raises(ConfigError, match="environment.fuse_projections=on"):
+        resolve(config({"fuse_projections": "on"}, zero), gpus)
+
+
 def test_one_old_gpu_among_others_means_fp32(laptop):
     assert resolve(config(), changed(laptop, {"gpus": [GPU, OLD_GPU], "nccl": True})).precision == "fp32"
 

@@ -1,0 +1,80 @@
+"""Rows that pad embedding and head: no effect on the other weights, the loss, what is sampled, or an exported folder."""
+
+import pytest
+import torch
+
+from infini_llama.model import hf
+from infini_llama.model.flops import flops_per_token, parameters
+from infini_llama.model.generate import generate
+from infini_llama.model.llama import Llama
+from support.differences import relative
+
+SIZE, PADDED = 97, 128
+
+
+def pair(config, **fields):
+    """The same model without and with padding, from the same seed."""
+    models = []
+    for multiple in (1, 64):
+        torch.manual_seed(0)
+        models.append(Llama(config(**fields, pad_vocab_to_multiple_of=multiple)))
+    return models
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_initial_weights_are_those_without_padding(config, tied):
+    plain, padded = pair(config, tie_word_embeddings=tied)
+    state = padded.state_dict()
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(state[name][: len(tensor)], tensor), name
+        assert not state[name][len(tensor) :].any()
+    assert state["lm_head.weight"].shape[0] == PADDED
+    assert parameters(padded.config) == sum(parameter.numel() for parameter in padded.parameters())
+    assert flops_per_token(padded.config, 32) == flops_per_token(plain.config, 32), "padding is no work that counts"
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-3])
+@pytest.mark.parametrize("chunk", [0, 10])
+@pytest.mark.parametrize("tied", [False, True])
+def test_loss_and_gradients_are_those_without_padding(config, tied, chunk, z_loss):
+    ids = torch.randint(0, SIZE, (2, 30))
+    results = []
+    for model in pair(config, tie_word_embeddings=tied):
+        model.double()
+        model.loss_chunk, model.z_loss = chunk, z_loss
+        total, _ = model.loss(ids[:, :-1], ids[:, 1:])
+        total.backward()
+        results.append((total.detach(), {name: value.grad for name, value in model.named_parameters()}))
+    (loss, expected), (padded_loss, found) = results
+    assert relative(padded_loss, loss) < 1e-12
+    for name, gradient in expected.items():
+        assert relative(found[name][: len(gradient)], gradient) < 1e-12, name
+        assert not found[name][len(gradient) :].any(), "padding never learns"
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_padding_is_never_sampled(config, attention):
+    plain, padded = pair(config, attention=attention)
+    with torch.no_grad():  # as if it were by far the likeliest, whatever was read
+        padded.lm_head.weight[SIZE:] = 1e3 * padded.model.norm.weight
+        padded.lm_head.weight[SIZE + 1 :] *= -1
+    prompt = list(range(20))
+    assert list(generate(padded, prompt, 12)) == list(generate(plain, prompt, 12))
+    ids = torch.tensor([prompt])
+    assert padded(ids).shape[-1] == SIZE
+    assert torch.allclose(padded(ids), plain(ids), atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("attention", ["softmax", "infini"])
+def test_a_folder_has_no_padding(config, attention, tied):
+    plain, padded = (model.config for model in pair(config, attention=attention, tie_word_embeddings=tied))
+    model = Llama(padded)
+    stored = hf.to_hf(model.state_dict(), padded)
+    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == hf.shapes(padded) == hf.shapes(plain)
+    assert hf.config_to_own(padded) == hf.config_to_own(plain)
+    assert hf.config_from_hf(hf.config_to_own(padded)) == plain
+    if attention == "softmax":
+        assert hf.config_to_hf(padded) == hf.config_to_hf(plain)
+    hf.check_shapes(hf.shapes(plain), padded)
+    assert "pad_vocab_to_multiple_of" not in hf.config_to_own(padded)[hf.OWN]
