@@ -12,14 +12,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from case import Case, Row, model_config, relative_difference
+from case import Case, Row, model_config, one_rank, relative_difference
 
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model import flash
 from infini_llama.model.backends import BACKENDS, causal_attention
-from infini_llama.model.hf import config_to_hf
+from infini_llama.model.hf import config_to_hf, to_hf
 from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.layout import segments
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.initial_model import use_fp8
+from infini_llama.tasks.train.worker.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.strategies.compiling import Compiled
+from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 
 
 def attention(device: str, rehearse: bool) -> list[Row]:
@@ -94,6 +100,53 @@ def _transformers(device: str) -> Row:
         expected = theirs.to(device).eval()(ids.to(device)).logits
         difference = relative_difference(model.to(device)(ids.to(device)), expected)
     return {"model": "logits of transformers", "loss differs by": difference, "passed": difference < 1e-3}
+
+
+def switches(device: str, rehearse: bool) -> list[Row]:
+    """Loss and gradients of two micro-batches under each setting that makes steps faster, against none of them, in fp32 or fp64."""
+    torch.set_float32_matmul_precision("highest")
+    expected = _accumulated(device, {})
+    rows: list[Row] = []
+    for name, most in SWITCHES.items():
+        row: Row = {"setting": name}
+        try:
+            found = _accumulated(device, {name: True})
+        except ConfigError as missing:  # torchao
+            rows.append(row | {"error": str(missing)})
+            continue
+        apart = [relative_difference(a, b) for a, b in zip(found, expected, strict=True)]
+        row |= {"loss differs by": apart[0], "gradients by": apart[1], "passed": max(apart) < most}
+        rows.append(row)
+    return rows
+
+
+# Largest relative difference that rounding explains; FP8 is another arithmetic.
+SWITCHES = {"fused": 1e-4, "padded": 1e-4, "chunked": 1e-4, "block": 1e-4, "reduce-overhead": 1e-4, "fp8": 0.3}
+
+
+def _accumulated(device: str, on: dict[str, bool]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and gradients, without rows that pad the vocabulary, of a model with these settings."""
+    torch.manual_seed(0)
+    ranks = one_rank(device)
+    config = replace(
+        model_config("125M", 256, rehearse=True), vocab_size=500, pad_vocab_to_multiple_of=128 if "padded" in on else 1
+    )
+    model = Llama(config).to(ranks.device)
+    model.fuse_projections("fused" in on)
+    model.loss_chunk = 50 if "chunked" in on else 0
+    if "fp8" in on:
+        use_fp8(model)
+    strategy = build_strategy(model, TrainingConfig(), "bf16" if "fp8" in on else "fp32", 4, ranks, build_optimizer)
+    if "block" in on or "reduce-overhead" in on:
+        mode = "reduce-overhead" if "reduce-overhead" in on else "default"
+        strategy.compiled = Compiled(strategy.module, model, "block", mode)
+        strategy.compiled.switch_on()
+    rows = torch.randint(0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)).to(ranks.device)
+    for _ in range(3):  # the third is replayed from CUDA graphs
+        strategy.discard_gradients()
+        total = strategy.accumulate([(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel())
+    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    return total, torch.cat([gradient.flatten() for gradient in to_hf(gradients, config).values()])
 
 
 def infini(device: str, rehearse: bool) -> list[Row]:
@@ -214,6 +267,7 @@ def out_of_memory(device: str, rehearse: bool) -> list[Row]:
 CASES = {
     "attention": Case(attention, 60),
     "models": Case(models, 60),
+    "switches": Case(switches, 120),
     "infini": Case(infini, 40),
     "resume": Case(resume, 240),
     "out of memory": Case(out_of_memory, 120),

@@ -1,9 +1,10 @@
 """Tokens per second and MFU of training steps: ours and peers at equal work, beside two ceilings measured in the same call."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from case import (
@@ -21,13 +22,16 @@ from case import (
 )
 from torch import nn
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.plan import CompileMode
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+from infini_llama.tasks.train.worker.initial_model import use_fp8
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -57,15 +61,36 @@ def rows_of(config: LlamaConfig, batch: int, length: int, device: str) -> list[t
     return [(row[:, :-1], row[:, 1:]) for row in rows]
 
 
-def ours(config: LlamaConfig, batch: int, length: int, device: str, compiled: str = "block") -> Step:
+class Switches(NamedTuple):
+    """What the plan of a GPU sets, each to be measured by itself. vocabulary: (tokens, multiple that they are padded to)."""
+
+    compile: str = "block"
+    compile_mode: CompileMode = "default"
+    fused: bool = True
+    loss_chunk: int = 4096
+    fp8: bool = False
+    vocabulary: tuple[int, int] | None = None
+
+
+AS_PLANNED = Switches()
+
+
+def ours(config: LlamaConfig, batch: int, length: int, device: str, switches: Switches = AS_PLANNED) -> Step:
     """`optimizer_step` of the workers."""
     torch.set_float32_matmul_precision("highest")
     ranks = one_rank(device)
+    if switches.vocabulary:
+        tokens, multiple = switches.vocabulary
+        config = replace(config, vocab_size=min(tokens, config.vocab_size - 12), pad_vocab_to_multiple_of=multiple)
     model = Llama(config).to(ranks.device)
-    model.loss_chunk = 4096 if device == "cuda" else 0
+    model.loss_chunk = switches.loss_chunk if device == "cuda" else 0
+    model.fuse_projections(switches.fused and not switches.fp8)
+    if switches.fp8:
+        use_fp8(model)
     strategy = build_strategy(model, TrainingConfig(), precision(device), batch, ranks, build_optimizer)
-    if compiled != "off":
-        Compiled(strategy.module, model, compiled).switch_on()
+    if switches.compile != "off":
+        strategy.compiled = Compiled(strategy.module, model, switches.compile, switches.compile_mode)
+        strategy.compiled.switch_on()
     micro_batches = rows_of(config, batch, length, device)
     data = GlobalBatch(list(micro_batches), ACCUMULATION * batch * length)
     return lambda: optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, ranks)
@@ -145,12 +170,22 @@ def trainer(config: LlamaConfig, batch: int, length: int, device: str) -> Step:
 
 CONTESTANTS: dict[str, Callable[..., Step]] = {
     "ours, compile block": ours,
-    "ours, compile whole": partial(ours, compiled="whole"),
-    "ours, compile off": partial(ours, compiled="off"),
+    "ours, compile whole": partial(ours, switches=Switches(compile="whole")),
+    "ours, compile off": partial(ours, switches=Switches(compile="off")),
     "plain torch, compiled": plain,
     "transformers in a loop, compiled": theirs,
     "transformers in a loop": partial(theirs, compiled=False),
     "transformers' Trainer": trainer,
+}
+# Against "ours, compile block" of the same size. 50,257 tokens, as GPT-2's, are padded to 50,304.
+SWITCHED: dict[str, Callable[..., Step]] = {
+    "ours, separate projections": partial(ours, switches=Switches(fused=False)),
+    "ours, compile off, separate projections": partial(ours, switches=Switches(compile="off", fused=False)),
+    "ours, CUDA graphs": partial(ours, switches=Switches(compile_mode="reduce-overhead")),
+    "ours, all logits at once": partial(ours, switches=Switches(loss_chunk=0)),
+    "ours, 50,257 tokens": partial(ours, switches=Switches(vocabulary=(50257, 1))),
+    "ours, 50,257 tokens, padded": partial(ours, switches=Switches(vocabulary=(50257, 128))),
+    "ours, FP8": partial(ours, switches=Switches(fp8=True)),
 }
 
 
@@ -159,8 +194,12 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
     batch, length = tokens_of(size, length, rehearse)
     config = model_config(size, length, rehearse)
     torch.manual_seed(0)
-    step = CONTESTANTS[contestant](config, batch, length, device)
-    steps = TRAINER_STEPS if CONTESTANTS[contestant] is trainer else 1
+    start = (CONTESTANTS | SWITCHED)[contestant]
+    try:
+        step = start(config, batch, length, device)
+    except ConfigError as missing:  # torchao
+        return [{"who": contestant, "error": str(missing)}]
+    steps = TRAINER_STEPS if start is trainer else 1
     seconds = seconds_of(step, device, rounds=1 if rehearse else 8, warm_up=1 if rehearse else 3) / steps
     tokens = ACCUMULATION * batch * length
     flops = flops_per_token(config, length) * tokens / seconds
@@ -174,7 +213,8 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
 def _cases() -> dict[str, Case]:
     cases = {"ceilings": Case(ceilings, 30)}
     for size, length in (("125M", 2048), ("800M", 2048), ("1.5B", 2048), ("1.5B", 8192)):
-        peers = CONTESTANTS if (size, length) != ("1.5B", 8192) else ["ours, compile block"]
+        peers = [*CONTESTANTS] if (size, length) != ("1.5B", 8192) else ["ours, compile block", "ours, FP8"]
+        peers += {"125M": ["ours, CUDA graphs"], "800M": [*SWITCHED], "1.5B": []}[size]
         for name in peers:
             cases[f"{size} at {length}: {name}"] = Case(partial(timed, name, size, length), 60)
     return cases

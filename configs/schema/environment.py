@@ -33,11 +33,13 @@ class EnvironmentConfig(Section):
         title="Workers per node",
         description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU.",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = exact(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = exact(
         default="auto",
         title="Precision",
-        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs "
-        "that support it, and with environment.tune on CPUs that support it; otherwise fp32.",
+        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. fp8: bf16, with the "
+        "matrix products of the layers in FP8 by torchao (compute capability 8.9 or newer, extra `torchao`; "
+        "has not yet run on a GPU). auto: bf16 on GPUs that support it, and with environment.tune on CPUs that "
+        "support it; otherwise fp32.",
     )
     attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = exact(
         default="auto",

@@ -115,8 +115,15 @@ class TrainingConfig(OptimizationConfig):
         default="auto",
         title="Compile",
         description="torch.compile of each layer (block), or of model and loss (whole; not with fsdp or hsdp). It is "
-        "used only if it agrees with eager execution on the first batch. auto: off; with "
-        "environment.tune=full, on if it saves time.",
+        "used only if it agrees with eager execution on the first batch. auto: block on GPUs that have a C compiler "
+        "and triton, off on CPUs; with environment.tune=full, what saves time.",
+    )
+    compile_mode: Literal["auto", "default", "reduce-overhead"] = exact(
+        default="auto",
+        title="Compile mode",
+        description="torch.compile's mode. reduce-overhead: CUDA graphs, which start all kernels of a layer at once "
+        "(GPUs, train.parallel=ddp, sequences of one length; has not yet run on a GPU). auto: default; with "
+        "environment.tune=full, reduce-overhead if it is faster.",
     )
     max_skips: Annotated[int, Field(ge=0)] = exact(
         default=10,

@@ -73,15 +73,16 @@ def doctor(
     """
     facts = probe(home, config, machine, check_hub=True)
     findings, plan = assess(facts), None
+    refusals: list[str] = []
     if config is not None:
         try:
             plan = resolve(config, facts)
             findings += plan.findings
             plan = plan.model_copy(update={"env": masked(plan.env)})
         except ConfigError as refused:
-            lines = str(refused).splitlines()[1:]
-            findings += [finding("configuration", "refused", "error", line.strip()) for line in lines]
-        findings += [finding("configuration", "refused", "error", sentence) for sentence in unmet(config)]
+            refusals = [line.strip() for line in str(refused).splitlines()[1:]]
+        refusals += [sentence for sentence in unmet(config) if sentence not in refusals]
+        findings += [finding("configuration", "refused", "error", sentence) for sentence in refusals]
     since = None if against is None else _compare(against, plan, facts)
     findings.sort(key=lambda found: SEVERITIES.index(found.severity))
     severities = {found.severity for found in findings}

@@ -1,6 +1,6 @@
-"""Imports what a configuration names, as a worker would, in a process of its own: import_trial.py KEY=NAME...
+"""Imports what a configuration names, as a worker would, in a process of its own: import_trial.py NAME...
 
-Prints {key: fault} as JSON for each that cannot be used. Only the standard library is imported here.
+Prints {name: fault} as JSON for each that cannot be used. Only the standard library is imported here.
 """
 
 import importlib
@@ -39,10 +39,10 @@ def fault_of_login() -> str | None:
 
 def main() -> None:
     faults = {}
-    for key, _, name in (word.partition("=") for word in sys.argv[1:]):
+    for name in sys.argv[1:]:
         fault = fault_of_function(name) if ":" in name else fault_of_package(name)
         if fault:
-            faults[key] = fault
+            faults[name] = fault
     print(f"\n{json.dumps(faults)}", flush=True)
 
 

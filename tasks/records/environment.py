@@ -23,6 +23,7 @@ class PinnedSettings(Record):
     attention_backend: str
     fuse_projections: str = "off"
     compile: str = "off"
+    compile_mode: str = "default"
     micro_batch_size: int | None = None
     loss_chunk: int | None = None
     threads: int

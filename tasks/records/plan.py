@@ -9,8 +9,9 @@ from infini_llama.tasks.records.record import Record
 Severity = Literal["error", "warning", "note", "ok"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok")
 Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Compile = Literal["off", "block", "whole"]
+CompileMode = Literal["default", "reduce-overhead"]
 OnOff = Literal["on", "off"]
 
 
@@ -51,6 +52,7 @@ class EnvironmentPlan(Record):
     fuse_projections: OnOff = "off"
     allocator: str = "system"
     compile: Compile = "off"
+    compile_mode: CompileMode = "default"
     loss_chunk: int = 0
     threads: int
     distributed_backend: str

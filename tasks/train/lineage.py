@@ -32,7 +32,11 @@ def resolved_settings(config: PipelineConfig, plan: EnvironmentPlan, max_steps: 
         ConfigError: train.deepspeed_config does not fit the run.
     """
     length = {"max_steps": max_steps, "num_epochs": None, "max_tokens": None}
-    planned = {"micro_batch_size": plan.micro_batch_size, "compile": plan.compile}
+    planned = {
+        "micro_batch_size": plan.micro_batch_size,
+        "compile": plan.compile,
+        "compile_mode": plan.compile_mode,
+    }
     train = config.train.model_copy(update=length | planned)
     if train.parallel != "deepspeed":
         return train

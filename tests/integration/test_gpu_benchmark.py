@@ -65,15 +65,16 @@ def bare(tmp_path):
 
 def rehearse(env, out, *arguments):
     command = [sys.executable, str(ROOT / "benchmarks/gpu/run.py"), "--rehearse", "--out", str(out), *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=580, check=False)
 
 
 def cases(out, part):
     return json.loads((out / f"{part}.json").read_text())["cases"]
 
 
+@pytest.mark.timeout(600)
 def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
-    names = ["models", "infini", "ceilings", "estimates", "chunking", "batches", "attention", "delta_bounded"]
+    names = ["models", "switches", "infini", "ceilings", "estimates", "chunking", "batches", "attention", "delta_bounded"]
     names += [
         f"125M at 2048: {who}" for who in ("ours, compile block", "transformers in a loop", "plain torch, compiled")
     ]

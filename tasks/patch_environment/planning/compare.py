@@ -9,7 +9,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 
 # Versions that determine how numbers are computed; the others only read data and report.
-NUMERIC = ("torch", "numpy", "flash-attn", "flash-attn-4", "triton")
+NUMERIC = ("torch", "numpy", "flash-attn", "flash-attn-4", "triton", "torchao")
 Exactness = Literal["lost", "doubtful", "kept"]
 Value = str | int | list[str] | None
 Pair = tuple[str, Value, Value]

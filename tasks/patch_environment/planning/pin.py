@@ -20,12 +20,18 @@ EXACT = {
     "attention_backend": "attention is computed by another function",
     "fuse_projections": "matrix products are summed in another order",
     "compile": "compiled code rounds differently",
+    "compile_mode": "compiled code is another one",
     "micro_batch_size": "gradients are summed over other parts of a batch",
     "loss_chunk": "the head's gradient is summed over other parts of a batch",
     "threads": "sums are split differently between the threads",
     "allocator": "kernels may take another path where tensors lie differently in memory",
 }
-TRAIN_SETTINGS = ("compile", "micro_batch_size", "loss_chunk")  # the others are of the section environment
+TRAIN_SETTINGS = (
+    "compile",
+    "compile_mode",
+    "micro_batch_size",
+    "loss_chunk",
+)  # the others are of the section environment
 
 
 def requested(config: PipelineConfig, name: str) -> str | int:

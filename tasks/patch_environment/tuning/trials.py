@@ -44,7 +44,7 @@ def attention(config: PipelineConfig, plan: EnvironmentPlan, candidates: list[st
     case = AttentionCase(
         candidates=candidates,
         device=plan.device,
-        precision=plan.precision,
+        precision="bf16" if plan.precision == "fp8" else plan.precision,
         batch=max(1, plan.micro_batch_size * config.data.sequence_length // length),
         heads=model.num_attention_heads,
         kv_heads=model.num_key_value_heads or model.num_attention_heads,

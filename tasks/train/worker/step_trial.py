@@ -26,7 +26,8 @@ def try_steps(trial: StepTrial) -> StepTrialResult:
     llama = build_model(trial.model, train, plan, ranks.device)
     strategy = build_strategy(llama, train, plan.precision, plan.micro_batch_size, ranks, build_optimizer)
     if plan.compile != "off":
-        Compiled(strategy.module, llama, plan.compile).switch_on()
+        strategy.compiled = Compiled(strategy.module, llama, plan.compile, plan.compile_mode)
+        strategy.compiled.switch_on()
     shape = (plan.micro_batch_size, trial.sequence_length)
     inputs, labels = (torch.randint(trial.model.vocab_size, shape, device=ranks.device) for _ in range(2))
     batch = GlobalBatch([(inputs, labels)], labels.numel() * ranks.data_world_size)

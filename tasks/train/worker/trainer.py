@@ -190,6 +190,7 @@ class Trainer:
             strategy.module,
             strategy.model,
             self.job.compile,
+            self.job.plan.compile_mode,
             self.job.plan.precision,
             first_batch,
             self.ranks,

@@ -54,6 +54,18 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     assert "bitwise" not in caplog.text
 
 
+def test_a_run_of_an_older_version_keeps_computing_as_it_did(gpus_4):
+    """Its record does not have what a GPU's plan fuses and compiles today."""
+    able = changed(gpus_4, {"versions": gpus_4.versions | {"triton": "3.7"}, "compilers": {"cc": "gcc", "cxx": "g++"}})
+    new = settings_of(resolve(config(), able))
+    assert (new.fuse_projections, new.compile) == ("on", "block")
+    recorded = {
+        name: value for name, value in new.to_json().items() if name not in ("fuse_projections", "compile_mode")
+    }
+    plan = follow(config(), able, type(new).from_json(recorded | {"compile": "off"}))
+    assert (plan.fuse_projections, plan.compile, plan.compile_mode) == ("off", "off", "default")
+
+
 def test_a_refused_command_does_not_change_the_pinned_plan(tmp_path):
     """Nothing is written before training has the run."""
     begun(config({"threads": 3}), tmp_path, "run")

@@ -17,6 +17,7 @@ from infini_llama.tasks.patch_environment.probe.probe import probe
 from support.machines import changed, in_home
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
+FP8 = GPU | {"fp8": True}
 OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
 
 
@@ -55,7 +56,7 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
 
 
 def test_projections_are_fused_on_gpus_and_where_that_is_set(laptop):
-    gpus = changed(laptop, {"gpus": [H100] * 2, "nccl": True})
+    gpus = changed(laptop, {"gpus": [GPU] * 2, "nccl": True})
     chosen = [resolve(config(), facts).fuse_projections for facts in (laptop, gpus)]
     assert chosen == ["off", "on"]
     for requested in ("on", "off"):
@@ -63,8 +64,53 @@ def test_projections_are_fused_on_gpus_and_where_that_is_set(laptop):
         assert resolve(config({"fuse_projections": requested}), laptop).fuse_projections == requested
     zero = {"parallel": "deepspeed"}
     assert resolve(config(train=zero), gpus).fuse_projections == "off"
-    with pytest.raises(ConfigError, match="environment.fuse_projections=on"):
+    with pytest.raises(ConfigError, match=r"environment\.fuse_projections=on"):
         resolve(config({"fuse_projections": "on"}, zero), gpus)
+
+
+def test_layers_are_compiled_on_gpus_that_can(laptop):
+    gpus = changed(laptop, {"gpus": [GPU], "nccl": True, "versions": laptop.versions | {"triton": "3.7"}})
+    gpus = changed(gpus, {"compilers": {"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++"}})
+    assert (resolve(config(), gpus).compile, resolve(config(), laptop).compile) == ("block", "off")
+    assert resolve(config(train={"parallel": "deepspeed"}), gpus).compile == "off"
+    without = changed(gpus, {"compilers": {"cc": None, "cxx": None}})
+    assert resolve(config(), without).compile == "off" and "C compiler" in resolve(config(), without).reasons["compile"]
+    graphs = {"compile_mode": "reduce-overhead"}
+    assert resolve(config(train=graphs), gpus).compile_mode == "reduce-overhead"
+    assert resolve(config(), gpus).compile_mode == "default"
+    for facts, train in (
+        (laptop, {"compile": "off"}),
+        (gpus, {"compile": "off"}),
+        (gpus, {"parallel": "fsdp"}),
+        (gpus, {"document_isolation": True}),
+    ):
+        with pytest.raises(ConfigError, match=r"train\.compile_mode=reduce-overhead"):
+            resolve(config(train=graphs | train), facts)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sections", "words"),
+    [
+        ([], {}, "runs on the CPU"),
+        ([GPU], {}, "H100 has no FP8"),
+        ([FP8], {"model": {"intermediate_size": 700}}, "model.intermediate_size=700"),
+        ([FP8], {"data": {"source": "python-stdlib", "sequence_length": 1000}}, "data.sequence_length=1000"),
+        ([FP8], {"train": {"parallel": "deepspeed"}}, "train.parallel=deepspeed"),
+        ([FP8], {"environment": {"precision": "fp8", "fuse_projections": "on"}}, "environment.fuse_projections=on"),
+    ],
+)
+def test_fp8_is_refused_where_it_cannot_be_computed(laptop, gpus, sections, words):
+    given = {"data": {"source": "python-stdlib"}, "environment": {"precision": "fp8"}} | sections
+    with pytest.raises(ConfigError, match="environment") as raised:
+        resolve(PipelineConfig.model_validate(given), changed(laptop, {"gpus": gpus, "nccl": bool(gpus)}))
+    assert words in str(raised.value) and len(str(raised.value).splitlines()) == 2
+
+
+def test_fp8_computes_attention_as_bf16_does_and_warns_without_compiling(laptop):
+    agree = {"gpus": [FP8], "nccl": True, "attention": {"flash2": ""}}
+    plan = resolve(config({"precision": "fp8"}, {"compile": "off"}), changed(laptop, agree))
+    assert (plan.precision, plan.attention_backend, plan.fuse_projections) == ("fp8", "flash2", "off")
+    assert [found.name for found in plan.findings if found.severity == "warning" and found.value == "fp8"]
 
 
 def test_one_old_gpu_among_others_means_fp32(laptop):

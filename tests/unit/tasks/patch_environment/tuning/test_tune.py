@@ -7,7 +7,7 @@ from infini_llama.tasks.patch_environment.tuning import attention_trial, trials
 from infini_llama.tasks.patch_environment.tuning.trials import StepTiming, TrialFailed
 from infini_llama.tasks.patch_environment.tuning.tune import tune
 from infini_llama.tasks.records.environment import Trial
-from support.machines import begun, changed, lay_out
+from support.machines import H100, begun, changed, lay_out
 from support.machines import case as case
 
 
@@ -49,6 +49,26 @@ def test_explicit_settings_are_never_tried_otherwise(case, tmp_path, monkeypatch
     config, facts = case(requested, {"compile": "off"})
     assert tune(config, facts, tmp_path).settings == {}
     assert {(plan.threads, plan.precision, plan.compile) for plan in tried} == {(2, "fp32", "off")}
+
+
+def test_projections_are_fused_on_a_cpu_where_that_is_faster(case, tmp_path, monkeypatch):
+    speeds(monkeypatch, lambda plan: 100 * (1.1 if plan.fuse_projections == "on" else 1))
+    config, facts = case()
+    assert tune(config, facts, tmp_path).settings["fuse_projections"] == "on"
+    speeds(monkeypatch, lambda plan: 100)
+    assert "fuse_projections" not in tune(config, facts, tmp_path / "another home").settings
+
+
+def test_cuda_graphs_are_tried_on_compiled_layers(case, tmp_path, monkeypatch):
+    tried = speeds(monkeypatch, lambda plan: 100 * (1.2 if plan.compile_mode == "reduce-overhead" else 1))
+    config, facts = case()
+    able = {"gpus": [H100], "nccl": True, "versions": facts.versions | {"triton": "3.7"}}
+    monkeypatch.setattr("infini_llama.tasks.patch_environment.tuning.tune._seconds_of", lambda *arguments: 1e6)
+    found = tune(config, changed(facts, able), tmp_path)
+    assert found.settings == {"compile_mode": "reduce-overhead", "attention_backend": "sdpa"}
+    assert tried[-1].compile == "block" and tried[0].compile_mode == "default"
+    sharded = config.model_copy(update={"train": config.train.model_copy(update={"parallel": "fsdp"})})
+    assert "compile_mode" not in tune(sharded, changed(facts, able), tmp_path).settings
 
 
 def test_compiling_has_a_time_limit(case, tmp_path, monkeypatch):

@@ -1,16 +1,18 @@
 """Compiled code is used where it agrees with eager execution, and never silently not."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies import compiling
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled, compile_if_it_agrees, eager
 from infini_llama.tasks.train.worker.strategies.native import LossModule
-from support.one_rank import OneRank
+from support.one_rank import OneRank, alone
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def run_dir(tmp_path, monkeypatch):
 
 def compile_as(module: LossModule, run_dir, forward, monkeypatch):
     """With `forward(original, *arguments)` as what torch.compile makes of the layers."""
-    monkeypatch.setattr(torch, "compile", lambda original, dynamic: lambda *arguments: forward(original, *arguments))
+    monkeypatch.setattr(torch, "compile", lambda original, **options: lambda *arguments: forward(original, *arguments))
     ids = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(1))
 
     def first_batch() -> float:
@@ -37,7 +39,7 @@ def compile_as(module: LossModule, run_dir, forward, monkeypatch):
         loss.backward()
         return loss.item()
 
-    return compile_if_it_agrees(module, module.model, "block", "fp32", first_batch, OneRank(), run_dir)
+    return compile_if_it_agrees(module, module.model, "block", "default", "fp32", first_batch, OneRank(), run_dir)
 
 
 def called(module: LossModule) -> bool:
@@ -91,6 +93,31 @@ def test_dropping_compiled_code_is_reported_as_no_longer_exact(module, run_dir, 
     module.model.model.layers[1].__dict__.pop("forward")
     assert compile_as(module, run_dir, lambda original, *arguments: original(*arguments) * 2, monkeypatch) is None
     assert "bitwise" in caplog.text
+
+
+def test_layers_share_the_code_that_is_generated_once(monkeypatch):
+    torch.manual_seed(0)
+    module = LossModule(Llama(LlamaConfig(61, 16, 32, 4, 2, 1, 16)))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch.compiler.reset()
+    counters.clear()
+    Compiled(module, module.model, "block").switch_on()
+    ids = torch.randint(0, 61, (2, 13))
+    for _ in range(2):
+        module(ids[:, :-1], ids[:, 1:]).backward()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_each_pass_is_marked_for_cuda_graphs(module, monkeypatch):
+    options, begun = [], []
+    monkeypatch.setattr(torch, "compile", lambda forward, **given: options.append(given) or forward)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(1))
+    rows = [(ids[:, :-1], ids[:, 1:]) for ids in torch.randint(0, 61, (3, 2, 13))]
+    for mode in ("default", "reduce-overhead"):
+        strategy = alone(module.model)
+        strategy.compiled = Compiled(strategy.module, strategy.model, "block", mode)
+        strategy.accumulate(rows, 72)
+    assert [given["mode"] for given in options] == 2 * ["default"] + 2 * ["reduce-overhead"] and len(begun) == 3
 
 
 def test_whole_takes_the_loss_with_it(module):
