@@ -12,7 +12,8 @@ time and of processor time, which neighbours disturb less.
 
 Ours is `optimizer_step` of the workers under the settings that environment.tune=full chooses among. `shipped`: every process with its
 library's defaults and the system's allocator; `equal`: the others with our allocator settings, too. Threads are the same everywhere.
-Results go to benchmarks/results/training.json.
+The denominator of MFU is the fastest matrix product of all turns, so the one that neighbours disturbed least.
+Results go to benchmarks/results/training.json, a row per size, vocabulary and processor.
 """
 
 import argparse
@@ -26,6 +27,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.probe import cpu
 
 RESULTS = Path(__file__).with_name("results") / "training.json"
 PEER = Path(__file__).with_name("training_peer.py")
@@ -97,13 +101,20 @@ def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: str
                     clock: spread([a[clock] / b[clock] for a, b in zip(turns[base][1:], timed, strict=True)])
                     for clock in ("wall", "cpu")
                 }
+    peak = max(turn["ceiling"] for measured in turns.values() for turn in measured)
     for label, measured in turns.items():
         flops = measured[0]["flops_per_token"] * tokens
-        found[label]["mfu"] = spread([flops / turn["wall"] / turn["ceiling"] for turn in measured[1:]])
+        found[label]["mfu"] = spread([flops / turn["wall"] / peak for turn in measured[1:]])
         found[label]["where the time goes"] = measured[-1].get("profile")
     first = [entry["losses"] for entry in found.values()]
     apart = max(abs(a - b) / a for losses in first for a, b in zip(first[0], losses, strict=True))
     return {"size": size, "vocabulary": vocabulary, "contestants": found, "losses_differ_relatively_by_at_most": apart}
+
+
+def processor_name() -> str:
+    """Model, and what multiplies bf16."""
+    found = cpu(Machine())
+    return f"{found.model}, {'AMX' if found.amx else 'AVX512-BF16' if found.bf16 else 'no bf16'}"
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -120,6 +131,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--litgpt", default=None, help="folder that litgpt was installed into; default: without it")
     arguments = parser.parse_args()
+    processor = processor_name()
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
     with tempfile.TemporaryDirectory(prefix="training-") as home:
         for size in arguments.sizes:
@@ -131,9 +143,15 @@ def main() -> None:
                     if ratio := entry.get("over trainer, shipped"):
                         speed += f"  {ratio['wall']['median']:.2f}x wall, {ratio['cpu']['median']:.2f}x cpu of Trainer as shipped"
                     print(f"{size} {vocabulary:>6} {label:32} {speed}", flush=True)
-                row |= {"rounds": arguments.rounds, "steps_a_turn": arguments.steps, "threads": arguments.threads}
+                row |= {
+                    "processor": processor,
+                    "rounds": arguments.rounds,
+                    "steps_a_turn": arguments.steps,
+                    "threads": arguments.threads,
+                }
                 row |= {"load": os.getloadavg(), "time": began, "platform": platform.platform()}
-                kept = [old for old in results["rows"] if (old["size"], old["vocabulary"]) != (size, vocabulary)]
+                same = (size, vocabulary, processor)
+                kept = [old for old in results["rows"] if (old["size"], old["vocabulary"], old["processor"]) != same]
                 results = {"rows": [*kept, row]}
                 RESULTS.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
