@@ -189,9 +189,7 @@ class Trainer:
         strategy.compiled = compile_if_it_agrees(
             strategy.module,
             strategy.model,
-            self.job.compile,
-            self.job.plan.compile_mode,
-            self.job.plan.precision,
+            self.job.plan,
             first_batch,
             self.ranks,
             self.job.run_dir,

@@ -31,7 +31,7 @@ def message(mapping: dict) -> str:
         ("train", {"sample_prompt": ""}),
         ("train", {"seed": 10**5000}),
         ("environment", {"nproc_per_node": True}),
-        ("environment", {"precision": "fp8"}),
+        ("environment", {"precision": "int8"}),
         ("environment", {"env": {"OMP": 1}}),
         ("environment", {"env": {"A": "a\0"}}),
         ("data", {"files": "a.txt"}),

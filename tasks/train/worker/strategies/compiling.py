@@ -13,7 +13,7 @@ import torch._inductor.config as inductor
 from torch import nn
 
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.records.plan import CompileMode
+from infini_llama.tasks.records.plan import CompileMode, EnvironmentPlan
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.tensors import local_shard
@@ -81,9 +81,7 @@ def use_cache(home: Path) -> None:
 def compile_if_it_agrees(
     module: nn.Module,
     model: Llama,
-    what: str,
-    mode: CompileMode,
-    precision: str,
+    plan: EnvironmentPlan,
     first_batch: Callable[[], float],
     ranks: Ranks,
     run_dir: Path,
@@ -95,10 +93,11 @@ def compile_if_it_agrees(
 
     Args:
         module: the loss module around `model`.
-        what: off, block or whole; mode: torch.compile's.
+        plan: what is compiled, in which mode, and the precision that decides how much may differ.
         first_batch: forward and backward of this rank's first micro-batch from the same random state each time; returns its
             loss and leaves the gradients in the parameters of `module`.
     """
+    what = plan.compile
     if what == "off":
         return None
     use_cache(run_dir.parent.parent)
@@ -108,8 +107,8 @@ def compile_if_it_agrees(
         log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.get("reason"))
         return None
     began = time.perf_counter()
-    compiled = Compiled(module, model, what, mode)
-    reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[precision])
+    compiled = Compiled(module, model, what, plan.compile_mode)
+    reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
     seconds = time.perf_counter() - began
     if ranks.is_first:
         record = {

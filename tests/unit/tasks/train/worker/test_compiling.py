@@ -13,6 +13,7 @@ from infini_llama.tasks.train.worker.strategies import compiling
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled, compile_if_it_agrees, eager
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 from support.one_rank import OneRank, alone
+from support.records import make_plan
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def compile_as(module: LossModule, run_dir, forward, monkeypatch):
         loss.backward()
         return loss.item()
 
-    return compile_if_it_agrees(module, module.model, "block", "default", "fp32", first_batch, OneRank(), run_dir)
+    return compile_if_it_agrees(module, module.model, make_plan(compile="block"), first_batch, OneRank(), run_dir)
 
 
 def called(module: LossModule) -> bool:
