@@ -74,7 +74,17 @@ def cases(out, part):
 
 @pytest.mark.timeout(600)
 def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
-    names = ["models", "switches", "infini", "ceilings", "estimates", "chunking", "batches", "attention", "delta_bounded"]
+    names = [
+        "models",
+        "switches",
+        "infini",
+        "ceilings",
+        "estimates",
+        "chunking",
+        "batches",
+        "attention",
+        "delta_bounded",
+    ]
     names += [
         f"125M at 2048: {who}" for who in ("ours, compile block", "transformers in a loop", "plain torch, compiled")
     ]
