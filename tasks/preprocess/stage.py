@@ -1,6 +1,7 @@
 """The preprocess stage: builds what is missing of a dataset artifact and returns a reference to it."""
 
 import logging
+import multiprocessing
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -290,6 +291,12 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(Lock(path))
         except Busy as other:
+            # set while a spawned worker imports the script that started it: waiting would last forever
+            if getattr(multiprocessing.current_process(), "_inheriting", False):
+                raise RuntimeError(
+                    "a worker process of preprocess ran the script that started it once more; "
+                    "put the script's call below: if __name__ == '__main__':"
+                ) from None
             log.info("another process builds this dataset; waiting for it (%s)", other)
             stack.enter_context(Lock(path, wait=FOREVER))
         yield

@@ -34,6 +34,15 @@ def build(data: dict, home: Path, **environment: str) -> subprocess.CompletedPro
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
 
 
+def test_a_script_without_a_main_guard_ends_with_the_reason(data, tmp_path):
+    """A spawned worker imports the script once more: without the guard it would wait for its parent's lock."""
+    script = tmp_path / "script.py"
+    script.write_text(BUILD)
+    command = [sys.executable, str(script), json.dumps(data(num_workers=2, shard_size=4096)), str(tmp_path / "home")]
+    ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0 and "__main__" in ended.stderr
+
+
 def test_the_bytes_are_the_same_with_any_number_of_threads_and_no_torch_is_imported(data, tmp_path, digests):
     references = []
     for threads in ("1", "3"):
