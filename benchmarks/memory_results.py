@@ -77,26 +77,37 @@ PARTS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64))  # segment
 
 
 def text() -> str:
-    """Bits per byte of held-out documents by segment, of each model, and what the memory saves against others of the same seed."""
-    rows, stored = [], results("memory_text")
-    for (model,), seeds in groups(stored, "model").items():
-        for kind, words in (("bits_per_byte", model), ("memory_off", f"{model}, memory off")):
-            lines = [one[kind] for one in seeds if kind in one]
-            if lines:
-                rows.append([words, str(len(lines)), *(span(means(lines, part), 3) for part in PARTS)])
-    local = {one["seed"]: one["bits_per_byte"] for one in stored if one["model"] == "local"}
-    for (model,), seeds in groups(stored, "model").items():
-        paired = [one for one in seeds if one["seed"] in local]
-        if model == "local" or not paired:
-            continue
-        own = [one["bits_per_byte"] for one in paired]
-        other = [local[one["seed"]] for one in paired]
-        cells = []
-        for part in PARTS:
-            both = zip(means(own, part), means(other, part), strict=True)
-            cells.append(span((100 * (1 - ours / theirs) for ours, theirs in both), 1))
-        rows.append([f"{model}: less than local, %", str(len(paired)), *cells])
-    return markdown(["model", "seeds", *(f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)], rows)
+    """Bits per byte of held-out documents by segment, by recipe and model, and what a memory saves against local attention."""
+    rows: list[list[str]] = []
+    by_recipe: dict[str, list[dict[str, Any]]] = {}
+    for one in results("memory_text"):
+        recipe = one["recipe"]
+        words = f"{recipe['steps']} steps, gate rate {recipe['gate_learning_rate']}"
+        by_recipe.setdefault(words, []).append(one)
+    for words, stored in by_recipe.items():
+        local = {one["seed"]: one["bits_per_byte"] for one in stored if one["model"] == "local"}
+        for (model,), seeds in groups(stored, "model").items():
+            lines = [one["bits_per_byte"] for one in seeds]
+            off = [one["memory_off"] for one in seeds if "memory_off" in one]
+            rows.append([words, model, str(len(seeds)), *(span(means(lines, part), 3) for part in PARTS)])
+            if off:
+                rows.append(
+                    [words, f"{model}, memory off", str(len(off)), *(span(means(off, part), 3) for part in PARTS)]
+                )
+                rows.append([words, f"{model}: % less than off", str(len(off)), *saved(lines, off)])
+            paired = [one for one in seeds if one["seed"] in local]
+            if model != "local" and paired:
+                own = [one["bits_per_byte"] for one in paired]
+                cells = saved(own, [local[one["seed"]] for one in paired])
+                rows.append([words, f"{model}: % less than local", str(len(paired)), *cells])
+    heads = (f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)
+    return markdown(["recipe", "model", "seeds", *heads], rows)
+
+
+def saved(own: list[list[float]], other: list[list[float]]) -> list[str]:
+    """By how many percent the means of each part are below the other's of the same seed."""
+    pairs = (zip(means(own, part), means(other, part), strict=True) for part in PARTS)
+    return [span((100 * (1 - ours / theirs) for ours, theirs in pair), 1) for pair in pairs]
 
 
 def means(lines: Iterable[list[float]], part: tuple[int, int]) -> list[float]:

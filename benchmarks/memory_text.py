@@ -43,15 +43,15 @@ class Recipe:
     segments: int = 8
     measured: int = 64
     rows: int = 4
-    steps: int = 600
+    steps: int = 1200
     hidden_size: int = 64
     layers: int = 2
     heads: int = 2
     head_dim: int | None = 64
     learning_rate: float = 3e-3
-    gate_learning_rate: float = 0.01
+    gate_learning_rate: float = 0.003
     weight_decay: float = 0.1
-    warmup: int = 50
+    warmup: int = 100
     decay: float = 0.3  # of the steps
 
     @property
@@ -169,7 +169,7 @@ def main() -> None:
     for seed in options.seeds:
         for name in options.models:
             result = run(name, Recipe(), seed)
-            store("memory_text", result, ("model", "seed"))
+            store("memory_text", result, ("model", "seed", "recipe"))
             first, *later = result["bits_per_byte"]
             mean = sum(later) / len(later)
             print(f"{name}, seed {seed}, {result['cpu_seconds']:.0f} s: first segment {first:.3f}, later {mean:.3f}")

@@ -75,7 +75,7 @@ def test_an_overwritten_fact_is_asked_for_by_its_later_value(segments, far):
 
 def test_the_tables_of_the_page_are_those_of_the_stored_results():
     page = results.PAGE.read_text(encoding="utf-8")
-    assert "<!-- table: distances -->" in page
+    assert all(f"<!-- table: {name} -->" in page for name in ("distances", "text"))
     assert results.with_tables(page) == page  # else: python benchmarks/memory.py --tables
 
 
