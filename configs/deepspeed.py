@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import TrainingConfig
 
 # What changes how ZeRO communicates and where it keeps things, but not what is computed (https://www.deepspeed.ai/docs/config-json).
-TAKEN = {
+TAKEN: dict[str, set[str] | None] = {
     "zero_optimization": {
         "stage",
         "allgather_partitions",
@@ -35,12 +37,11 @@ TAKEN = {
     "wall_clock_breakdown": None,
     "memory_breakdown": None,
 }
-Json = dict[str, Any]
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam"}
 KEY = "train.deepspeed_config"
 
 
-def read_json(given: str | Json | None) -> Json:
+def read_json(given: str | JsonObject | None) -> JsonObject:
     """The contents of train.deepspeed_config: a file's path, or already the contents; {} where it is not given.
 
     Raises:
@@ -49,7 +50,7 @@ def read_json(given: str | Json | None) -> Json:
     if not isinstance(given, str):
         return given or {}
     try:
-        found = json.loads(Path(given).read_bytes())
+        found: JsonValue = json.loads(Path(given).read_bytes())
     except OSError as error:
         raise ConfigError(f"{KEY}={given} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
@@ -59,7 +60,7 @@ def read_json(given: str | Json | None) -> Json:
     return found
 
 
-def engine_settings(train: TrainingConfig, micro_batch_size: int, precision: str, workers: int) -> Json:
+def engine_settings(train: TrainingConfig, micro_batch_size: int, precision: str, workers: int) -> JsonObject:
     """What DeepSpeed's engine is given: the run's own keys, and from train.deepspeed_config what they leave open.
 
     Args:
@@ -75,15 +76,14 @@ def engine_settings(train: TrainingConfig, micro_batch_size: int, precision: str
     problems = list(_problems(given, train, sizes, precision))
     if problems:
         raise ConfigError(f"{KEY} does not fit the run:\n  " + "\n  ".join(problems))
-    zero = given.get("zero_optimization", {})
-    return {name: value for name, value in given.items() if name in TAKEN} | {
-        **sizes,
-        "gradient_clipping": train.max_grad_norm,
-        "zero_optimization": {"stage": train.zero_stage or 2} | zero,
-    }
+    zero: JsonObject = {"stage": train.zero_stage or 2}
+    if isinstance(own := given.get("zero_optimization"), dict):
+        zero |= own
+    taken = {name: value for name, value in given.items() if name in TAKEN}
+    return {**taken, **sizes, "gradient_clipping": train.max_grad_norm, "zero_optimization": zero}
 
 
-def _problems(given: Json, train: TrainingConfig, sizes: dict[str, int], precision: str) -> Iterator[str]:
+def _problems(given: JsonObject, train: TrainingConfig, sizes: dict[str, int], precision: str) -> Iterator[str]:
     micro, accumulation = sizes.values()
     own = {
         "train_batch_size": ("train.global_batch_size", train.global_batch_size),
@@ -116,7 +116,7 @@ def _problems(given: Json, train: TrainingConfig, sizes: dict[str, int], precisi
             yield from _disagreement("zero_optimization.stage", stage, "train.zero_stage", train.zero_stage)
 
 
-def _precision(name: str, value: Any, precision: str) -> Iterator[str]:
+def _precision(name: str, value: JsonValue, precision: str) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{name}={value!r} is no JSON object."
         return
@@ -127,7 +127,7 @@ def _precision(name: str, value: Any, precision: str) -> Iterator[str]:
         yield f"{name}.{key}: weights stay in fp32 and fp16's scale is the run's own; take it out."
 
 
-def _optimizer(value: Any, train: TrainingConfig) -> Iterator[str]:
+def _optimizer(value: JsonValue, train: TrainingConfig) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"optimizer={value!r} is no JSON object."
         return
@@ -154,13 +154,12 @@ def _optimizer(value: Any, train: TrainingConfig) -> Iterator[str]:
             yield f"optimizer.params.{name} is not known here; take it out."
 
 
-def _disagreement(name: str, value: Any, key: str, own: Any) -> Iterator[str]:
+def _disagreement(name: str, value: JsonValue, key: str, own: object) -> Iterator[str]:
     if isinstance(value, bool) or value != own:
         yield f'{name}={value!r}, but {key} is {own!r}; change one, or write "auto".'
 
 
-def _without_auto(given: Any) -> Any:
+def _without_auto(given: JsonObject) -> JsonObject:
     """Without what is left to the run."""
-    if not isinstance(given, dict):
-        return given
-    return {name: _without_auto(value) for name, value in given.items() if value != "auto"}
+    stated = {name: value for name, value in given.items() if value != "auto"}
+    return {name: _without_auto(value) if isinstance(value, dict) else value for name, value in stated.items()}

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -67,7 +67,7 @@ def no_space(error: BaseException, what: str = "") -> str | None:
 
 
 @contextmanager
-def disk_full_as(what: str, kind: type[PipelineError] = PipelineError) -> Iterator[None]:
+def disk_full_as(what: str, kind: type[PipelineError] = PipelineError) -> Generator[None]:
     """Raise `kind` with a message that names `what` if the disk is full while the block writes it."""
     try:
         yield

@@ -6,10 +6,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from pydantic import JsonValue
+
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import place
 from infini_llama.configs.problems import shown, validate
-from infini_llama.configs.reading import parse_yaml, read_mapping
+from infini_llama.configs.reading import JsonObject, parse_yaml, read_mapping
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
 
 MOST_LINES = 50  # of a message that lists problems
@@ -25,20 +27,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
         ConfigError: every problem, one line per problem.
     """
     file = _find(Path(path))
-    mapping = read_mapping(file)
+    mapping: JsonObject = read_mapping(file)
     problems: list[str] = []
     for override in overrides:
         mapping = _override(mapping, override, problems)
     runtime = mapping.get("runtime")
     if runtime is None or (isinstance(runtime, dict) and "name" not in runtime):
         if re.fullmatch(RUN_NAME, file.stem):
-            mapping = mapping | {"runtime": {"name": file.stem} | (runtime or {})}
+            mapping = {**mapping, "runtime": {"name": file.stem, **(runtime or {})}}
         else:
             problems.append(f"runtime.name: the file's name {file.stem!r} cannot name the run; set runtime.name")
     return _checked(mapping, problems, str(path))
 
 
-def parse_config(mapping: dict[str, Any]) -> PipelineConfig:
+def parse_config(mapping: JsonValue) -> PipelineConfig:
     """The same from a plain dict; the run is named `run` unless runtime.name says otherwise.
 
     Raises:
@@ -51,7 +53,7 @@ def parse_config(mapping: dict[str, Any]) -> PipelineConfig:
     return _checked(mapping, [], "the configuration")
 
 
-def _checked(mapping: dict[str, Any], problems: list[str], origin: str) -> PipelineConfig:
+def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineConfig:
     config, found = validate(mapping)
     lines = list(dict.fromkeys(problems + found))
     if config is not None and not lines:
@@ -73,7 +75,7 @@ def _find(path: Path) -> Path:
     raise ConfigError(f"{path} does not exist (looked from {Path.cwd()}); give the path of a file, or one of {known}.")
 
 
-def _override(mapping: dict[str, Any], override: str, problems: list[str]) -> dict[str, Any]:
+def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonObject:
     """The mapping with one `dotted.key=value` set; what is wrong with the override itself is added to `problems`."""
     key, equals, text = override.partition("=")
     steps = tuple(key.strip().split("."))
@@ -100,7 +102,7 @@ class _NoSection(Exception):
     pass
 
 
-def _with(mapping: dict[str, Any], steps: tuple[str, ...], value: Any) -> dict[str, Any]:
+def _with(mapping: JsonObject, steps: tuple[str, ...], value: JsonValue) -> JsonObject:
     # A copy: two keys of a YAML file may share one object through an alias.
     first, *rest = steps
     if rest:
@@ -108,7 +110,7 @@ def _with(mapping: dict[str, Any], steps: tuple[str, ...], value: Any) -> dict[s
         if below is not None and not isinstance(below, dict):
             raise _NoSection(first)
         value = _with(below or {}, tuple(rest), value)
-    return mapping | {first: value}
+    return {**mapping, first: value}
 
 
 def _holds_text(allowed: Any) -> bool:

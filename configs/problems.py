@@ -5,17 +5,40 @@ import reprlib
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, ByteSize, ValidationError
+from pydantic_core import ErrorDetails
 
 from infini_llama.configs.keys import REMOVED, all_keys, nearest, place, section_of, words
 from infini_llama.configs.schema import PipelineConfig
 
 NUMBERS = (int, float, ByteSize)
+Settings = dict[Any, Any]  # as a file or a caller gives them: a key may be anything
 
 
-def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]:
+def _is_mapping(value: object) -> TypeGuard[Settings]:
+    return isinstance(value, dict)
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+class _Fault(NamedTuple):
+    """What pydantic says of one value."""
+
+    kind: str
+    location: tuple[int | str, ...]
+    value: Any
+    message: str
+
+    @classmethod
+    def of(cls, error: ErrorDetails) -> "_Fault":
+        return cls(error["type"], error["loc"], error["input"], error["msg"])
+
+
+def validate(mapping: Settings) -> tuple[PipelineConfig | None, list[str]]:
     """The configuration (None unless all is right) and the list of problems.
 
     A rule between keys is only tried by pydantic once each of them is right by itself. So that no problem hides another, what is
@@ -36,13 +59,13 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
         except ValidationError as errors:
             named: set[str] = set()
             reported: set[tuple[Any, ...]] = set()  # a union fails once per branch
-            for error in errors.errors(include_url=False):
-                if error["type"] == "value_error":
+            for error in map(_Fault.of, errors.errors(include_url=False)):
+                if error.kind == "value_error":
                     for keys, rule in _rules(error):
                         lines += [] if _any_within(keys, wrong | doubtful) else [rule]
                         named |= keys
                     continue
-                steps, fields, _ = place(error["loc"])
+                steps, fields, _ = place(error.location)
                 if steps not in reported and not _any_within({".".join(fields)}, wrong):
                     lines.append(_sentence(error))
                 reported.add(steps)
@@ -56,25 +79,25 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
             return config, lines
 
 
-def _with_empty_sections(mapping: dict[Any, Any], section: type[BaseModel]) -> dict[Any, Any]:
+def _with_empty_sections(mapping: Settings, section: type[BaseModel]) -> Settings:
     """`train:` with nothing below it is a section without keys."""
     result = dict(mapping)
     for name, field in section.model_fields.items():
         below = section_of(field.annotation)
         if below and name in result:
-            value = {} if result[name] is None else result[name]
-            result[name] = _with_empty_sections(value, below) if isinstance(value, dict) else value
+            value: Any = {} if result[name] is None else result[name]
+            result[name] = _with_empty_sections(value, below) if _is_mapping(value) else value
     return result
 
 
-def _without_removed_keys(mapping: dict[Any, Any], lines: list[str]) -> dict[Any, Any]:
+def _without_removed_keys(mapping: Settings, lines: list[str]) -> Settings:
     """The mapping without keys of older versions; a line for each whose value would change something."""
     for key, (neutral, instead) in REMOVED.items():
         *sections, name = key.split(".")
         below: Any = mapping
         for section in sections:
-            below = below.get(section) if isinstance(below, dict) else None
-        if isinstance(below, dict) and name in below:
+            below = below.get(section) if _is_mapping(below) else None
+        if _is_mapping(below) and name in below:
             if below[name] != neutral:
                 lines.append(f"{key}={shown(below[name])}: this key was removed; {instead}")
             mapping = _without(mapping, (*sections, name))
@@ -85,7 +108,7 @@ Problem = tuple[tuple[Any, ...], tuple[str, ...], str, set[str]]
 
 
 def _unknown_keys(
-    mapping: dict[Any, Any], section: type[BaseModel] = PipelineConfig, above: tuple[Any, ...] = ()
+    mapping: Settings, section: type[BaseModel] = PipelineConfig, above: tuple[Any, ...] = ()
 ) -> Iterator[Problem]:
     for key, value in mapping.items():
         steps = (*above, key)
@@ -93,11 +116,11 @@ def _unknown_keys(
         if field is None:
             hint, meant = _hint(steps, value, section)
             yield steps, (), f"{_dotted(steps)}: unknown key; {hint}", meant
-        elif (below := section_of(field.annotation)) and isinstance(value, dict):
+        elif (below := section_of(field.annotation)) and _is_mapping(value):
             yield from _unknown_keys(value, below, steps)
-        elif (below := _sections_in(field.annotation)) and isinstance(value, list):
+        elif (below := _sections_in(field.annotation)) and _is_list(value):
             for number, entry in enumerate(value):
-                if isinstance(entry, dict):
+                if _is_mapping(entry):
                     yield from _unknown_keys(entry, below, (*steps, number))
 
 
@@ -112,12 +135,12 @@ def _hint(steps: tuple[Any, ...], value: Any, section: type[BaseModel]) -> tuple
         *parents, last = ".".join(steps).split(".")
         return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {".".join(steps)}
     in_list = any(isinstance(step, int) for step in steps[:-1])
-    if isinstance(key, str) and not in_list and (meant := nearest(steps, isinstance(value, dict))):
+    if isinstance(key, str) and not in_list and (meant := nearest(steps, _is_mapping(value))):
         return f"did you mean {' or '.join(meant)}?", set(meant)
     return f"known keys here: {', '.join(section.model_fields)}", set()
 
 
-def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[Any, ...]) -> Iterator[Problem]:
+def _lax_values(mapping: Settings, section: type[BaseModel], above: tuple[Any, ...]) -> Iterator[Problem]:
     """What pydantic would let pass: true as the number 1, and NUL characters, which no path or variable can hold."""
     for name, value in mapping.items():
         field = section.model_fields.get(name) if isinstance(name, str) else None
@@ -125,11 +148,11 @@ def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[
             continue
         steps = (*above, name)
         below = section_of(field.annotation)
-        if below and isinstance(value, dict):
+        if below and _is_mapping(value):
             yield from _lax_values(value, below, steps)
-        elif (below := _sections_in(field.annotation)) and isinstance(value, list):
+        elif (below := _sections_in(field.annotation)) and _is_list(value):
             for number, entry in enumerate(value):
-                yield from _lax_values(entry, below, (*steps, number)) if isinstance(entry, dict) else ()
+                yield from _lax_values(entry, below, (*steps, number)) if _is_mapping(entry) else ()
         elif isinstance(value, bool) and _is_number(field.annotation):
             _, fields, allowed = place(steps)
             yield steps, fields, f"{_dotted(steps)}: {shown(value)} is not {words(allowed)}", set()
@@ -140,7 +163,7 @@ def _lax_values(mapping: dict[Any, Any], section: type[BaseModel], above: tuple[
 
 def _with_nul(value: Any, steps: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Where a NUL character is: in a text, or in an entry of a list or a table."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    entries = value.items() if _is_mapping(value) else enumerate(value) if _is_list(value) else ()
     if isinstance(value, str) and "\0" in value:
         yield steps
     for key, entry in entries:
@@ -154,27 +177,27 @@ def _is_number(allowed: Any) -> bool:
     return allowed in NUMBERS or any(_is_number(argument) for argument in get_args(allowed))
 
 
-def _sentence(error: Any) -> str:
-    steps, _, allowed = place(error["loc"])
-    value, key = error["input"], _dotted(steps)
-    if error["type"] == "extra_forbidden":
+def _sentence(error: _Fault) -> str:
+    steps, _, allowed = place(error.location)
+    value, key = error.value, _dotted(steps)
+    if error.kind == "extra_forbidden":
         return f"{key}: unknown key; remove it"
-    if value is None or error["type"] == "missing":
+    if value is None or error.kind == "missing":
         return f"{key}: it has no value; set it to {words(allowed)}"
     expected = words(allowed)
     if isinstance(value, float) and not isfinite(value):
         expected = expected.replace("a ", "a finite ", 1)
-    is_secret = steps[:2] == ("environment", "env") and error["loc"][-1] != "[key]"
+    is_secret = steps[:2] == ("environment", "env") and error.location[-1] != "[key]"
     line = f"{key}: {'the value' if is_secret else shown(value)} is not {expected}"
-    if error["type"] == "string_type" and isinstance(value, int | float):
+    if error.kind == "string_type" and isinstance(value, int | float):
         line += "; put it in quotes"
     return line
 
 
-def _rules(error: Any) -> Iterator[tuple[set[str], str]]:
+def _rules(error: _Fault) -> Iterator[tuple[set[str], str]]:
     """Each failed rule between keys: the keys that it names, and its sentence with their dotted names."""
-    section, (_, fields, _) = _dotted(error["loc"]), place(error["loc"])
-    text = str(error["ctx"]["error"])
+    section, (_, fields, _) = _dotted(error.location), place(error.location)
+    text = error.message.removeprefix("Value error, ")
     known = all_keys()
     if own := [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]:
         text = re.sub(rf"(?<![\w.])({'|'.join(map(re.escape, own))})(?==)", rf"{section}.\1", text)
@@ -190,7 +213,7 @@ def _any_within(names: set[str], wrong: set[str]) -> bool:
 
 def _without(mapping: Any, steps: tuple[Any, ...]) -> Any:
     first, *rest = steps
-    if isinstance(mapping, list):
+    if _is_list(mapping):
         entries = [_without(entry, tuple(rest)) if number == first else entry for number, entry in enumerate(mapping)]
         return entries if rest else mapping[:first] + mapping[first + 1 :]
     if first not in mapping:
@@ -198,7 +221,7 @@ def _without(mapping: Any, steps: tuple[Any, ...]) -> Any:
     if not rest:
         return {key: value for key, value in mapping.items() if not (key is first or key == first)}  # NaN is not itself
     below = mapping[first]
-    return mapping | {first: _without(below, tuple(rest))} if isinstance(below, dict | list) else mapping
+    return mapping | {first: _without(below, tuple(rest))} if _is_mapping(below) or _is_list(below) else mapping
 
 
 def _dotted(steps: tuple[Any, ...]) -> str:

@@ -1,14 +1,17 @@
 """The text of a configuration: YAML 1.2's plain values (`no`, 010 and dates mean what they look like), each key once, no tags."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
 
+JsonObject = dict[str, JsonValue]
 TAG = "tag:yaml.org,2002:"
 LARGEST = 2**18  # bytes; PyYAML reads some 30,000 entries per second
 
@@ -19,7 +22,7 @@ class _StrictLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own declaration; replaces its YAML 1.1 rules)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()
         if tag := getattr(event, "tag", None):
             raise _fault(f"the tag {tag.replace(TAG, '!!')} is not allowed; write plain values", event.start_mark)
         return super().compose_node(parent, index)
@@ -29,8 +32,8 @@ def _fault(sentence: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=sentence, problem_mark=mark)
 
 
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[str, Any]:
-    mapping: dict[str, Any] = {}
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> JsonObject:
+    mapping: JsonObject = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise _fault("a key must be a plain word", key_node.start_mark)
@@ -40,7 +43,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[str, Any]:
     return mapping
 
 
-def _sequence(loader: _StrictLoader, node: yaml.SequenceNode) -> list[Any]:
+def _sequence(loader: _StrictLoader, node: yaml.SequenceNode) -> list[JsonValue]:
     return [loader.construct_object(item, deep=True) for item in node.value]
 
 
@@ -80,7 +83,7 @@ PLAIN_WORDS = {
 }
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> JsonValue:
     """One YAML document as plain values.
 
     Raises:
@@ -104,7 +107,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> JsonValue:
     """One JSON document.
 
     Raises:
@@ -125,8 +128,8 @@ def _integer(text: str) -> int:
         raise ValueError("a number has too many digits") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping: dict[str, Any] = {}
+def _once(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+    mapping: JsonObject = {}
     for key, value in pairs:
         if key in mapping:
             raise ValueError(f"the key {key!r} occurs twice in one object")
@@ -134,7 +137,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def read_mapping(file: Path) -> dict[str, Any]:
+def read_mapping(file: Path) -> JsonObject:
     """The sections of a .yaml, .yml or .json file.
 
     Raises:

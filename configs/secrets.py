@@ -2,8 +2,8 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError
 
@@ -35,17 +35,16 @@ def masked(variables: dict[str, str]) -> dict[str, str]:
     return {name: value if _is_shown(name) or _is_reference(value) else MASK for name, value in variables.items()}
 
 
-def without_secrets(config: dict[str, Any]) -> dict[str, Any]:
+def without_secrets(config: "PipelineConfig") -> "PipelineConfig":
     """The configuration as it may be written down: `environment.env` masked."""
-    environment = config["environment"]
-    return config | {"environment": environment | {"env": masked(environment["env"])}}
+    return _with_variables(config, masked(config.environment.env))
 
 
 _withheld: dict[str, str] = {}
 
 
 @contextlib.contextmanager
-def withheld(config: "PipelineConfig") -> Iterator["PipelineConfig"]:
+def withheld(config: "PipelineConfig") -> Generator["PipelineConfig"]:
     """Inside, the configuration without its secrets, since Prefect writes down a flow's parameters; `restored` adds them again."""
     secrets = _secrets(config)
     shown = {name: value for name, value in config.environment.env.items() if name not in secrets}

@@ -1,5 +1,6 @@
 """Activation checkpointing (Chen et al. 2016, arXiv 1604.06174): less memory for a second computation in the backward pass."""
 
+# pyright: reportUnknownVariableType=false
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal

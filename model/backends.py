@@ -5,6 +5,7 @@ packed rows; `flash2` and `flash4` are those of the flash-attn packages. All com
 precision.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from itertools import pairwise
 
 import torch
@@ -84,7 +85,7 @@ def _one_by_one(
     ends = boundaries(documents).tolist()
     lengths = [end - start for start, end in pairwise(ends)]
     flat = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))  # a document's [t, h, d] each
-    outputs = []
+    outputs: list[torch.Tensor] = []
     for document in zip(*flat, strict=True):
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in document)
         outputs.append(_sdpa(one_q, one_k, one_v, None, dropout)[0].transpose(0, 1))
@@ -99,7 +100,7 @@ def _blocked(
     kv_heads = k.shape[1]
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, length, size) * size**-0.5
     places = torch.arange(length, device=q.device)
-    outputs = []
+    outputs: list[torch.Tensor] = []
     for start in range(0, length, BLOCK):
         end = min(start + BLOCK, length)
         block = grouped[..., start:end, :].reshape(batch, kv_heads, -1, size)

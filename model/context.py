@@ -6,6 +6,8 @@ before it (Blelloch 1990, "Prefix sums and their applications"; for linear atten
 Parallelism", arXiv 2404.02882).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportConstantRedefinition=false
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +18,9 @@ from infini_llama.model.memory import Memory, delta_factors, memories, of_segmen
 from infini_llama.model.scan import Product, scan
 
 # torch 2.13's names for what was all_gather_into_tensor and reduce_scatter_tensor.
-gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_NEW = hasattr(dist, "all_gather_single")
+gather = getattr(dist, "all_gather_single" if _NEW else "all_gather_into_tensor")
+reduce_scatter = getattr(dist, "reduce_scatter_single" if _NEW else "reduce_scatter_tensor")
 
 
 class Context(NamedTuple):

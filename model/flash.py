@@ -4,6 +4,7 @@ flash-attn 2 (Dao 2023, arXiv 2307.08691) is `flash_attn`; flash-attn 4 is `flas
 torch has FlashAttention for rows of several lengths of its own.
 """
 
+# pyright: reportUnknownVariableType=false
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module

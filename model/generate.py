@@ -58,7 +58,7 @@ def _steps(
     longest = max(lengths)
     ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
     seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
-    generators = []
+    generators: list[torch.Generator] = []
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
         generators.append(torch.Generator().manual_seed(sampling.seed + prompts[:row].count(prompt)))

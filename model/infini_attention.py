@@ -1,5 +1,7 @@
 """Infini-attention (Munkhdalai et al. 2024, arXiv 2404.07143): softmax inside segments, a compressive memory across them."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportConstantRedefinition=false
 import math
 from collections.abc import Callable
 
@@ -174,7 +176,8 @@ class InfiniAttention(Attention):
             raise ValueError(
                 "sequences at different positions can only be read one token at a time; read each one separately"
             )
-        heads, start = [], 0
+        heads: list[torch.Tensor] = []
+        start = 0
         if lengths is None:  # what still fits into the segment that was begun
             start = min(x.shape[1], self.segment_length - max(state.filled))
             heads.append(self._inside(q[:, :, :start], k[:, :, :start], v[:, :, :start], rotary, state))

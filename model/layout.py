@@ -4,6 +4,7 @@
 padding is PADDING. Without it a row is one document.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from typing import NamedTuple
 
 import torch

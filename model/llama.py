@@ -275,7 +275,7 @@ def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
 
     Every parameter is in one of them; a group may be empty.
     """
-    decay, no_decay, gates = [], [], []
+    decay, no_decay, gates = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in model.named_parameters():
         if name.endswith(".gate"):
             gates.append(parameter)

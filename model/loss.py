@@ -1,5 +1,6 @@
 """Cross-entropy of the next token, with or without all of a batch's logits at once."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import Any
 
 import torch

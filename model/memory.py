@@ -4,6 +4,7 @@ Symbols are the paper's: sigma(x) = ELU(x) + 1; M, z what past segments have wri
 positions. Everything is computed in fp32 at least, whatever the inputs' type; callers switch autocast off around it.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportConstantRedefinition=false
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +77,7 @@ def memories(
     """
     count = k.shape[1]
     if gradient_segments is not None and gradient_segments < count:
-        parts = []
+        parts: list[Memory] = []
         for first in range(0, count, gradient_segments):
             part = slice(first, first + gradient_segments)
             kept, written = (None if x is None else x[:, part] for x in (keeps, writes))

@@ -1,5 +1,6 @@
 """Recurrences x_s = A_s x_(s-1) + B_s over a row's segments, all of them at once."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportConstantRedefinition=false
 import logging
 from collections.abc import Callable
 from functools import cache
@@ -59,7 +60,7 @@ def disagreement(kernel: ModuleType, device: torch.device) -> float:
             A = (A[..., :1, :1, :1] > 0).float()
         inputs = [A.requires_grad_(matrices), B.requires_grad_()]
         needed = inputs if matrices else inputs[1:]
-        results = []
+        results: list[list[torch.Tensor]] = []
         for x in (plain_scan(A, B, torch.matmul if matrices else torch.mul), kernel.scan(A, B, matrices)):
             results.append([x.detach(), *torch.autograd.grad((x * weights).sum(), needed)])
         for found, expected in zip(results[1], results[0], strict=True):

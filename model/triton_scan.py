@@ -8,6 +8,8 @@ plain path moves each B_s about ten times, in 2 log2(S) steps of several kernels
 A^T, and writes the gradient of A as well. These are counts, not measurements: benchmarks/gpu/run.py --part infini measures.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportConstantRedefinition=false, reportUnknownParameterType=false, reportUntypedFunctionDecorator=false
 from typing import Any
 
 import torch

@@ -70,7 +70,7 @@ class DeploymentConfig(Section):
         "executed and the earlier ones are cancelled. all: every run is executed.",
     )
     schedules: list[ScheduleConfig] = Field(
-        default_factory=list, title="Schedules", description="Schedules that start runs automatically."
+        default_factory=list[ScheduleConfig], title="Schedules", description="Schedules that start runs automatically."
     )
 
     @model_validator(mode="after")

@@ -151,7 +151,7 @@ class EnvironmentConfig(Section):
 
     @model_validator(mode="after")
     def _nodes_can_meet(self) -> EnvironmentConfig:
-        problems = []
+        problems: list[str] = []
         if self.node_rank != "auto" and self.node_rank >= self.nnodes:
             problems.append(
                 f"node_rank={self.node_rank}, but nnodes={self.nnodes} and they count from 0; use auto or at most {self.nnodes - 1}"

@@ -20,7 +20,8 @@ from infini_llama.configs.schema.training import TrainingConfig
 def context_problems(config: PipelineConfig) -> list[str]:
     """Problems of `train.context_parallel`, one sentence per problem."""
     size, processes, model = config.train.context_parallel, config.environment.nproc_per_node, config.model
-    setting, back, problems = f"train.context_parallel={size}", model.memory_gradient_segments, []
+    setting, back = f"train.context_parallel={size}", model.memory_gradient_segments
+    problems: list[str] = []
     if size == 1:
         return []
     if model.attention == "softmax":
@@ -94,7 +95,7 @@ class PipelineConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> PipelineConfig:
-        problems = []
+        problems: list[str] = []
         places = {f"data.sources.{number}": source for number, source in enumerate(self.data.sources)} or {
             "data": self.data
         }

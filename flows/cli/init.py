@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
@@ -10,6 +9,7 @@ from infini_llama.configs.reading import parse_yaml
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.sources.sources import sources
+from infini_llama.tasks.records.record import Record
 
 BYTES_PER_TOKEN, PASSES = 3.5, 3  # roughly, for English text and a vocabulary of 8192; passes over it that pay
 TEMPLATE = """\
@@ -49,11 +49,19 @@ runtime:
 SIZES = {"cpu": (256, 768, 6, 512, 16, 8, 1.0e-3, 7), "gpu": (512, 1536, 8, 1024, 64, 16, 6.0e-4, 29)}
 
 
-def write_beginning(output: Path, files: list[str], name: str, attention: str, home: Path) -> dict[str, Any]:
-    """Survey the text, probe the machine and write `output`.
+class Beginning(Record):
+    """The configuration that `init` wrote. files: how many there are; bytes: of text; warning: where there is too little of it."""
 
-    Returns:
-        {"config", "files": how many there are, "bytes", "device", "steps", "warning": where there is too little text, else None}.
+    config: Path
+    files: int
+    bytes: int
+    device: str
+    steps: int
+    warning: str | None
+
+
+def write_beginning(output: Path, files: list[str], name: str, attention: str, home: Path) -> Beginning:
+    """Survey the text, probe the machine and write `output`.
 
     Raises:
         ConfigError: `output` exists, or the name is none.
@@ -80,5 +88,4 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     if size < 4 * length * BYTES_PER_TOKEN:  # a few rows, some of them held out
         warning = f"{size:,} bytes are too little text: one row of data.sequence_length={length} takes about " \
                   f"{length * BYTES_PER_TOKEN:,.0f}; name more files, or lower it."  # fmt: skip
-    return {"config": str(output), "files": len(found), "bytes": size, "device": device, "steps": steps,
-            "warning": warning}  # fmt: skip
+    return Beginning(config=output, files=len(found), bytes=size, device=device, steps=steps, warning=warning)

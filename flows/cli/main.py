@@ -11,10 +11,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import PipelineError, Preempted, no_space
 from infini_llama.flows.cli.parser import build_parser
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
+
+if TYPE_CHECKING:
+    from infini_llama.configs.reading import JsonObject
 
 UNEXPECTED = 70
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
@@ -66,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             record, text = commands.COMMANDS[parsed.command](parsed)
         _say(text, parsed, record)
-        code = record.get("exit_code", 0)
+        code = ended if isinstance(ended := record.get("exit_code", 0), int) else 0
     except SystemExit:
         raise
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
@@ -96,7 +100,7 @@ def _console(parsed: argparse.Namespace) -> Iterator[None]:
         console.detach(handler)
 
 
-def _say(text: str, parsed: argparse.Namespace, record: dict) -> None:
+def _say(text: str, parsed: argparse.Namespace, record: JsonObject) -> None:
     if text and not (parsed.json and parsed.quiet):
         print(text, file=sys.stderr if parsed.json else sys.stdout, flush=True)
     if parsed.json:

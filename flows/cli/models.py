@@ -4,6 +4,8 @@ import logging
 from argparse import Namespace
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.cli.paths import Answer, find
 
@@ -30,14 +32,12 @@ def generate(arguments: Namespace) -> Answer:
     for _, piece in writer.write(arguments.max_new_tokens, sampling):
         if single:  # several texts grow at once, so they are printed when complete
             print(piece, end="", flush=True)
-    texts = [
-        {"prompt": prompt, "text": text, "tokens": tokens}
-        for prompt, text, tokens in zip(prompts, writer.texts, writer.tokens, strict=True)
-    ]
-    shown = "" if single else "\n\n".join(f"[{i}] {text['prompt']}{text['text']}" for i, text in enumerate(texts, 1))
+    written = list(zip(prompts, writer.texts, writer.tokens, strict=True))
+    texts: list[JsonValue] = [{"prompt": prompt, "text": text, "tokens": [*tokens]} for prompt, text, tokens in written]
     if single:
         print(flush=True)
-    return {"texts": texts}, shown
+        return {"texts": texts}, ""
+    return {"texts": texts}, "\n\n".join(f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1))
 
 
 def _text_of(file: str) -> str:
@@ -95,5 +95,5 @@ def import_folder(arguments: Namespace) -> Answer:
     folder = Path(arguments.folder)
     output = Path(arguments.output or f"{folder.resolve().name}.yaml")
     record = write_configuration(folder, output, arguments.attention, arguments.segment_length)
-    text = as_text(record) + f"\n\nname your text in {output} (data.files), then: infini-llama run {output}"
-    return record, text
+    text = as_text(record.to_json()) + f"\n\nname your text in {output} (data.files), then: infini-llama run {output}"
+    return record.to_json(), text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from infini_llama.flows.cli.arguments import (
     Parser,
     Version,
@@ -16,6 +18,8 @@ from infini_llama.flows.cli.arguments import (
 )
 from infini_llama.flows.cli.overview import GROUPS, PAGES, overview
 
+Add = Callable[[str], Parser]  # a command by its name
+
 
 def build_parser() -> Parser:
     """The parser of the whole command line."""
@@ -29,15 +33,17 @@ def build_parser() -> Parser:
     parser = Parser(prog="infini-llama", overview=overview())
     parser.add_argument("--version", action=Version, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    added = {
-        name: commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.", parents=[every],
-                                  epilog=f"Documentation: {PAGES.get(name, page)}")
-        for _, _, page, group in GROUPS for name, words in group.items()
-    }  # fmt: skip
-    _pipeline(added)
-    _results(added)
-    _models(added)
-    _tools(added, parser)
+    described = {name: (words, page) for _, _, page, group in GROUPS for name, words in group.items()}
+
+    def add(name: str) -> Parser:
+        words, page = described[name]
+        about, more = f"{words[0].upper()}{words[1:]}.", f"Documentation: {PAGES.get(name, page)}"
+        return commands.add_parser(name, help=words, description=about, parents=[every], epilog=more)
+
+    _pipeline(add)
+    _results(add)
+    _models(add)
+    _tools(add, parser)
     return parser
 
 
@@ -70,45 +76,49 @@ def _deployed(parser: Parser, nargs: str) -> None:
     parser.add_argument("--gpus", type=at_least_one, metavar="N", help="GPU limit for all runs together")
 
 
-def _pipeline(added: dict[str, Parser]) -> None:
-    init = added["init"]
+def _pipeline(add: Add) -> None:
+    init = add("init")
     init.add_argument("output", metavar="FILE", nargs="?", default="my.yaml", help="file to write (default: my.yaml)")
     init.add_argument(
         "--files", action="append", default=[], metavar="PATH", help="your text: file, folder or glob; can be repeated"
     )
     init.add_argument("--attention", choices=["softmax", "infini"], help="infini: Infini-attention (default: softmax)")
-    run = added["run"]
+    run = add("run")
     _configured(run)
     run.add_argument("--direct", action="store_true", help="run the same stages without Prefect")
     run.add_argument("--dry-run", action="store_true",
                      help="only print the resolved configuration, the plan, the parameters and what is already built")  # fmt: skip
-    preprocess = added["preprocess"]
+    preprocess = add("preprocess")
     _configured(preprocess)
     preprocess.add_argument("--repair", action="store_true", help="verify all checksums and rebuild only damaged files")
-    verify = added["verify"]
+    verify = add("verify")
     verify.add_argument("dataset", metavar="DATASET", help="name or path of a dataset")
     verify.add_argument(
         "--deep", action="store_true", help="verify every checksum, token and sequence, and print samples"
     )
     verify.add_argument("--html", metavar="FILE", help="also write the checks and statistics as an HTML page")
-    train = added["train"]
+    train = add("train")
     _configured(train)
     train.add_argument(
         "--dataset", metavar="DATASET", help="name or path of the dataset (default: that of the configuration)"
     )
-    join = added["join"]
+    join = add("join")
     join.add_argument("run", metavar="RUN", help="name of the run, or path of its folder (which can still be missing)")
     join.add_argument("--node-rank", type=at_least_one, metavar="N", help="rank of this node (default: a free one)")
 
 
-def _results(added: dict[str, Parser]) -> None:
-    added["inspect"].add_argument("path", metavar="PATH", help="name or path of a dataset or a run")
-    added["inspect"].add_argument("--html", metavar="FILE", help="also write an HTML page with distributions or curves")
-    _run(added["report"])
-    added["report"].add_argument("--open", action="store_true", help="open the page in a browser")
-    added["compare"].add_argument("runs", metavar="RUN", nargs="+", help="names or paths of runs")
-    added["compare"].add_argument("--html", metavar="FILE", help="also write an HTML page with the curves of all runs")
-    evaluate = added["evaluate"]
+def _results(add: Add) -> None:
+    add("runs")
+    inspect = add("inspect")
+    inspect.add_argument("path", metavar="PATH", help="name or path of a dataset or a run")
+    inspect.add_argument("--html", metavar="FILE", help="also write an HTML page with distributions or curves")
+    report = add("report")
+    _run(report)
+    report.add_argument("--open", action="store_true", help="open the page in a browser")
+    compare = add("compare")
+    compare.add_argument("runs", metavar="RUN", nargs="+", help="names or paths of runs")
+    compare.add_argument("--html", metavar="FILE", help="also write an HTML page with the curves of all runs")
+    evaluate = add("evaluate")
     _run(evaluate)
     _checkpoint(evaluate)
     evaluate.add_argument(
@@ -128,7 +138,7 @@ def _results(added: dict[str, Parser]) -> None:
     evaluate.add_argument(
         "--stream", action="store_true", help="read each file as one text with constant memory (not softmax)"
     )
-    passkey = added["passkey"]
+    passkey = add("passkey")
     _run(passkey)
     _checkpoint(passkey)
     passkey.add_argument("--lengths", "--context", type=tokens, nargs="+", metavar="N",
@@ -146,8 +156,8 @@ def _results(added: dict[str, Parser]) -> None:
     passkey.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the numbers")
 
 
-def _models(added: dict[str, Parser]) -> None:
-    generate = added["generate"]
+def _models(add: Add) -> None:
+    generate = add("generate")
     _run(generate)
     _checkpoint(generate)
     generate.add_argument(
@@ -186,7 +196,7 @@ def _models(added: dict[str, Parser]) -> None:
     )
     generate.add_argument("--no-memory", action="store_true", help="turn off Infini-attention's memory")
     generate.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampling")
-    export = added["export"]
+    export = add("export")
     _run(export)
     _checkpoint(export)
     export.add_argument("--output", required=True, metavar="DIR", help="folder to write; it must not exist yet")
@@ -194,7 +204,7 @@ def _models(added: dict[str, Parser]) -> None:
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="type of the weights"
     )
     export.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of a weights file")
-    bring = added["import"]
+    bring = add("import")
     bring.add_argument("folder", metavar="HF_DIR", help="folder with config.json and safetensors")
     bring.add_argument("--output", metavar="FILE", help="file to write (default: <name of HF_DIR>.yaml)")
     bring.add_argument(
@@ -203,22 +213,23 @@ def _models(added: dict[str, Parser]) -> None:
     bring.add_argument("--segment-length", type=at_least_one, metavar="N", help="tokens per segment (infini)")
 
 
-def _tools(added: dict[str, Parser], parser: Parser) -> None:
-    _deployed(added["serve"], "+")
-    added["serve"].add_argument("--host", default="127.0.0.1", help="address of the server and UI")
-    added["serve"].add_argument("--port", type=at_least_one, default=4200, help="port of the server and UI")
-    added["serve"].add_argument(
-        "--limit", type=at_least_one, default=1, metavar="N", help="maximum number of concurrent runs"
-    )
-    _deployed(added["deploy"], "*")
-    _configured(added["doctor"], "?")
-    added["doctor"].add_argument(
+def _tools(add: Add, parser: Parser) -> None:
+    serve = add("serve")
+    _deployed(serve, "+")
+    serve.add_argument("--host", default="127.0.0.1", help="address of the server and UI")
+    serve.add_argument("--port", type=at_least_one, default=4200, help="port of the server and UI")
+    serve.add_argument("--limit", type=at_least_one, default=1, metavar="N", help="maximum number of concurrent runs")
+    _deployed(add("deploy"), "*")
+    doctor = add("doctor")
+    _configured(doctor, "?")
+    doctor.add_argument(
         "--against", metavar="RUN", help="print what changed since RUN, and whether it would resume bitwise exactly"
     )
-    _configured(added["estimate"])
-    added["config"].add_argument("action", choices=["show"], help="show: print the configuration as YAML")
-    _configured(added["config"])
-    gc = added["gc"]
+    _configured(add("estimate"))
+    config = add("config")
+    config.add_argument("action", choices=["show"], help="show: print the configuration as YAML")
+    _configured(config)
+    gc = add("gc")
     gc.add_argument("--yes", action="store_true", help="delete the files instead of listing them")
     gc.add_argument("--older-than", type=not_negative, default=1.0, metavar="DAYS", help="keep files younger than this")
     gc.add_argument("--keep-checkpoints", type=at_least_two, metavar="N",
@@ -228,7 +239,9 @@ def _tools(added: dict[str, Parser], parser: Parser) -> None:
         action="store_true",
         help="also include datasets that no run in this home folder was trained on",
     )
-    added["completion"].add_argument("shell", choices=["bash", "zsh", "fish"], help="your shell")
-    added["completion"].set_defaults(parser=parser)
-    added["help"].add_argument("topic", metavar="COMMAND", nargs="?", help="command to describe")
-    added["help"].set_defaults(parser=parser)
+    completion = add("completion")
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"], help="your shell")
+    completion.set_defaults(parser=parser)
+    help_parser = add("help")
+    help_parser.add_argument("topic", metavar="COMMAND", nargs="?", help="command to describe")
+    help_parser.set_defaults(parser=parser)

@@ -6,9 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject
 from infini_llama.flows.home import usable_home
 
-Answer = tuple[dict, str]  # a record for --json, and text
+Answer = tuple[JsonObject, str]  # a record for --json, and text
 
 
 def home_folder() -> Path:

@@ -5,10 +5,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.secrets import refuse_secrets, withheld
 from infini_llama.flows.cli.paths import Answer, find, home_folder, prefect_speaks_into
-from infini_llama.flows.cli.results import write_page
+from infini_llama.flows.cli.results import with_page
 from infini_llama.flows.home import usable_home
 
 if TYPE_CHECKING:
@@ -80,9 +83,9 @@ def dry_run(config: "PipelineConfig") -> Answer:
         "state": "new" if run is None else run.state,
         "step": 0 if run is None else run.step,
     }
-    shown = without_secrets(settings.model_dump(mode="json", exclude={"deployment"}))
-    plan = plan_of(settings).to_json()
-    plan["env"] = masked(plan["env"])
+    shown = without_secrets(settings).model_dump(mode="json", exclude={"deployment"})
+    planned = plan_of(settings)
+    plan = planned.model_copy(update={"env": masked(planned.env)}).to_json()
     estimated = estimate(settings)
     record = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": found}
     plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
@@ -123,14 +126,15 @@ def verify(arguments: Namespace) -> Answer:
         verify_on_read=any(report.verify_on_read for report in reports.values()),
         statistics=next((report.statistics for report in reports.values() if report.statistics), None),
     )
-    checks = [{"chunks": name, **dict(check)} for name, report in reports.items() for check in report.checks]
-    record = {"dataset": str(path)} | whole.to_json() | {"checks": checks}
+    checks: list[JsonValue] = [
+        {"chunks": name, **dict(check)} for name, report in reports.items() for check in report.checks
+    ]
+    record: JsonObject = {"dataset": str(path), **whole.to_json(), "checks": checks}
     text = as_text(in_words(record) | ({"statistics": statistics_text(whole.statistics)} if whole.statistics else {}))
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page
 
-        record |= {"page": write_page(arguments.html, dataset_page(path, whole))}
-        text += f"\n\n{record['page']}"
+        return with_page(record, text, arguments.html, dataset_page(path, whole))
     return record, text
 
 
@@ -148,8 +152,8 @@ def doctor(arguments: Namespace) -> Answer:
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = doctor(config, home, against)
     record = report.to_json()
-    shown = {name: record[name] for name in ("findings", "plan")}
-    shown["patches"] = [patch.to_json() for patch in report.patches if patch.applies]
+    patches: list[JsonValue] = [patch.to_json() for patch in report.patches if patch.applies]
+    shown = {name: record[name] for name in ("findings", "plan")} | {"patches": patches}
     if since := report.against:
         shown |= since.model_dump(mode="json", exclude={"run"}) | {"against": since.run}
     return record, as_text({part: value for part, value in shown.items() if value})
@@ -194,8 +198,8 @@ def join(arguments: Namespace) -> Answer:
 def _join(run: Path, requested: "NodeSettings") -> Answer:
     from infini_llama.tasks.clusters.node import serve
 
-    record = {"run": str(run), "exit_code": serve(run, requested)}
-    return record, f"joined      {run}: it has ended" + (f" with {record['exit_code']}" if record["exit_code"] else "")
+    code = serve(run, requested)
+    return {"run": str(run), "exit_code": code}, f"joined      {run}: it has ended" + (f" with {code}" if code else "")
 
 
 def _joins(config: "PipelineConfig") -> Answer | None:

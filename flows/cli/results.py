@@ -4,6 +4,7 @@ import logging
 from argparse import Namespace
 from pathlib import Path
 
+from infini_llama.configs.reading import JsonObject
 from infini_llama.flows.cli.paths import Answer, find, home_folder
 
 log = logging.getLogger("infini_llama.report")
@@ -29,8 +30,7 @@ def inspect(arguments: Namespace) -> Answer:
         from infini_llama.tasks.report.run import run_page
         from infini_llama.tasks.runs.record import RunRecord
 
-        record |= {"page": write_page(arguments.html, run_page(RunRecord(path)) if is_run else dataset_page(path))}
-        text += f"\n\n{record['page']}"
+        return with_page(record, text, arguments.html, run_page(RunRecord(path)) if is_run else dataset_page(path))
     return record, text
 
 
@@ -47,13 +47,13 @@ def estimate(arguments: Namespace) -> Answer:
 def report(arguments: Namespace) -> Answer:
     from infini_llama.tasks.report.run import write_report
 
-    record = write_report(find(arguments.run, "runs"))
+    picture, page = write_report(find(arguments.run, "runs"))
     if arguments.open:
         import webbrowser
 
-        if not webbrowser.open(Path(record["report"]).as_uri()):
+        if not webbrowser.open(page.as_uri()):
             log.warning("no browser could be started; open the page yourself")
-    return record, record["report"]
+    return {"loss_curve": str(picture), "report": str(page)}, str(page)
 
 
 def compare(arguments: Namespace) -> Answer:
@@ -74,8 +74,7 @@ def compare(arguments: Namespace) -> Answer:
     if not comparison.same_validation:
         log.warning(NOT_THE_SAME)
     if arguments.html is not None:
-        record |= {"page": write_page(arguments.html, comparison_page(paths, comparison))}
-        text += f"\n\n{record['page']}"
+        return with_page(record, text, arguments.html, comparison_page(paths, comparison))
     return record, text
 
 
@@ -92,10 +91,11 @@ def runs(arguments: Namespace) -> Answer:
     ) if found else nothing
 
 
-def write_page(file: str, content: str) -> str:
+def with_page(record: JsonObject, text: str, file: str, content: str) -> Answer:
+    """The answer, once its page is written into `file`, and the path of that."""
     from infini_llama.tasks.storage.artifacts import write_atomic
 
     target = Path(file).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, content)
-    return str(target)
+    return record | {"page": str(target)}, f"{text}\n\n{target}"

@@ -39,7 +39,10 @@ def run_text(run: "RunDescription") -> str:
     kept = ("attempt", "kind", "code", "from_step", "checkpoint_step", "seconds", "message")
     attempts = [in_words({name: getattr(attempt, name) for name in kept}) for attempt in run.attempts]
     shown = {name: value for name, value in record.items() if name not in ("model", "summary")}
-    shown |= {"validation": [in_words(one) for one in record["validation"]], "attempts": attempts}
+    shown |= {
+        "validation": [in_words(one.model_dump(exclude_unset=True)) for one in run.validation],
+        "attempts": attempts,
+    }
     shown |= {"checkpoints": [in_words(dict(one)) for one in run.checkpoints], "summary": in_words(run.summary or {})}
     return as_text(in_words({name: value for name, value in shown.items() if value} | {"model": run.model}))
 

@@ -23,10 +23,10 @@ def init(arguments: Namespace) -> Answer:
         attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
     output = Path(arguments.output)
     record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
-    if record["warning"]:
-        log.warning(record["warning"])
-    text = as_text({name: value for name, value in record.items() if name != "warning"})
-    return record, f"{text}\n\nread it, then: infini-llama run {output}"
+    if record.warning:
+        log.warning(record.warning)
+    text = as_text(record.model_dump(mode="json", exclude={"warning"}))
+    return record.to_json(), f"{text}\n\nread it, then: infini-llama run {output}"
 
 
 def _ask(question: str, default: str) -> str:
@@ -57,7 +57,7 @@ def config(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.configs.secrets import without_secrets
 
-    record = without_secrets(load_config(arguments.config, arguments.overrides).model_dump(mode="json"))
+    record = without_secrets(load_config(arguments.config, arguments.overrides)).model_dump(mode="json")
     return record, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).rstrip()
 
 

@@ -214,10 +214,10 @@ def state_of(number: int) -> tuple[str, int]:
     try:
         shown = _run(["scontrol", "--oneliner", "show", "job", str(number)])
         found = re.findall(r"(?:^|\s)(JobId|JobState|ExitCode)=(\S+)", shown)
-        words = dict(found)
-        if len(found) != 3 or words.get("JobId") != str(number):
+        job, state, code = (dict(found).get(name, "") for name in ("JobId", "JobState", "ExitCode"))
+        if len(found) != 3 or job != str(number):
             raise Unanswered(f"scontrol shows job {number} in an unknown form: {shown[:200]!r}")
-        return _state(words["JobState"]), _code(words["ExitCode"])
+        return _state(state), _code(code)
     except subprocess.CalledProcessError as error:
         if "Invalid job id" not in error.stderr:
             raise Unanswered(_last_line(error.stderr)) from error

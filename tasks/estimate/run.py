@@ -1,13 +1,12 @@
 """The estimate of a run: what its configuration and this machine's plan come to."""
 
 from dataclasses import replace
-from typing import Any
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
-from infini_llama.tasks.patch_environment.planning.estimate import bytes_of_plan
+from infini_llama.tasks.patch_environment.planning.estimate import bytes_of_plan, model_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.planning.speed import loss_chunk
 from infini_llama.tasks.patch_environment.probe.probe import probe
@@ -28,9 +27,8 @@ def estimate(config: PipelineConfig) -> Estimate:
         ConfigError: as the run itself would, except for a machine that is not this one.
     """
     length = config.data.sequence_length
-    model = LlamaConfig.from_dict(fields_of(config))
-    config = config.with_vocab_size(model.vocab_size)
-    plan = plan_of(config)
+    config = config.with_vocab_size(vocabulary_of(config))
+    model, plan = model_of(config), plan_of(config)
     sequences, micro = config.train.global_batch_size, plan.micro_batch_size
     groups = config.train.groups(plan.world_size)
     micro_batches, rest = divmod(sequences, micro * groups)
@@ -95,15 +93,12 @@ def plan_of(config: PipelineConfig) -> EnvironmentPlan:
         )
 
 
-def fields_of(config: PipelineConfig) -> dict[str, Any]:
-    """The model's fields, with the vocabulary of a given tokenizer or of the weights to start from, or the whole one to be learned."""
-    tokenizer = config.data.tokenizer
-    vocabulary = tokenizer.vocab_size
-    if tokenizers.is_given(tokenizer):
-        vocabulary = tokenizers.load(tokenizer).get_vocab_size()
+def vocabulary_of(config: PipelineConfig) -> int:
+    """The vocabulary size of the weights to start from or of a given tokenizer, or the whole one to be learned."""
     if initial := initial_weights(config.train.init_from):
-        vocabulary = initial.vocab_size
-    return config.model.architecture(vocabulary, config.data.sequence_length)
+        return initial.vocab_size
+    tokenizer = config.data.tokenizer
+    return tokenizers.load(tokenizer).get_vocab_size() if tokenizers.is_given(tokenizer) else tokenizer.vocab_size
 
 
 def flops_of(model: LlamaConfig, length: int) -> FlopsPerToken:

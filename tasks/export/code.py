@@ -11,7 +11,7 @@ AUTO_MAP = {
     "AutoConfig": f"{WRAPPER.stem}.InfiniLlamaConfig",
     "AutoModelForCausalLM": f"{WRAPPER.stem}.InfiniLlamaForCausalLM",
 }
-IMPORT = re.compile(r"^(?P<indent>\s*)from infini_llama\.model(?P<module>\.\w+)? import (?P<names>.+)$", re.MULTILINE)
+IMPORT = re.compile(r"^(\s*)from infini_llama\.model(\.\w+)? import (.+)$", re.MULTILINE)
 
 
 def write_code(folder: Path) -> None:
@@ -30,9 +30,9 @@ def write_code(folder: Path) -> None:
 
 def needed(text: str) -> set[str]:
     """Files of `model` that a source text imports."""
-    found = set()
-    for match in IMPORT.finditer(text):
-        found |= {match["module"][1:]} if match["module"] else {name.strip() for name in match["names"].split(",")}
+    found: set[str] = set()
+    for _, module, names in IMPORT.findall(text):
+        found |= {module[1:]} if module else {name.strip() for name in names.split(",")}
     return found
 
 
@@ -41,10 +41,8 @@ def _relative(match: re.Match[str]) -> str:
 
     Hugging Face's loader does not follow `from . import x`, so a second line names the file in the way that it does.
     """
-    if match["module"]:
-        return f"{match['indent']}from {match['module']} import {match['names']}"
-    names = [name.strip() for name in match["names"].split(",")]
-    lines = [
-        f"{match['indent']}from . import {name}\n{match['indent']}from .{name} import __name__ as _" for name in names
-    ]
-    return "\n".join(lines)
+    indent, module, names = match.groups()
+    if module:
+        return f"{indent}from {module} import {names}"
+    files = [name.strip() for name in names.split(",")]
+    return "\n".join(f"{indent}from . import {file}\n{indent}from .{file} import __name__ as _" for file in files)

@@ -1,15 +1,18 @@
 """`infini-llama import`: a configuration that starts from the weights in a Hugging Face folder."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import ModelConfig
 from infini_llama.model import hf
+from infini_llama.model.config import Attention
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder
 
 # Decided by the run, not by the configuration's `model` section.
@@ -17,17 +20,24 @@ OF_THE_RUN = {"vocab_size", "max_position_embeddings"}
 LONGEST_ROW = 2048  # to begin with; a Llama reads far more, at a price
 
 
+class ImportedModel(Record):
+    """What `infini-llama import` wrote. digest: of the folder's configuration and weights; parameters: their number."""
+
+    config: Path
+    folder: Path
+    digest: str
+    parameters: int
+    attention: Attention
+
+
 def write_configuration(
-    path: Path, output: Path, attention: str | None = None, segment_length: int | None = None
-) -> dict[str, Any]:
+    path: Path, output: Path, attention: Attention | None = None, segment_length: int | None = None
+) -> ImportedModel:
     """Checks the folder's configuration and every tensor's name and shape, and writes a YAML file to train from it.
 
     Args:
         attention: what takes the place of the folder's attention, None: nothing does.
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
-
-    Returns:
-        {"config", "folder", "digest", "parameters", "attention"}.
 
     Raises:
         ConfigError: the model cannot be expressed here, or `output` exists.
@@ -41,36 +51,31 @@ def write_configuration(
     except ValueError as error:
         raise ConfigError(f"{folder.path}: its tensors do not match its config.json: {error}.") from None
     mapping = configuration_of(folder, attention, segment_length)
-    parse_config(mapping)
+    config = parse_config(mapping)
     digest = folder.digest()
     head = f"# Goes on training the model in {folder.path.name}, {digest}.\n# Name your text in data.files.\n"
     output.write_text(head + yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return {
-        "config": str(output),
-        "folder": str(folder.path),
-        "digest": digest,
-        "parameters": sum(math.prod(shape) for shape in hf.shapes(folder.config).values()),
-        "attention": mapping["model"]["attention"],
-    }
+    parameters = sum(math.prod(shape) for shape in hf.shapes(folder.config).values())
+    return ImportedModel(
+        config=output, folder=folder.path, digest=digest, parameters=parameters, attention=config.model.attention
+    )
 
 
-def configuration_of(folder: Folder, attention: str | None, segment_length: int | None) -> dict[str, Any]:
+def configuration_of(folder: Folder, attention: Attention | None, segment_length: int | None) -> JsonObject:
     """The configuration: the folder's architecture in full, its tokenizer, and rates for weights that are trained already."""
-    fields = {name: value for name, value in folder.config.to_dict().items() if name not in OF_THE_RUN}
-    length = min(folder.config.max_position_embeddings, LONGEST_ROW)
-    if attention is not None:
-        fields["attention"] = attention
-    if fields["attention"] != "softmax" and segment_length is not None:
-        fields["segment_length"] = segment_length
-    elif fields["attention"] != folder.config.attention:
-        fields["segment_length"] = max(1, length // 4)
+    length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config
+    if attention is not None and attention != chosen.attention:
+        chosen = replace(chosen, attention=attention, segment_length=max(1, length // 4))
+    if chosen.attention != "softmax" and segment_length is not None:
+        chosen = replace(chosen, segment_length=segment_length)
+    fields = {name: value for name, value in chosen.to_dict().items() if name not in OF_THE_RUN}
     assert fields.keys() <= ModelConfig.model_fields.keys()
     defaults = ModelConfig().model_dump()
     sizes = {name for name in fields if name.startswith(("hidden_size", "intermediate", "num_")) or name == "attention"}
     model = {name: value for name, value in fields.items() if name in sizes or value != defaults[name]}
-    data: dict[str, Any] = {"source": "files", "files": ["texts/**/*.txt"], "sequence_length": length}
+    data: JsonObject = {"source": "files", "files": ["texts/**/*.txt"], "sequence_length": length}
     if (folder.path / "tokenizer.json").is_file():
-        data["tokenizer"] = {"path": str(folder.path)}
+        data |= {"tokenizer": {"path": str(folder.path)}}
     return {
         "data": data,
         "model": model,

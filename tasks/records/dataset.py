@@ -1,9 +1,8 @@
 """A dataset artifact as the stages name it, what verify-data found in it, and what it holds."""
 
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from infini_llama.tasks.records.manifest import BySplit, LeftOut, RowCosts, RowTableContent
 from infini_llama.tasks.records.record import Record
@@ -35,7 +34,7 @@ class DatasetRef(Record):
         path: relative to the home folder.
         digest: of the token level; chunks_digest: of the row table chunks/<chunks>.
         built: which levels this call built ("tokens", "chunks"); empty if all was there.
-        curriculum: row tables of the shorter rows that training starts with, in order.
+        curriculum: row tables of the shorter rows that training starts with, in order; without any, the JSON has no such field.
     """
 
     path: str
@@ -47,7 +46,7 @@ class DatasetRef(Record):
     vocab_size: int
     train: SplitStats
     validation: SplitStats
-    curriculum: tuple[RowTableRef, ...] = ()
+    curriculum: tuple[RowTableRef, ...] = Field(default=(), exclude_if=lambda tables: not tables)
 
     @property
     def name(self) -> str:
@@ -64,10 +63,6 @@ class DatasetRef(Record):
             rows=self.train.rows,
         )
         return tuple({table.chunks: table for table in (own, *self.curriculum)}.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serializable fields; without `curriculum` if there is none."""
-        return self.model_dump(mode="json", exclude=None if self.curriculum else {"curriculum"})
 
 
 class PlannedTable(Record):
@@ -140,6 +135,8 @@ class VerifyReport(Record):
         statistics: of the deep check.
     """
 
+    json_without = "none"
+
     level: str
     ok: bool
     checks: tuple[Check, ...]
@@ -148,10 +145,6 @@ class VerifyReport(Record):
     seconds: float
     verify_on_read: bool
     statistics: BySplit[SplitStatistics] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serializable fields; without `statistics` if there are none."""
-        return self.model_dump(mode="json", exclude_none=True)
 
 
 class DocumentLengths(Record):
@@ -179,6 +172,8 @@ class SplitSummary(Record):
 class SourceSummary(Record):
     """One of several sources, for people."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     weight: float | None
     licence: str
     documents: int
@@ -203,6 +198,8 @@ class DatasetSummary(Record):
         samples: training rows as text.
     """
 
+    json_without = "unset"
+
     path: str
     digest: str
     created: str
@@ -216,7 +213,3 @@ class DatasetSummary(Record):
     chunks: dict[str, RowTableSummary]
     left_out: LeftOut
     samples: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serializable fields that are known of this dataset."""
-        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)

@@ -1,6 +1,6 @@
 """What evaluate and passkey measure of a trained model."""
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import ConfigDict
 
@@ -50,14 +50,12 @@ class PasskeyResult(Record):
 class Evaluated(Record):
     """The model that was measured. device: cpu or cuda."""
 
+    json_without = "none"
+
     run: str
     checkpoint: str
     step: int
     device: str
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serializable fields, without those that have no value."""
-        return self.model_dump(mode="json", exclude_none=True)
 
 
 Measurement = TypeVar("Measurement")
@@ -111,9 +109,7 @@ class EvaluationRequest(Record):
 class Evaluations(Record):
     """Results of evaluate.after_training."""
 
+    json_without = "none"
+
     perplexity: Perplexity | None = None
     passkey: PasskeyRetrieval | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serializable fields, without those that have no value."""
-        return self.model_dump(mode="json", exclude_none=True)

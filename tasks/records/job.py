@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from infini_llama.configs.loading import parse_config
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.configs.secrets import masked, without_secrets
 from infini_llama.model.config import LlamaConfig
@@ -85,34 +86,30 @@ class TrainingJob(JobStart):
         if "began" not in fields:
             return fields
         config = fields["config"]
-        train = config["train"]
+        data, train = config["data"], config["train"]
+        resolved = {name: train[name] for name in ("max_steps", "micro_batch_size", "compile")}
         return super().upgrade(fields) | {
-            "curriculum": config["data"]["curriculum"],
+            **resolved,
+            "curriculum": data["curriculum"],
             "source_weights": fields["weights"],
             "skipped_samples": fields["left_out"],
             "lineage": Lineage.upgrade(fields["lineage"]) if "lineage" in fields else None,
-            "config": parse_config(config | {"data": config["data"] | {"curriculum": []}}),
-            "max_steps": train["max_steps"],
-            "micro_batch_size": train["micro_batch_size"],
-            "compile": train["compile"],
+            "config": parse_config(config | {"data": data | {"curriculum": []}}),
             "goodput": fields["spent"],
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As it may be written down: variables that may hold secrets are masked; workers have them in their environment."""
-        fields = self.model_dump(mode="json", exclude={"config": {"deployment"}})
-        plan = fields["plan"]
-        return fields | {
-            "config": without_secrets(fields["config"]),
-            "plan": plan | {"env": masked(plan["env"])},
-            "lineage": self.lineage.to_json() if self.lineage else None,
-        }
+        plan = self.plan.model_copy(update={"env": masked(self.plan.env)})
+        shown = self.model_copy(update={"config": without_secrets(self.config), "plan": plan})
+        lineage = self.lineage.to_json() if self.lineage else None
+        return shown.model_dump(mode="json", exclude={"config": {"deployment"}}) | {"lineage": lineage}
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The configuration with the values that were resolved, for experiment trackers."""
-        config = self.config.model_dump(mode="json", exclude={"deployment"})
         resolved = {"max_steps": self.max_steps, "micro_batch_size": self.micro_batch_size, "compile": self.compile}
-        return config | {"train": config["train"] | resolved}
+        config = self.config.model_copy(update={"train": self.config.train.model_copy(update=resolved)})
+        return config.model_dump(mode="json", exclude={"deployment"})
 
 
 class StepTrial(Record):

@@ -65,6 +65,8 @@ class TrainSettings(Record):
 class Lineage(Record):
     """Written as lineage.json when a run starts, and again when training changes it.
 
+    Fields that were never set are not in the JSON: what an older version did not record is not compared.
+
     Attributes:
         model: fields of LlamaConfig, by name.
         train: settings of section `train`, by name, as the last command resolved them.
@@ -73,6 +75,8 @@ class Lineage(Record):
         micro_batch_size: after an out-of-memory error; None: the plan's.
         resumed_from: the checkpoint that runtime.resume named.
     """
+
+    json_without = "unset"
 
     dataset: LineageDataset
     model: dict[str, Any]
@@ -91,10 +95,6 @@ class Lineage(Record):
         return {name: value for name, value in fields.items() if name != "left_out"} | {
             "skipped_samples": fields["left_out"]
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """Without fields that were never set: what an older version did not record is not compared."""
-        return self.model_dump(mode="json", exclude_unset=True)
 
     @property
     def max_steps(self) -> int:

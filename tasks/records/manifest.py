@@ -56,15 +56,13 @@ class BySplit(Record, Generic[Value]):
 class ContentRecord(Record):
     """The content of an artifact. A field with its default value is left out of the JSON, so older digests stay the same."""
 
-    def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude_defaults=True)
+    json_without = "defaults"
 
 
 class MetaRecord(Record):
     """Provenance. Only the fields that were given are in the JSON."""
 
-    def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude_unset=True)
+    json_without = "unset"
 
 
 class Shard(Record):

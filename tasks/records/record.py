@@ -1,8 +1,10 @@
 """The base of every record."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from infini_llama.configs.reading import JsonObject
 
 
 class Record(BaseModel):
@@ -10,9 +12,13 @@ class Record(BaseModel):
 
     Fields that this version does not know are ignored, so that a file of a newer version can be read. A file of an older
     version passes through `upgrade`.
+
+    Attributes:
+        json_without: which fields a subclass leaves out of its JSON: those never set, those with their default, or None.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    json_without: ClassVar[Literal["unset", "defaults", "none"] | None] = None
 
     @classmethod
     def upgrade(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +26,7 @@ class Record(BaseModel):
         return fields
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
+    def from_json(cls, fields: JsonObject) -> Self:
         """Validate what was parsed from JSON.
 
         Raises:
@@ -28,6 +34,18 @@ class Record(BaseModel):
         """
         return cls.model_validate(cls.upgrade(fields))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """JSON-serializable fields."""
-        return self.model_dump(mode="json")
+        without = self.json_without
+        return self.model_dump(
+            mode="json",
+            exclude_unset=without == "unset",
+            exclude_defaults=without == "defaults",
+            exclude_none=without == "none",
+        )
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong, after the name of its field, if it is one."""
+    fault = error.errors(include_url=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))

@@ -1,10 +1,10 @@
 """The results of a run: while it goes on, when it has finished, and beside other runs."""
 
 from pathlib import Path
-from typing import Any
 
-from pydantic import ConfigDict, JsonValue
+from pydantic import ConfigDict
 
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.goodput import Goodput
 from infini_llama.tasks.records.metrics import CheckpointFacts, ValidationLine
@@ -57,20 +57,18 @@ class RunStatus(Record):
 class RunDescription(Record):
     """A run in full. finished: it has a summary, which may be of another version."""
 
+    json_without = "unset"
+
     run: str
     finished: bool
     dataset: str
-    model: dict[str, JsonValue]
+    model: JsonObject
     step: int
     train_loss: float | None
     validation: tuple[ValidationLine, ...]
     checkpoints: tuple[CheckpointFacts, ...]
     attempts: tuple[AttemptRecord, ...]
-    summary: dict[str, JsonValue] | None
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serializable fields that the run's files have."""
-        return self.model_dump(mode="json", exclude_unset=True)
+    summary: JsonObject | None
 
 
 class RunResults(Record):
@@ -103,7 +101,7 @@ class Comparison(Record):
     model_config = ConfigDict(allow_inf_nan=True)
 
     runs: dict[str, RunResults]
-    differences: dict[str, dict[str, JsonValue]]
+    differences: dict[str, JsonObject]
     same_validation: bool
 
 
@@ -140,7 +138,7 @@ class PipelineResult(RunSummary):
 
     evaluations: Evaluations | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """JSON-serializable fields; without `evaluations` if there are none."""
         evaluations = {} if self.evaluations is None else {"evaluations": self.evaluations.to_json()}
         return self.model_dump(mode="json", exclude={"evaluations"}) | evaluations

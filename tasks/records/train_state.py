@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from infini_llama.configs.reading import JsonObject
+
 
 @dataclass
 class TrainState:
@@ -51,7 +53,7 @@ class TrainState:
         """
         return _ADAPTER.validate_json(text, strict=True)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """JSON-serializable fields; later changes of this state do not change them."""
         return asdict(self)
 

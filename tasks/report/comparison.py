@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.formatting import in_time, share, side_by_side
 from infini_llama.tasks.records.summary import Comparison, RunResults
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import figures
 from infini_llama.tasks.report.curves import charts_of_runs
-from infini_llama.tasks.runs.record import JsonObject, RunRecord
+from infini_llama.tasks.runs.record import RunRecord
 
 MOST = len(page.LIGHT)  # as many as there are colours
 OWN = ("runtime.name", "runtime.home")  # differ without a difference

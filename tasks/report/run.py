@@ -39,7 +39,7 @@ ARCHITECTURE = (
 )
 
 
-def write_report(path: Path) -> dict[str, str]:
+def write_report(path: Path) -> tuple[Path, Path]:
     """Writes loss.png and report.html into the folder of the run, and returns their paths.
 
     Raises:
@@ -48,7 +48,7 @@ def write_report(path: Path) -> dict[str, str]:
     run = RunRecord(path)
     report = path / "report.html"
     write_atomic(report, run_page(run))
-    return {"loss_curve": str(loss_picture(run)), "report": str(report)}
+    return loss_picture(run), report
 
 
 def loss_picture(run: RunRecord) -> Path:
@@ -90,26 +90,21 @@ def run_page(run: RunRecord) -> str:
 
 def headline(run: RunRecord) -> dict[str, str]:
     """The most important numbers that the run has."""
-    found: dict[str, str] = {}
-    if losses := run.train_losses:
-        found["training loss, nats per token"] = f"{losses[-1]:.4f}"
-    if run.validated:
-        last = run.validated[-1]
-        found["validation loss, nats per token"] = "not finite" if last.loss is None else f"{last.loss:.4f}"
-        if last.bits_per_byte is not None:
-            found["bits per byte"] = f"{last.bits_per_byte:.3f}"
-    if run.result and run.result.parameters:
-        found["parameters"] = f"{run.result.parameters:,}"
-    if run.trained:
-        found["tokens seen"] = f"{run.tokens:,}"
-        if speed := run.tokens_per_second:
-            found["tokens per second"] = f"{speed:,.0f}"
-        if (mfu := run.trained[-1].mfu) is not None:
-            found["MFU"] = f"{mfu:.1%}"
-    if run.goodput.wall:
-        found["goodput"] = f"{run.goodput.share:.1%}"
-        found["since the first attempt"] = in_time(run.goodput.wall)
-    return found
+    losses, last = run.train_losses, run.validated[-1] if run.validated else None
+    bits, speed = last and last.bits_per_byte, run.tokens_per_second
+    mfu, wall = run.trained[-1].mfu if run.trained else None, run.goodput.wall
+    found = {
+        "training loss, nats per token": f"{losses[-1]:.4f}" if losses else None,
+        "validation loss, nats per token": last and ("not finite" if last.loss is None else f"{last.loss:.4f}"),
+        "bits per byte": None if bits is None else f"{bits:.3f}",
+        "parameters": run.result and run.result.parameters and f"{run.result.parameters:,}",
+        "tokens seen": f"{run.tokens:,}" if run.trained else None,
+        "tokens per second": speed and f"{speed:,.0f}",
+        "MFU": None if mfu is None else f"{mfu:.1%}",
+        "goodput": f"{run.goodput.share:.1%}" if wall else None,
+        "since the first attempt": in_time(wall) if wall else None,
+    }
+    return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def _validations(run: RunRecord) -> list[Cells]:

@@ -5,10 +5,12 @@ import math
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.storage.artifacts import (
     Damaged,
@@ -24,6 +26,13 @@ KIND, FORMAT_VERSION = "checkpoint", 2
 STATE_FILE = "train_state.json"
 NAME = re.compile(r"step-[0-9]{8,}")
 log = logging.getLogger("infini_llama.train")
+
+
+class Measured(NamedTuple):
+    """A checkpoint and its validation loss; None where none was measured or the file is not as it was written."""
+
+    path: Path
+    loss: float | None
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -87,9 +96,7 @@ def read_state(checkpoint: Path) -> TrainState:
     except FileNotFoundError:
         raise Damaged(f"{checkpoint / STATE_FILE} is missing.") from None
     except ValidationError as fault:
-        first = fault.errors(include_url=False)[0]
-        where = ": ".join(map(str, (checkpoint / STATE_FILE, *first["loc"])))
-        raise Damaged(f"{where}: {first['msg']}.") from None
+        raise Damaged(f"{checkpoint / STATE_FILE}: {first_fault(fault)}.") from None
 
 
 def newest_good(folder: Path) -> Path | None:
@@ -120,15 +127,15 @@ def _is_good(path: Path) -> bool:
     return True
 
 
-def losses(folder: Path) -> dict[Path, float | None]:
-    """The validation loss of each committed checkpoint, newest first; None where none was measured or the file is not as it was written.
+def losses(folder: Path) -> list[Measured]:
+    """Every committed checkpoint, newest first.
 
     Those that cannot be read just now, or were pruned a moment ago, are left out.
     """
-    found = {}
+    found: list[Measured] = []
     for path in committed(folder):
         with suppress(OSError):
-            found[path] = _loss(path)
+            found.append(Measured(path, _loss(path)))
     return found
 
 
@@ -145,7 +152,7 @@ def _loss(checkpoint: Path) -> float | None:
 
 def lowest_loss(folder: Path) -> float:
     """The lowest validation loss of any committed checkpoint; infinity where none was measured."""
-    return min((loss for loss in losses(folder).values() if loss is not None), default=math.inf)
+    return min((loss for _, loss in losses(folder) if loss is not None), default=math.inf)
 
 
 def best(folder: Path) -> Path | None:
@@ -153,8 +160,8 @@ def best(folder: Path) -> Path | None:
     return _lowest(losses(folder))
 
 
-def _lowest(measured: dict[Path, float | None]) -> Path | None:
-    found = [(loss, step_of(path), path) for path, loss in measured.items() if loss is not None]
+def _lowest(measured: list[Measured]) -> Path | None:
+    found = [(loss, step_of(path), path) for path, loss in measured if loss is not None]
     return min(found)[2] if found else None
 
 
@@ -184,7 +191,7 @@ def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> l
     One that cannot be read just now stays: it may be the best.
     """
     measured = losses(folder)
-    passing = [path for path in measured if not permanent_every or step_of(path) % permanent_every]
+    passing = [path for path, _ in measured if not permanent_every or step_of(path) % permanent_every]
     return [path for path in passing[keep:] if path != _lowest(measured)]
 
 

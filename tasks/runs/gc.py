@@ -13,10 +13,9 @@ from pathlib import Path
 
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, size_of
 from infini_llama.tasks.storage.artifacts import remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
-from infini_llama.tasks.storage.sizes import size_of
 
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
 DAMAGED = re.compile(r".+\.damaged-\d+")

@@ -35,7 +35,7 @@ class Writer:
     ) -> None:
         self.model, self.tokenizer, self.end_of_text, self.stops = model, tokenizer, end_of_text, stops
         self.prompts = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end_of_text] for prompt in prompts]
-        self.texts, self.tokens = [""] * len(prompts), [[] for _ in prompts]
+        self.texts, self.tokens = [""] * len(prompts), [list[int]() for _ in prompts]
         self._streams = [DecodeStream(skip_special_tokens=True) for _ in prompts]
         self._ended: set[int] = set()  # rows that met a stop string
 

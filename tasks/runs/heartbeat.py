@@ -33,7 +33,8 @@ class Heartbeat:
 
     def __init__(self, attempt_dir: Path, rank: int, ledger: Ledger | None = None) -> None:
         self.file = os.open(heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self.step, self.phase, self.ledger = 0, "start", ledger
+        self.step: int = 0
+        self.phase, self.ledger = "start", ledger
         self.sample_rows: Callable[[], list[int]] | None = None  # row numbers of the step, for a failure's record
         self.beat("start")
 

@@ -39,7 +39,7 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
     if len(found) == len(statuses) and all(status.state == "done" for status in found):
         return Outcome("done", ExitCode.FINISHED, "finished", found[0].step)
     failed = sorted((status for status in found if status.state == "failed"), key=lambda status: status.time)
-    own = [status for status in failed if not _peer_lost(status)]
+    own = [status for status in failed if not any(mark in status.error.message for mark in PEER_LOST if status.error)]
     if own:
         return _failed(own[0], log_folder)
     silent = [rank for rank, status in enumerate(statuses) if status is None or status.state == "running"]
@@ -83,7 +83,3 @@ def _failed(status: RankStatus, log_folder: str) -> Outcome:
     log = f"{log_folder}/rank-{status.rank}.log"
     message = f"rank {status.rank}: {error.type}: {error.message} (log: {log})"
     return Outcome("failed", status.code, message, status.step, status.error)
-
-
-def _peer_lost(status: RankStatus) -> bool:
-    return status.error is not None and any(mark in status.error.message for mark in PEER_LOST)

@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 import yaml
+from pydantic import JsonValue
 
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.environment import EnvironmentRecord
 from infini_llama.tasks.records.goodput import Goodput
 from infini_llama.tasks.records.lineage import Lineage
@@ -27,17 +29,16 @@ from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
-    JsonObject,
     RunFolder,
     attempt_folders,
     attempts,
     number_of,
     read_metrics,
+    size_of,
 )
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_row_table
 from infini_llama.tasks.storage.json_lines import read_lines
 from infini_llama.tasks.storage.locks import lock_holder
-from infini_llama.tasks.storage.sizes import size_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class RunRecord:
         path = self.path / "config.yaml"
         try:
             # through JSON, since YAML has dates and keys that are no text
-            config = json.loads(json.dumps(yaml.safe_load(path.read_bytes()), default=str)) if path.exists() else None
+            text = json.dumps(yaml.safe_load(path.read_bytes()), default=str) if path.exists() else "null"
+            config: JsonValue = json.loads(text)
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             config = None
         return config if isinstance(config, dict) and "train" in config else {"train": self.lineage.train}
@@ -168,7 +170,7 @@ class RunRecord:
                 latest=number == 0,
                 best=path == best,
             )
-            for number, (path, loss) in enumerate(checkpoints.losses(folder).items())
+            for number, (path, loss) in enumerate(checkpoints.losses(folder))
         ]
 
     @cached_property

@@ -8,14 +8,15 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import JsonValue, ValidationError
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine, TrainLine
-from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.records.record import Record, first_fault
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
@@ -23,51 +24,36 @@ from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines,
 
 RecordType = TypeVar("RecordType", bound=Record)
 AnyStep = TypeVar("AnyStep", bound=StepLine)
-JsonObject = dict[str, JsonValue]
 log = logging.getLogger("infini_llama.train")
+
+
+class _Entry:
+    """A file or folder of a run, as an attribute of `RunFolder`: its path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: "RunFolder", kind: object = None) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The folder of a run; the attributes beside `path` are the paths of what it has."""
+
     path: Path
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    checkpoints = _Entry("checkpoints")
+    lineage = _Entry("lineage.json")
+    environment = _Entry("environment.json")
+    attempts = _Entry("attempts.jsonl")
+    metrics = _Entry("metrics.jsonl")
+    samples = _Entry("samples.jsonl")
+    evaluations = _Entry("evaluations.jsonl")
+    result = _Entry("result.json")
+    summary = _Entry("summary.json")
 
-    @property
-    def lineage(self) -> Path:
-        return self.path / "lineage.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    def read(self, path: Path) -> dict[str, Any]:
+    def read(self, path: Path) -> JsonObject:
         """A JSON object of this folder, {} while its file does not exist.
 
         Raises:
@@ -76,14 +62,14 @@ class RunFolder:
         if not path.exists():
             return {}
         try:
-            record = json.loads(path.read_bytes())
+            record: JsonValue = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as fault:
             raise Damaged(f"{path} is not JSON ({fault}).") from None
         if not isinstance(record, dict):
             raise Damaged(f"{path} is not a JSON object.")
         return record
 
-    def read_or_rebuild(self, path: Path) -> dict[str, Any]:
+    def read_or_rebuild(self, path: Path) -> JsonObject:
         """As `read`, for a file that training writes again: {} with a warning where it is damaged."""
         try:
             return self.read(path)
@@ -151,7 +137,7 @@ class RunFolder:
         write_atomic(self.lineage, json.dumps(lineage.to_json(), indent=1))
 
 
-def read_as(kind: type[RecordType], fields: Any, path: Path) -> RecordType:
+def read_as(kind: type[RecordType], fields: JsonValue, path: Path) -> RecordType:
     """The record of this kind that was parsed from `path`.
 
     Raises:
@@ -161,8 +147,21 @@ def read_as(kind: type[RecordType], fields: Any, path: Path) -> RecordType:
         upgraded = kind.upgrade(fields) if isinstance(fields, dict) else fields
         return kind.model_validate_json(json.dumps(upgraded), strict=True)
     except ValidationError as fault:
-        first = fault.errors(include_url=False)[0]
-        raise Damaged(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise Damaged(f"{path}: {first_fault(fault)}.") from None
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links are not followed, and what vanishes meanwhile counts nothing."""
+    if path.is_symlink() or not path.is_dir():
+        with suppress(FileNotFoundError):
+            return path.lstat().st_size
+        return 0
+    total = 0
+    for root, _, files in os.walk(path):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += Path(root, name).lstat().st_size
+    return total
 
 
 def remove_staging(run: RunFolder) -> None:
@@ -186,7 +185,8 @@ def _cut(path: Path, kind: Kind[AnyStep], step: int) -> None:
         return
     if fault := unreadable(path, kind):
         log.warning("%s; removed.", fault)
-    size, rest = 0, []  # bytes that stay where they are, and lines that stay behind one that does not
+    size = 0  # bytes that stay where they are
+    rest: list[bytes] = []  # lines that stay behind one that does not
     cut = False
     for _, line, record in scan(path, kind):
         if record is None or record.step > step:

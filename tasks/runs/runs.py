@@ -5,15 +5,15 @@ from pathlib import Path
 
 from infini_llama.tasks.records.summary import RunDescription, RunStatus
 from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_folder import size_of
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.sizes import size_of
 
 log = logging.getLogger("infini_llama.runs")
 
 
 def list_runs(home: Path) -> list[RunStatus]:
     """The runs of `home`, the one that was last worked on first; ages in seconds, sizes in bytes."""
-    found = []
+    found: list[RunStatus] = []
     for path in (home / "runs").glob("*/lineage.json"):
         try:
             found.append(_status(RunRecord(path.parent)))

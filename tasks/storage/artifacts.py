@@ -5,10 +5,10 @@ without a valid manifest does not exist for a reader; a folder with one is whole
 """
 
 import errno
+import itertools
 import json
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,13 +19,17 @@ from typing import Any, TypeVar
 from blake3 import blake3
 from pydantic import ValidationError
 
-from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.manifest import AnyManifest, DatasetManifest, FileEntry, Manifest, RowTableManifest
+from infini_llama.tasks.records.record import first_fault
+from infini_llama.tasks.storage.files import sync, temporary_name
+from infini_llama.tasks.storage.files import write_atomic as write_atomic
 from infini_llama.tasks.storage.locks import Busy as Busy
 from infini_llama.tasks.storage.locks import Lock as Lock
 
 MANIFEST = "manifest.json"
-FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "rows": 1, "checkpoint": 2}
+FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 2}
 READ_AT_ONCE = 2**21  # bytes
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
@@ -37,17 +41,14 @@ class Damaged(DataError):
     """An artifact is not what its manifest says; the message names the file and the fault."""
 
 
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
 def _serialized(manifest: Mapping[str, object]) -> bytes:
     return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
 
 
 def checksum_of(value: Any) -> str:
     """Checksum of a JSON value, independent of key order and white space."""
-    return "blake3:" + blake3(_canonical(value)).hexdigest()
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return "blake3:" + blake3(canonical).hexdigest()
 
 
 def file_checksum(path: Path) -> str:
@@ -62,40 +63,9 @@ def file_checksum(path: Path) -> str:
     return "blake3:" + digest.hexdigest()
 
 
-def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replaces `path` with `text` as a whole: a reader sees the old content or the new, also after a crash."""
-    temporary = _temporary(path)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
-
-
 def staging(target: Path) -> Path:
     """A fresh empty folder beside `target`, under a name that no reader looks at."""
-    folder = _temporary(target)
+    folder = temporary_name(target)
     folder.mkdir(parents=True)
     return folder
 
@@ -141,7 +111,8 @@ def commit(
         checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged / relative)
         files[relative.as_posix()] = FileEntry(size=size, checksum=checksum).to_json()
     fields = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
-    fields |= {"digest": checksum_of(fields), "created": _now(), "meta": meta}
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    fields |= {"digest": checksum_of(fields), "created": created, "meta": meta}
     fields["self_checksum"] = checksum_of(fields)
     (staged / MANIFEST).write_bytes(_serialized(fields))
     for relative in [*files, MANIFEST]:
@@ -195,30 +166,28 @@ def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
     if not os.path.lexists(file):
         raise Damaged(f"{path} has no {MANIFEST}, so it was never finished.")
     fields = _fields_of(file)
-    if (found := fields["kind"]) != kind:
-        raise Damaged(f"{path} is a {found}, not a {kind}.")
-    if (written := fields["format_version"]) != FORMAT_VERSIONS[kind]:
-        raise Damaged(
-            f"{path} has format version {written} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
-            "use the version of infini-llama that wrote it, or build it again."
-        )
-    digest = checksum_of({name: fields[name] for name in ("kind", "format_version", "files", "content")})
     try:
-        untyped = AnyManifest.model_validate(fields)
-        if key is not None and (found := untyped.meta.get("key")) != key:
-            raise Damaged(f"{path} holds a {kind} with key {found}; the key of this name is {key}.")
-        for name in untyped.files:
+        found = AnyManifest.model_validate(fields)
+        if found.kind != kind:
+            raise Damaged(f"{path} is a {found.kind}, not a {kind}.")
+        if found.format_version != FORMAT_VERSIONS[kind]:
+            raise Damaged(
+                f"{path} has format version {found.format_version} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
+                "use the version of infini-llama that wrote it, or build it again."
+            )
+        if key is not None and (stored := found.meta.get("key")) != key:
+            raise Damaged(f"{path} holds a {kind} with key {stored}; the key of this name is {key}.")
+        for name in found.files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
                 raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
-        if untyped.digest != digest:
-            raise Damaged(f"{file} has digest {untyped.digest}, which is not that of its files and content.")
+        if found.digest != checksum_of({name: fields[name] for name in ("kind", "format_version", "files", "content")}):
+            raise Damaged(f"{file} has digest {found.digest}, which is not that of its files and content.")
         return form.model_validate(fields)
     except ValidationError as fault:
-        first = fault.errors(include_url=False)[0]
-        raise Damaged(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise Damaged(f"{file}: {first_fault(fault)}.") from None
 
 
-def _fields_of(file: Path) -> dict[str, Any]:
+def _fields_of(file: Path) -> JsonObject:
     """The fields of a manifest whose bytes match its own checksum; their types are not checked yet."""
     with _readable(file):
         text = file.read_bytes()
@@ -296,12 +265,8 @@ def set_pointer(folder: Path, name: str, target_name: str) -> None:
 
 def move_aside(path: Path) -> Path:
     """Renames a damaged artifact so that no reader finds it; nothing is deleted."""
-    for number in range(1, 10_000):
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-        if not aside.exists():
-            path.rename(aside)
-            return aside
-    raise PipelineError(f"{path} has been moved aside 10,000 times; remove some of {path}.damaged-*.")
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    return path.rename(next(aside for aside in names if not aside.exists()))
 
 
 def is_moved_aside(path: Path) -> bool:
@@ -311,6 +276,6 @@ def is_moved_aside(path: Path) -> bool:
 
 def remove(path: Path) -> None:
     """Deletes an artifact under a name that no reader looks at: a half-deleted one is never seen."""
-    trash = _temporary(path)
+    trash = temporary_name(path)
     path.rename(trash)
     shutil.rmtree(trash)

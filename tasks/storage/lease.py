@@ -4,15 +4,14 @@ On one machine the lock decides (`storage.locks`), and a lease of this machine i
 NFS without a lock service and many FUSE mounts grant the same flock to two hosts.
 """
 
-import json
 import os
 import socket
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.locks import Busy
 
@@ -40,6 +39,18 @@ def this_machine() -> str:
         return running_kernel()
 
 
+class LeaseRecord(Record):
+    """What the file holds: a process, and how often it has renewed the lease."""
+
+    kernel: str
+    host: str
+    pid: int
+    renewed: int = 0
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
 class Lease:
     """Held from entering to leaving, and renewed by a thread meanwhile.
 
@@ -56,7 +67,7 @@ class Lease:
 
     def __init__(self, path: Path, kernel: str | None = None, renew: float = RENEW, expired: float = EXPIRED) -> None:
         self.path, self.renew, self.expired = path, renew, expired
-        self.mine = {"kernel": kernel or running_kernel(), "host": socket.gethostname(), "pid": os.getpid()}
+        self.mine = LeaseRecord(kernel=kernel or running_kernel(), host=socket.gethostname(), pid=os.getpid())
         self.ended, self.taken_by = threading.Event(), ""
 
     def __enter__(self) -> "Lease":
@@ -89,13 +100,13 @@ class Lease:
         count = 0
         while not self.ended.wait(self.renew):
             if rival := self._rival():
-                self.taken_by = _name(rival)
+                self.taken_by = str(rival)
                 return
             count += 1
             with suppress(OSError):  # a full or absent disk: the workers will say so
                 self._write(count)
 
-    def _outlast(self, rival: dict[str, Any]) -> None:
+    def _outlast(self, rival: LeaseRecord) -> None:
         """Waits until `rival` has not renewed for as long as a lease lasts."""
         until = time.monotonic() + self.expired
         while time.monotonic() < until:
@@ -106,22 +117,18 @@ class Lease:
             if now != rival:
                 raise self._busy(now)
 
-    def _rival(self) -> dict[str, Any] | None:
+    def _rival(self) -> LeaseRecord | None:
         """What another machine has written there."""
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            return found if found["kernel"] != self.mine["kernel"] else None
-        except (OSError, ValueError, KeyError, TypeError):
+            found = LeaseRecord.model_validate_json(self.path.read_bytes())
+        except (OSError, ValueError):
             return None
+        return found if found.kernel != self.mine.kernel else None
 
-    def _busy(self, rival: dict[str, Any]) -> Busy:
+    def _busy(self, rival: LeaseRecord) -> Busy:
         return Busy(
-            f"{self.path.parent} is in use by {_name(rival)}; wait until it ends, or stop it, and run the same command again."
+            f"{self.path.parent} is in use by {rival}; wait until it ends, or stop it, and run the same command again."
         )
 
     def _write(self, count: int) -> None:
-        write_atomic(self.path, json.dumps(self.mine | {"renewed": count}))
-
-
-def _name(lease: dict[str, Any]) -> str:
-    return f"process {lease.get('pid')} on {lease.get('host')}"
+        write_atomic(self.path, self.mine.model_copy(update={"renewed": count}).model_dump_json())

@@ -1,7 +1,6 @@
 """A lock that dies with its holder: `flock`, which the kernel frees at any end of a process, `kill -9` included."""
 
 import fcntl
-import json
 import os
 import socket
 import time
@@ -9,10 +8,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.records.record import Record
 
 
 class Busy(PipelineError):
     """Another process holds the lock; the message names it."""
+
+
+class LockRecord(Record):
+    """What the holder of a lock writes into its file. since: ISO 8601."""
+
+    pid: int
+    host: str
+    since: str
 
 
 class Lock:
@@ -34,13 +42,10 @@ class Lock:
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._acquire()
-            record = {
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "since": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            record = LockRecord(pid=os.getpid(), host=socket.gethostname(), since=since)
             os.ftruncate(self.fd, 0)
-            os.pwrite(self.fd, json.dumps(record).encode(), 0)
+            os.pwrite(self.fd, record.model_dump_json().encode(), 0)
         except BaseException:
             os.close(self.fd)
             raise
@@ -80,7 +85,7 @@ def lock_holder(path: Path) -> str | None:
 
 def _who(descriptor: int) -> str:
     try:
-        record = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {record['pid']} on {record['host']} since {record['since']}"
-    except (ValueError, KeyError):  # it has the lock and has not written yet
+        record = LockRecord.model_validate_json(os.pread(descriptor, 4096, 0))
+        return f"process {record.pid} on {record.host} since {record.since}"
+    except ValueError:  # it has the lock and has not written yet
         return "another process"

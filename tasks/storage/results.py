@@ -29,9 +29,8 @@ def trusted(path: Path) -> bool:
         return True
     except (OSError, ValueError, RecursionError):
         record = None
-    if isinstance(record, dict) and isinstance(record.get("metadata"), dict):
-        metadata = record["metadata"]
-        if metadata.get("serializer") == PLAIN and isinstance(record.get("result"), str):
+    match record:
+        case {"metadata": {"serializer": serializer}, "result": str()} if serializer == PLAIN:
             return True
     log.warning(
         "the stored result %s is not plain JSON written by infini-llama; it is not opened, and the result is "

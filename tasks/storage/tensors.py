@@ -1,8 +1,7 @@
 """Tensors in a folder, written and read through torch.distributed.checkpoint: raw bytes and a table in JSON, no pickle.
 
-`rank-00000.bin` holds the parts that this rank wrote, one after another, each at a multiple of 64 bytes. `tensors.json` lists them:
-{"byteorder", "tensors": {name: {"dtype", "shape", "parts": [{"offsets", "sizes", "file", "start"}]}}}; a part is the block of
-its tensor that begins at `offsets`, in row-major order.
+`rank-00000.bin` holds the parts that this rank wrote, one after another, each at a multiple of 64 bytes; `tensors.json` is a
+`TensorTable`.
 """
 
 import hashlib
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from blake3 import blake3
+from pydantic import ValidationError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from infini_llama.configs.errors import DataError
+from infini_llama.tasks.records.record import Record, first_fault
 
 TABLE, FILE = "tensors.json", "rank-{:05d}.bin"
 ALIGNMENT = 64
@@ -90,6 +91,30 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
         raise DataError(f"{folder} cannot be loaded: {next(iter(error.failures.values()))[0]}") from error
 
 
+class TensorPart(Record):
+    """The block of a tensor that begins at `offsets`, in row-major order: `file` has it from byte `start` on."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+
+
+class TensorEntry(Record):
+    """A tensor. dtype: one of DTYPES."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[TensorPart, ...]
+
+
+class TensorTable(Record):
+    """Every tensor by its name; byteorder: as `sys.byteorder`."""
+
+    byteorder: str
+    tensors: dict[str, TensorEntry]
+
+
 @dataclass(frozen=True)
 class Location:
     """Where a part is: file, first byte, and the checksum of the whole file."""
@@ -140,27 +165,23 @@ class TensorWriter(StorageWriter):
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        parts = defaultdict(list)
+        parts: defaultdict[str, list[TensorPart]] = defaultdict(list)
         for written in (one for of_rank in results for one in of_rank):
             place: Location = written.storage_data
             self.checksums[place.file] = place.checksum
             entry = metadata.state_dict_metadata[written.index.fqn]
             assert isinstance(entry, TensorStorageMetadata)
             sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == written.index.offset)
-            part = {
-                "offsets": [*(written.index.offset or ())],
-                "sizes": [*sizes],
-                "file": place.file,
-                "start": place.start,
-            }
+            offsets = tuple(written.index.offset or ())
+            part = TensorPart(offsets=offsets, sizes=tuple(sizes), file=place.file, start=place.start)
             parts[written.index.fqn].append(part)
-        tensors = {}
+        tensors: dict[str, TensorEntry] = {}
         for name, entry in sorted(metadata.state_dict_metadata.items()):
             assert isinstance(entry, TensorStorageMetadata)
             dtype = str(entry.properties.dtype).removeprefix("torch.")
-            tensors[name] = {"dtype": dtype, "shape": [*entry.size], "parts": parts[name]}
-        table = {"byteorder": sys.byteorder, "tensors": tensors}
-        (self.folder / TABLE).write_text(json.dumps(table), encoding="utf-8")
+            tensors[name] = TensorEntry(dtype=dtype, shape=tuple(entry.size), parts=tuple(parts[name]))
+        table = TensorTable(byteorder=sys.byteorder, tensors=tensors)
+        (self.folder / TABLE).write_text(json.dumps(table.to_json()), encoding="utf-8")
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
@@ -179,29 +200,31 @@ class TensorReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         try:
-            table = json.loads((self.folder / TABLE).read_bytes())
-            if table["byteorder"] != sys.byteorder:
-                raise ValueError(f"it was written on a {table['byteorder']}-endian machine")
+            table = TensorTable.model_validate_json((self.folder / TABLE).read_bytes(), strict=True)
+            if table.byteorder != sys.byteorder:
+                raise ValueError(f"it was written on a {table.byteorder}-endian machine")
             entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-            entries |= {name: self._entry(name, entry) for name, entry in table["tensors"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"checkpoint {self.folder} cannot be loaded: {TABLE}: {error}.") from error
+            entries |= {name: self._entry(name, entry) for name, entry in table.tensors.items()}
+        except (OSError, ValueError, KeyError) as error:
+            fault = first_fault(error) if isinstance(error, ValidationError) else error
+            raise DataError(f"checkpoint {self.folder} cannot be loaded: {TABLE}: {fault}.") from error
         return Metadata(entries)
 
-    def _entry(self, name: str, entry: dict) -> TensorStorageMetadata:
-        dtype, chunks = DTYPES[entry["dtype"]], []
-        for part in entry["parts"]:
-            offsets, sizes = torch.Size(part["offsets"]), torch.Size(part["sizes"])
-            if not re.fullmatch(r"rank-\d{5,}\.bin", part["file"]):
-                raise ValueError(f"'{name}' is in '{part['file']}', which is not a file of a checkpoint")
-            if min([part["start"], *offsets, *sizes]) < 0 or part["start"] % ALIGNMENT:
+    def _entry(self, name: str, entry: TensorEntry) -> TensorStorageMetadata:
+        dtype = DTYPES[entry.dtype]
+        chunks: list[ChunkStorageMetadata] = []
+        for part in entry.parts:
+            offsets, sizes = torch.Size(part.offsets), torch.Size(part.sizes)
+            if not re.fullmatch(r"rank-\d{5,}\.bin", part.file):
+                raise ValueError(f"'{name}' is in '{part.file}', which is not a file of a checkpoint")
+            if min([part.start, *offsets, *sizes]) < 0 or part.start % ALIGNMENT:
                 raise ValueError(f"'{name}' has an invalid part at {part}")
-            end = part["start"] + math.prod(sizes) * dtype.itemsize
-            if end > (self.folder / part["file"]).stat().st_size:
-                raise ValueError(f"'{name}' extends beyond the end of {part['file']}")
-            self.places[MetadataIndex(name, offsets)] = (part["file"], part["start"], sizes, dtype)
+            end = part.start + math.prod(sizes) * dtype.itemsize
+            if end > (self.folder / part.file).stat().st_size:
+                raise ValueError(f"'{name}' extends beyond the end of {part.file}")
+            self.places[MetadataIndex(name, offsets)] = (part.file, part.start, sizes, dtype)
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
-        return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(entry["shape"]), chunks)
+        return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(entry.shape), chunks)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not self.places:  # the coordinator alone has read the table so far

@@ -4,7 +4,7 @@ import contextlib
 import getpass
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from infini_llama.tasks.records.machine import MachineFacts
@@ -23,7 +23,7 @@ def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Iterator[list[Lock]]:
+def locked(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Generator[list[Lock]]:
     """Inside, no other run of this user computes on these GPUs; waits for one that does.
 
     Args:

@@ -48,7 +48,7 @@ def torchrun(attempt_dir: Path, plan: EnvironmentPlan, where: list[str]) -> list
 
 def spawn(
     command: list[str], log: Path, env: dict[str, str], grace_period: float, lock_fds: list[int], new_session: bool
-) -> subprocess.Popen:
+) -> subprocess.Popen[bytes]:
     """A command that the kernel tells to stop (SIGTERM) when this process dies.
 
     Args:
@@ -93,7 +93,7 @@ class Torchrun:
         node: which of the nodes this one is.
     """
 
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     attempt_dir: Path
     processes: int
     node: int = 0

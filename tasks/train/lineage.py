@@ -83,7 +83,7 @@ def claim(
             ends = last_steps(config.data, before.max_steps)
         lineage = before.model_copy(update={"train": dict(train), "curriculum_ends": ends})
     run.write_lineage(lineage)
-    written = without_secrets(config.model_dump(mode="json", exclude={"deployment"})) | {"train": dict(train)}
+    written = without_secrets(config).model_dump(mode="json", exclude={"deployment"}) | {"train": dict(train)}
     write_atomic(run.path / "config.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
     return lineage
 

@@ -3,11 +3,11 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
 from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig, RuntimeConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -99,7 +99,7 @@ def train(
 @contextmanager
 def take(
     run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]
-) -> Iterator[tuple[Lock, Callable[[], None]]]:
+) -> Generator[tuple[Lock, Callable[[], None]]]:
     """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
 
     Yields:
@@ -233,7 +233,7 @@ def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:
     return summary
 
 
-def paths_of(run: RunFolder, steps: int) -> dict[str, Any]:
+def paths_of(run: RunFolder, steps: int) -> JsonObject:
     """Where the finished run's files are now; a folder may have been moved since the summary was written."""
     paths = RunPaths(
         run=run.path,

@@ -43,13 +43,13 @@ class Watch:
     processes: int
     patience: float
     heartbeats: Callable[[int], dict[int, tuple[HeartbeatRecord, bool]]] = lambda node: {}
-    longest: dict[str, float] = field(default_factory=dict)
-    seen: dict[int, HeartbeatRecord] = field(default_factory=dict)
-    since: dict[int, float] = field(default_factory=dict)  # when that was, by the clock of this process
+    longest: dict[str, float] = field(default_factory=dict[str, float])
+    seen: dict[int, HeartbeatRecord] = field(default_factory=dict[int, HeartbeatRecord])
+    since: dict[int, float] = field(default_factory=dict[int, float])  # when that was, by the clock of this process
     clock: Callable[[], float] = time.monotonic
     polled_at: float = float("-inf")
     far: bool = False  # whether ranks are on other machines
-    stopped: set[int] = field(default_factory=set)  # of those, the ones whose process is stopped
+    stopped: set[int] = field(default_factory=set[int])  # of those, the ones whose process is stopped
     nodes_meet: bool = False  # whether several nodes meet, in their own time, before any rank starts
     ended: float | None = None  # when all ranks were first seen to have ended
 
@@ -78,7 +78,9 @@ class Watch:
         overdue = False
         away = max(0.0, now - self.polled_at - AWAY_SECONDS) if self.since else 0.0
         self.since = {rank: since + away for rank, since in self.since.items()}
-        beats, relays, ended = {}, {}, 0
+        beats: dict[int, HeartbeatRecord] = {}
+        relays: dict[int, dict[int, tuple[HeartbeatRecord, bool]]] = {}
+        ended = 0
         for rank in range(self.processes):
             status = read_status(self.attempt_dir, rank)
             if status is None:

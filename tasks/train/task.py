@@ -5,7 +5,7 @@ Call it directly, never with .submit(): only the main thread gets the signals th
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -67,10 +67,10 @@ def train(
         raise
 
 
-def with_retries(retries: Retries) -> Task:
+def with_retries(retries: Retries) -> Task[..., RunSummary]:
     """The task under this policy, which is asked after each failure whether and when to go on."""
 
-    def may_retry(this: Task, run: Any, state: Any) -> bool:
+    def may_retry(this: Task[..., RunSummary], run: Any, state: Any) -> bool:
         delay = retries.delay_after(state.data)
         if delay is not None:
             this.retry_delay_seconds = delay
@@ -80,7 +80,7 @@ def with_retries(retries: Retries) -> Task:
 
 
 @contextlib.contextmanager
-def lasting_suspension() -> Iterator[None]:
+def lasting_suspension() -> Generator[None]:
     """Extend the time-out of a suspension that ends the block: after the page's default of 300 s, the run would fail."""
     try:
         yield
@@ -114,7 +114,7 @@ def _raise_if_suspended() -> None:
 
 
 @contextlib.contextmanager
-def _progress(page: RunPage) -> Iterator[None]:
+def _progress(page: RunPage) -> Generator[None]:
     """A bar on the run's page."""
     artifact: list[UUID] = []
 
@@ -130,7 +130,7 @@ def _progress(page: RunPage) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _gpu_slots(plan: EnvironmentPlan) -> Iterator[None]:
+def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
     """A slot of the server's limit for each GPU, where it has one; whether a GPU is really free is for its lock to say."""
     wanted = len(plan.gpus) if plan.device == "cuda" else 0
     limit = _gpu_limit() if wanted else None

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -156,3 +157,8 @@ def test_the_sections_are_imported_from_configs_in_a_fresh_interpreter():
     assert "pydantic" in loaded_by("from infini_llama import DataConfig, PipelineConfig")
     missing = "import configs\ntry: configs.NoSuchName\nexcept AttributeError: pass\nelse: raise SystemExit(1)"
     assert "configs" in loaded_by(missing)
+
+
+def test_the_packages_that_pyright_checks_strictly_are_there():
+    strict = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["strict"]
+    assert len(strict) == 5 and all((ROOT / folder / "__init__.py").is_file() for folder in strict)

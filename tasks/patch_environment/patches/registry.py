@@ -10,14 +10,12 @@ from infini_llama.tasks.patch_environment.patches import (
     flash_attn_import,
     inductor_threads,
     rendezvous,
-    tokenizers_fork,
 )
 from infini_llama.tasks.patch_environment.patches.patch import Patch
 
 log = logging.getLogger("infini_llama.environment")
 PATCHES = (
     rendezvous.PATCH,
-    tokenizers_fork.PATCH,
     flash_attn_import.PATCH,
     inductor_threads.PATCH,
     adam_weight_decay.PATCH,

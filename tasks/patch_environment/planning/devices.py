@@ -25,6 +25,10 @@ class Notes:
     problems: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def explain(self, setting: str, reason: str) -> None:
+        """Record why a setting has its value."""
+        self.reasons[setting] = reason
+
 
 def choose_devices(config: PipelineConfig, facts: MachineFacts, micro: int, notes: Notes) -> Devices:
     """What the configuration sets, else what is free; each setting that is impossible here adds to the problems.
@@ -40,14 +44,14 @@ def choose_devices(config: PipelineConfig, facts: MachineFacts, micro: int, note
         most = len(usable) // together * together
         fitting = (n for n in range(most, 0, -together) if sequences % (micro * n * nodes // together) == 0)
         count = next(fitting, together)
-        notes.reasons["nproc_per_node"] = "one worker per GPU"
-        if count < len(usable):
-            notes.reasons["nproc_per_node"] = (
-                f"of {len(usable)} GPUs, as many as share train.global_batch_size={sequences} "
-                f"in parts of train.micro_batch_size={micro}"
-            )
+        divided = (
+            f"of {len(usable)} GPUs, as many as share train.global_batch_size={sequences} "
+            f"in parts of train.micro_batch_size={micro}"
+        )
+        notes.explain("nproc_per_node", divided if count < len(usable) else "one worker per GPU")
     elif settings.nproc_per_node == "auto":
-        count, notes.reasons["nproc_per_node"] = _on_cpu(config, facts, micro)
+        count, why = _on_cpu(config, facts, micro)
+        notes.explain("nproc_per_node", why)
     else:
         count = settings.nproc_per_node
         usable = usable if count <= len(usable) or settings.gpus != "auto" else _all(facts)
@@ -75,7 +79,7 @@ def choose_devices(config: PipelineConfig, facts: MachineFacts, micro: int, note
 def _device(settings: EnvironmentConfig, facts: MachineFacts, notes: Notes) -> Device:
     if settings.device == "auto":
         found = f"{len(facts.gpus)} GPU(s) found" if facts.gpus else facts.gpu_fault or "no GPU found"
-        notes.reasons["device"] = found
+        notes.explain("device", found)
         return "cuda" if facts.gpus else "cpu"
     if settings.device == "cuda" and not facts.gpus:
         fault = facts.gpu_fault
@@ -105,7 +109,7 @@ def _usable(settings: EnvironmentConfig, device: Device, facts: MachineFacts, no
     free = [number for number, gpu in enumerate(facts.gpus) if not is_busy(gpu)]
     if free and len(free) < there:
         busy = ", ".join(str(number) for number in range(there) if number not in free)
-        notes.reasons["gpus"] = f"GPU {busy} is in use by other processes"
+        notes.explain("gpus", f"GPU {busy} is in use by other processes")
     return free or list(range(there))
 
 

@@ -39,11 +39,11 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
     precision = speed.precision(config, devices, facts, notes)
     if micro == "auto":
         micro = estimate.micro_batch(config, facts, precision, devices)
-        notes.reasons["micro_batch_size"] = "the most that the estimate fits into the memory and that still helps"
+        notes.explain("micro_batch_size", "the most that the estimate fits into the memory and that still helps")
     threads = settings.threads
     if threads == "auto":
         threads = max(1, facts.cores // devices.processes)
-        notes.reasons["threads"] = f"{facts.cores} usable core(s) over {devices.processes} worker(s)"
+        notes.explain("threads", f"{facts.cores} usable core(s) over {devices.processes} worker(s)")
     tokens = micro * config.data.sequence_length // train.context_parallel
     groups = train.groups(devices.processes * settings.nnodes)
     compiled = speed.compilation(train, device, facts, notes)

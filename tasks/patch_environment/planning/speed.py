@@ -29,12 +29,12 @@ def precision(config: PipelineConfig, devices: Devices, facts: MachineFacts, not
             notes.problems.extend(fp8_problems(config, devices, facts))
         return requested
     if devices.gpus and not without:
-        notes.reasons["precision"] = "every GPU used has bf16"
+        notes.explain("precision", "every GPU used has bf16")
         return "bf16"
     if devices.device == "cpu" and config.environment.tune != "off" and facts.cpu.bf16:
-        notes.reasons["precision"] = f"this processor computes in bf16 ({'AMX' if facts.cpu.amx else 'vector units'})"
+        notes.explain("precision", f"this processor computes in bf16 ({'AMX' if facts.cpu.amx else 'vector units'})")
         return "bf16"
-    notes.reasons["precision"] = "exact and available everywhere"
+    notes.explain("precision", "exact and available everywhere")
     return "fp32"
 
 
@@ -73,11 +73,12 @@ def allocator(config: PipelineConfig, device: Device, facts: MachineFacts, notes
         return requested
     if device == "cpu" and config.environment.tune != "off":
         chosen = next((name for name in ("tcmalloc", "jemalloc") if name in facts.allocators), "system")
-        notes.reasons["allocator"] = (
-            "it is installed, and reuses freed memory" if chosen != "system" else "no other is installed"
+        notes.explain(
+            "allocator",
+            "it is installed, and reuses freed memory" if chosen != "system" else "no other is installed",
         )
         return chosen
-    notes.reasons["allocator"] = "it is not the CPU that computes" if device == "cuda" else "environment.tune is off"
+    notes.explain("allocator", "it is not the CPU that computes" if device == "cuda" else "environment.tune is off")
     return "system"
 
 
@@ -102,7 +103,7 @@ def attention(config: PipelineConfig, devices: Devices, number: Precision, facts
     if requested != "auto":
         return requested
     if fault := _without_flash(config, devices, number):
-        notes.reasons["attention_backend"] = f"torch's scaled_dot_product_attention chooses the kernel; {fault}"
+        notes.explain("attention_backend", f"torch's scaled_dot_product_attention chooses the kernel; {fault}")
         return "sdpa"
     candidates = FLASH_OF_DOCUMENTS if config.train.document_isolation else FLASH
     candidates = ("flash2",) if config.model.attention_dropout else candidates
@@ -112,11 +113,12 @@ def attention(config: PipelineConfig, devices: Devices, number: Precision, facts
             f"{name} was not tried" if (fault := facts.attention.get(name)) is None else f"{name}: {fault}"
             for name in candidates
         )
-        notes.reasons["attention_backend"] = (
-            f"torch's scaled_dot_product_attention chooses the kernel; {'; '.join(faults)}"
+        notes.explain(
+            "attention_backend",
+            f"torch's scaled_dot_product_attention chooses the kernel; {'; '.join(faults)}",
         )
         return "sdpa"
-    notes.reasons["attention_backend"] = "it can be imported, and agrees with torch's own attention in a trial"
+    notes.explain("attention_backend", "it can be imported, and agrees with torch's own attention in a trial")
     return chosen
 
 
@@ -202,7 +204,7 @@ def loss_chunk(requested: int | str, device: Device, tokens: int, vocab_size: in
     large = logits > LARGE_LOGITS[device]
     if notes is not None:
         size = f"{logits / 2**20:,.0f} MiB, {'many' if large else 'few'}"
-        notes.reasons["loss_chunk"] = f"the logits of a micro-batch are {size}"
+        notes.explain("loss_chunk", f"the logits of a micro-batch are {size}")
     return CHUNK[device] if large else 0
 
 
@@ -212,7 +214,7 @@ def backend(config: PipelineConfig, device: Device, nccl: bool, notes: Notes) ->
     if requested == "auto":
         chosen = "nccl" if device == "cuda" and nccl else "gloo"
         why = "GPUs" if chosen == "nccl" else "CPU" if device == "cpu" else "torch has no NCCL"
-        notes.reasons["distributed_backend"] = why
+        notes.explain("distributed_backend", why)
         return chosen
     if requested == "nccl" and not (device == "cuda" and nccl):
         notes.problems.append(

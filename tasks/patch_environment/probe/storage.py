@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.records.machine import Disk
+from infini_llama.tasks.runs.run_folder import size_of
 
 # Where flock may not reach other machines, and renames and listings may lag behind.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
@@ -28,7 +29,7 @@ def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
         free=free_bytes(folder, machine),
         kind=kind,
         network=kind in NETWORK,
-        run_bytes=_checkpoint_bytes(home / "runs" / run) if run else 0,
+        run_bytes=size_of(home / "runs" / run / "checkpoints") if run else 0,
     )
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
@@ -43,10 +44,6 @@ def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
     except OSError as error:
         return facts.model_copy(update={"works": False, "fault": error.strerror or str(error)})
     return facts.model_copy(update={"skew": skew})
-
-
-def _checkpoint_bytes(run: Path) -> int:
-    return sum(path.stat().st_size for path in (run / "checkpoints").rglob("*") if path.is_file())
 
 
 def file_system(folder: Path, machine: Machine) -> str:

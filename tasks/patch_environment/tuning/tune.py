@@ -85,6 +85,10 @@ class _Search:
     def plan(self, changes: Mapping[str, str | int] | None = None) -> EnvironmentPlan:
         return resolve(with_settings(self.config, self.settings | dict(changes or {})), self.facts)
 
+    def _keep(self, changes: Mapping[str, str | int], reason: str) -> None:
+        self.settings |= changes
+        self.reasons |= dict.fromkeys(changes, reason)
+
     def attention(self) -> None:
         """Choose the fastest function that computes correctly at these shapes."""
         if requested(self.config, "attention_backend") != "auto":
@@ -110,8 +114,8 @@ class _Search:
         gain = timed["sdpa"] / timed[best]
         if gain < WORTH:
             best, gain = "sdpa", 1.0
-        self.settings["attention_backend"] = best
-        self.reasons["attention_backend"] = f"computes correctly, and {gain:.2f}x as fast as torch's at these shapes"
+        why = f"computes correctly, and {gain:.2f}x as fast as torch's at these shapes"
+        self._keep({"attention_backend": best}, why)
 
     def steps(self) -> None:
         """Try threads or workers, precision, fused projections, allocator and compilation in turn; what makes steps faster is kept."""
@@ -129,8 +133,7 @@ class _Search:
                 continue
             gain = measured.tokens_per_second / base.tokens_per_second
             if gain >= WORTH:
-                self.settings |= changes
-                self.reasons |= dict.fromkeys(changes, f"measured: {gain:.2f}x the speed without")
+                self._keep(changes, f"measured: {gain:.2f}x the speed without")
                 base = measured
         self._compile(base)
 
@@ -174,10 +177,8 @@ class _Search:
             saved = (base.step - measured.step) * steps * plan.accumulation_steps
             gain = measured.tokens_per_second / base.tokens_per_second
             if gain >= WORTH and saved > measured.first:
-                self.settings["compile"] = what
-                self.reasons["compile"] = (
-                    f"measured: {gain:.2f}x the speed without, and the {measured.first:.0f} s of compiling come back"
-                )
+                why = f"measured: {gain:.2f}x the speed without, and the {measured.first:.0f} s of compiling come back"
+                self._keep({"compile": what}, why)
                 base = measured
         self._cuda_graphs(base)
 

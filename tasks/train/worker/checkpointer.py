@@ -1,5 +1,6 @@
 """When a checkpoint is due, what is in it, and saving while training goes on: the state is copied, and a thread commits the copy."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import json
 import logging
 import time
@@ -7,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
@@ -27,7 +28,6 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 Tensors = dict[str, torch.Tensor]
-Scalars = dict[str, Any]  # TrainState as JSON
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -117,7 +117,7 @@ class BackgroundSave:
         self.pending: Future[float] | None = None
         self.copies: Tensors = {}
 
-    def save(self, step: int, state: Tensors, scalars: Scalars) -> None:
+    def save(self, step: int, state: Tensors, scalars: JsonObject) -> None:
         """Commit the state as it is now; in the background, return after one copy and the end of the previous save.
 
         Raises:
@@ -178,7 +178,7 @@ class BackgroundSave:
             torch.cuda.synchronize()
         return self.copies
 
-    def _write(self, step: int, state: Tensors, scalars: Scalars) -> float:
+    def _write(self, step: int, state: Tensors, scalars: JsonObject) -> float:
         began = time.perf_counter()
         if self.before_commit is not None:
             self.before_commit()
@@ -201,7 +201,7 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
 
 
 def save_checkpoint(
-    folder: Path, step: int, tensors: Tensors, scalars: Scalars, group: dist.ProcessGroup | None = None
+    folder: Path, step: int, tensors: Tensors, scalars: JsonObject, group: dist.ProcessGroup | None = None
 ) -> Path:
     """Commit `step-XXXXXXXX`: every rank of `group` writes its part into a staging folder, then the first one commits it whole.
 

@@ -32,7 +32,8 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
         case "wsd":
             decay = max(1, round(train.lr_decay_ratio * total))
             return 1 - (1 - low) * min(1.0, max(0, step - (total - decay)) / decay)
-    return 1.0
+        case "constant":
+            return 1.0
 
 
 def gate_reach(train: TrainingConfig, max_steps: int) -> float:

@@ -1,5 +1,6 @@
 """One rank's training, from the built model to the last checkpoint."""
 
+# pyright: reportUnknownMemberType=false
 import hashlib
 import logging
 import math

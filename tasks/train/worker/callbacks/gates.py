@@ -4,8 +4,9 @@ A gate passes gradient in proportion to g (1 - g), so one that saturates rarely 
 else (docs/infini-attention.md).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -39,7 +40,7 @@ class MemoryNorms:
         self.sums: dict[int, list[float]] = {}
 
     @contextmanager
-    def observed(self, model: nn.Module) -> Iterator[None]:
+    def observed(self, model: nn.Module) -> Generator[None]:
         """Observe the model's layers inside; on a rank with a part of the heads, those."""
         layers = [module for module in model.modules() if isinstance(module, InfiniAttention) and module.has_memory]
         for number, layer in enumerate(layers):

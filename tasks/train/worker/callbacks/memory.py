@@ -14,7 +14,7 @@ def memory_peak() -> int:
 def dump_gpu_memory(path: Path) -> None:
     """Write torch's allocations on the GPU, block by block, for pytorch.org/memory_viz; nothing without a GPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._dump_snapshot(str(path))  # pyright: ignore[reportPrivateUsage]  (documented under this name)
 
 
 def memory() -> dict[str, int]:

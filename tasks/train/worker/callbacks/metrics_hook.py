@@ -4,11 +4,14 @@ import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import TrainLine
 
 Hook = Callable[[Llama, dict[str, Any]], dict[str, float]]
+NUMBERS = TypeAdapter(dict[str, bool | float])
 
 
 def load_hook(name: str | None) -> Hook | None:
@@ -38,7 +41,8 @@ def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str,
     Raises:
         ConfigError: it returned something else.
     """
-    found: Any = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
-    if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
-        raise ConfigError(f"train.metrics_hook={name} returned {found!r}; it must return numbers by name.")
-    return {key: float(value) for key, value in found.items()}
+    found = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
+    try:
+        return {key: float(value) for key, value in NUMBERS.validate_python(found, strict=True).items()}
+    except ValidationError:
+        raise ConfigError(f"train.metrics_hook={name} returned {found!r}; it must return numbers by name.") from None

@@ -1,5 +1,6 @@
 """train.profile_steps: torch's profiler over a few steps."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import logging
 from pathlib import Path
 

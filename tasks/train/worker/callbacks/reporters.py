@@ -1,17 +1,25 @@
 """Curves beside metrics.jsonl: TensorBoard and Weights & Biases, under the same names."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import write_atomic
 
-Settings = dict[str, Any]  # the configuration as JSON
+
+class WandbRecord(Record):
+    """wandb.json of a run. step: the last one sent."""
+
+    id: str
+    step: int = -1
 
 
 class Reporter(Protocol):
@@ -29,7 +37,7 @@ class Reporter(Protocol):
 class TensorBoard:
     """Event files in `tensorboard` of the run's folder."""
 
-    def __init__(self, run_dir: Path, first_step: int, config: Settings) -> None:
+    def __init__(self, run_dir: Path, first_step: int, config: JsonObject) -> None:
         # purge_step hides what an earlier attempt wrote beyond the checkpoint this one starts from
         self.board = SummaryWriter(run_dir / "tensorboard", purge_step=first_step + 1)
         self.settings = flat(config)
@@ -60,7 +68,7 @@ class WeightsAndBiases:
     A step that is repeated after a crash is not sent again: its numbers are bitwise equal.
     """
 
-    def __init__(self, run_dir: Path, config: Settings) -> None:
+    def __init__(self, run_dir: Path, config: JsonObject) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -69,14 +77,14 @@ class WeightsAndBiases:
                 "remove it."
             ) from error
         self.file = run_dir / "wandb.json"
-        recorded = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        self.id, self.sent = recorded.get("id") or uuid.uuid4().hex[:8], recorded.get("step", -1)
+        text = self.file.read_bytes() if self.file.exists() else None
+        self.sent = WandbRecord.model_validate_json(text) if text else WandbRecord(id=uuid.uuid4().hex[:8])
         # Before W&B creates its run: an attempt that ends inside init resumes that run instead of creating another.
-        write_atomic(self.file, json.dumps({"id": self.id, "step": self.sent}))
+        write_atomic(self.file, self.sent.model_dump_json())
         try:
             self.run = wandb.init(
                 project="infini-llama",
-                id=self.id,
+                id=self.sent.id,
                 name=run_dir.name,
                 resume="allow",
                 dir=run_dir,
@@ -89,10 +97,10 @@ class WeightsAndBiases:
                 "environment.env.WANDB_MODE=offline."
             ) from error
         self.waiting: dict[str, Any] = {}
-        self.step = self.sent
+        self.step = self.sent.step
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        self._add(dict(values), step)
+        self._add(values, step)
 
     def texts(self, name: str, texts: list[str], step: int) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
@@ -106,8 +114,8 @@ class WeightsAndBiases:
     def send(self) -> None:
         """Send the complete step to W&B, once: it is recorded first."""
         if self.waiting:
-            self.sent = self.step
-            write_atomic(self.file, json.dumps({"id": self.id, "step": self.sent}))
+            self.sent = WandbRecord(id=self.sent.id, step=self.step)
+            write_atomic(self.file, self.sent.model_dump_json())
             self.run.log(self.waiting, step=self.step)
             self.waiting = {}
 
@@ -116,9 +124,9 @@ class WeightsAndBiases:
         self.run.summary.update({f"final/{name}": value for name, value in final.items()})
         self.run.finish()
 
-    def _add(self, values: dict[str, Any], step: int) -> None:
+    def _add(self, values: Mapping[str, Any], step: int) -> None:
         """Collect what belongs to one step: W&B accepts a step only once."""
-        if step <= self.sent:
+        if step <= self.sent.step:
             return
         if step != self.step:
             self.send()
@@ -126,7 +134,7 @@ class WeightsAndBiases:
         self.waiting |= values
 
 
-def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: Settings) -> list[Reporter]:
+def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: JsonObject) -> list[Reporter]:
     """The reporters that `train.report_to` names.
 
     Raises:
@@ -140,7 +148,7 @@ def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: Sett
     return found
 
 
-def flat(section: Settings, prefix: str = "") -> dict[str, bool | int | float | str]:
+def flat(section: JsonObject, prefix: str = "") -> dict[str, bool | int | float | str]:
     """{"train": {"seed": 1}} as {"train.seed": 1}; what is not a number becomes text."""
     found: dict[str, bool | int | float | str] = {}
     for key, value in section.items():

@@ -1,5 +1,6 @@
 """One line of metrics per step: loss, rates, times, throughput, and in steps that are logged what costs communication."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import time
 from typing import Any
 

@@ -1,5 +1,6 @@
 """Batches: which rows of the dataset a rank sees at a step."""
 
+# pyright: reportUnknownMemberType=false
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +91,7 @@ class TrainBatches:
         self.per_rank = global_batch // world_size
         self.rank = rank
         readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
-        self.stages = []
+        self.stages: list[Stage] = []
         for table, first in zip(readers, firsts, strict=True):
             order, parts = None, parts_of(table.sources, weights) if weights else ()
             if prefer_long:

@@ -35,7 +35,8 @@ def parts_of(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[
         raise ConfigError(f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {there}.")
     exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
-    parts, first = [], 0
+    parts: list[Part] = []
+    first = 0
     for source in sources:
         parts.append(Part(source.name, first, source.rows, int(exact[source.name] * scale)))
         first += source.rows

@@ -22,7 +22,8 @@ def preferring(
     """
     lengths = lengths_of_rows(reader)
     sources = parts_of(reader.sources, weights) if weights else (Part("", 0, len(lengths), 1),)
-    order, parts = np.empty(len(lengths), dtype=np.int64), []
+    order = np.empty(len(lengths), dtype=np.int64)
+    parts: list[Part] = []
     for source in sources:
         own = slice(source.first, source.first + source.rows)
         classes = np.frexp(lengths[own].astype(np.float64))[1] - 1
@@ -41,7 +42,7 @@ def _mixed(classes: np.ndarray, first: int, strength: float) -> tuple[Part, ...]
         exact.prec = 50
         wanted = [int(counts[each]) * Decimal(2) ** (Decimal(repr(strength)) * each) for each in present]
         shares = [max(1, int(PRECISION * each / sum(wanted))) for each in wanted]
-    parts = []
+    parts: list[Part] = []
     for each, share in zip(present, shares, strict=True):
         parts.append(Part(f"documents of {2**each} tokens", first, int(counts[each]), share))
         first += int(counts[each])
@@ -51,7 +52,7 @@ def _mixed(classes: np.ndarray, first: int, strength: float) -> tuple[Part, ...]
 def lengths_of_rows(reader: TokenReader) -> np.ndarray:
     """int64 [rows]: tokens of the document that most inputs of a row are of, of the first one where two have as many."""
     offsets = reader.document_offsets()
-    found = []
+    found: list[np.ndarray] = []
     for first in range(0, len(reader), AT_ONCE):
         rows = np.arange(first, min(first + AT_ONCE, len(reader)))
         documents, sizes, counts = _shares(reader, rows, offsets)
@@ -72,7 +73,7 @@ def _shares(reader: TokenReader, rows: np.ndarray, offsets: np.ndarray) -> tuple
     starts = np.asarray(reader.starts[rows])
     first = np.searchsorted(offsets, starts, side="right") - 1
     counts = np.searchsorted(offsets, starts + reader.sequence_length, side="left") - first
-    place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    place = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
     documents, row = np.repeat(first, counts) + place, np.repeat(starts, counts)
     ends = np.minimum(offsets[documents + 1], row + reader.sequence_length)
     return documents, ends - np.maximum(offsets[documents], row), counts

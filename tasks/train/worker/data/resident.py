@@ -1,5 +1,6 @@
 """Token shards in a device's memory, and batches built there: the same bytes as `loader.to_batch` makes of the reader's rows."""
 
+# pyright: reportUnknownMemberType=false
 import logging
 from typing import Literal
 

@@ -1,10 +1,10 @@
 """torch.compile, used only after it agreed with eager execution on a first batch; that it is not used is logged."""
 
-import json
+# pyright: reportUnknownMemberType=false
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import CompileMode, EnvironmentPlan
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.tensors import local_shard
@@ -23,6 +24,15 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 # FP8 has 3 bits, and a last bit of bf16 decides between two of its values.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2, "fp8": 1e-1}
 log = logging.getLogger("infini_llama.worker")
+
+
+class CompileRecord(Record):
+    """compile.json of a run. compile: the setting; reason: why compiled code is not used, "" if it is; seconds: that it took."""
+
+    compile: str
+    reason: str
+    seconds: float
+    torch: str
 
 
 class Compiled:
@@ -60,7 +70,7 @@ class Compiled:
 
 
 @contextmanager
-def eager(compiled: Compiled | None) -> Iterator[None]:
+def eager(compiled: Compiled | None) -> Generator[None]:
     """Run without compiled code inside: evaluation has other shapes and no gradients, and is too rare to pay for code of its own."""
     if compiled is None:
         yield
@@ -102,27 +112,21 @@ def compile_if_it_agrees(
         return None
     use_cache(run_dir.parent.parent)
     path = run_dir / "compile.json"
-    before = RunFolder(run_dir).read_or_rebuild(path)
-    if before.get("compile") == what and before.get("believed") is False:
-        log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.get("reason"))
+    before = RunFolder(run_dir).read_record(CompileRecord, path)
+    if before and before.compile == what and before.reason:
+        log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.reason)
         return None
     began = time.perf_counter()
     compiled = Compiled(module, model, what, plan.compile_mode)
     reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
     seconds = time.perf_counter() - began
     if ranks.is_first:
-        record = {
-            "compile": what,
-            "believed": not reason,
-            "reason": reason,
-            "seconds": seconds,
-            "torch": torch.__version__,
-        }
-        write_atomic(path, json.dumps(record, indent=1))
+        record = CompileRecord(compile=what, reason=reason, seconds=seconds, torch=torch.__version__)
+        write_atomic(path, record.model_dump_json(indent=1))
     if reason:
         compiled.switch_off()
         log.warning("train.compile=%s is turned off, and the run continues in eager mode: %s", what, reason)
-        if before.get("believed"):
+        if before and not before.reason:
             log.warning(
                 "it was on at an earlier attempt: the result is no longer bitwise that of an uninterrupted run."
             )

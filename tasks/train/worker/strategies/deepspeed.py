@@ -4,10 +4,11 @@ The engine partitions, reduces, clips and updates. Its own checkpoints are pickl
 parameter by parameter, and a checkpoint has it under the names and in the shapes of every other strategy.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, load_tensors
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
@@ -38,7 +40,7 @@ def load_deepspeed(device: torch.device) -> Any:
     try:
         import deepspeed  # pyright: ignore[reportMissingImports]
         import deepspeed.ops  # pyright: ignore[reportMissingImports]
-        import deepspeed.utils  # pyright: ignore[reportMissingImports]
+        import deepspeed.utils  # pyright: ignore[reportMissingImports, reportUnusedImport]  (used as an attribute)
     except ImportError as error:
         raise ConfigError(
             f"train.parallel=deepspeed needs the package deepspeed ({error}): pip install 'infini-llama[deepspeed]', "
@@ -74,7 +76,7 @@ class DeepSpeed:
         self,
         model: Llama,
         optimizer: torch.optim.Optimizer,
-        settings: dict[str, Any],
+        settings: JsonObject,
         ranks: Ranks,
         autocast: torch.autocast,
     ) -> None:
@@ -84,8 +86,12 @@ class DeepSpeed:
         self.parameters_by_name = dict(model.named_parameters())
         self.wanted = True
         update = optimizer.step
-        # The engine cannot skip an update whose gradients are finite, as one after a loss spike.
-        optimizer.step = lambda *_: update() if self.wanted else None  # pyright: ignore[reportAttributeAccessIssue]
+
+        def step(*_: Any) -> Any:
+            """The engine cannot skip an update whose gradients are finite, as one after a loss spike."""
+            return update() if self.wanted else None
+
+        optimizer.step = step  # pyright: ignore[reportAttributeAccessIssue]
         inner = InPrecision(LossModule(model, ranks.context), autocast)
         self.engine = self.deepspeed.initialize(
             model=inner, optimizer=optimizer, config=settings, dist_init_required=False
@@ -93,7 +99,11 @@ class DeepSpeed:
         self.module: nn.Module = self.engine
         init_optimizer_state(optimizer)  # the engine finds the moments of all groups when it has updated the first one
         self.autocast = torch.autocast(ranks.device.type, enabled=False)
-        self.stage = settings["zero_optimization"]["stage"]
+        match settings:
+            case {"zero_optimization": {"stage": int(stage)}}:
+                self.stage = stage
+            case _:
+                raise AssertionError("configs.deepspeed.engine_settings always has a stage")
         self.mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
@@ -167,7 +177,7 @@ class DeepSpeed:
         return self._gathered(list(self.parameters_by_name.values()))
 
     @contextmanager
-    def _gathered(self, parameters: list[nn.Parameter], modified: bool = False) -> Iterator[None]:
+    def _gathered(self, parameters: list[nn.Parameter], modified: bool = False) -> Generator[None]:
         """Inside, these parameters are whole on every rank; stage 3 alone splits them."""
         first = 0 if modified else None
         with self.deepspeed.zero.GatheredParameters(parameters, modifier_rank=first, enabled=self.stage == 3):

@@ -1,7 +1,7 @@
 """Strategies of torch itself: a copy of the model per rank (DDP), or a shard of every parameter (FSDP2, HSDP)."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -139,7 +139,7 @@ class DDP(SingleRank):
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
     @contextmanager
-    def _synchronized(self, last: bool) -> Iterator[None]:
+    def _synchronized(self, last: bool) -> Generator[None]:
         with nullcontext() if last else self.wrapped.no_sync():
             yield
 

@@ -1,5 +1,6 @@
 """Check before training that every rank has started and reaches all others, within a short time; name those that do not."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import socket
 import time
 from collections.abc import Callable

@@ -1,5 +1,6 @@
 """The ranks: process group, device and collective decisions."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import os
 from collections.abc import Callable
 from datetime import timedelta

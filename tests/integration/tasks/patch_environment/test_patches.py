@@ -4,10 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 
 import pytest
-from packaging.version import Version
 
 
 @pytest.fixture
@@ -150,33 +148,6 @@ def test_variables_of_torchrun_are_kept(run):
 def test_a_part_of_several_workers_is_refused_in_a_sentence(run, given):
     refused = run("", "rendezvous", **given)
     assert refused.returncode == 1 and "WORLD_SIZE=2 but" in refused.stderr and "torchrun" in refused.stderr
-
-
-# the warning at a fork, which tokenizers had up to 0.22
-
-FORK = """
-import os
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-tokenizer = Tokenizer(models.BPE())
-tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer.train_from_iterator(["hello world"] * 100, trainers.BpeTrainer(vocab_size=60, show_progress=False))
-tokenizer.encode_batch(["hello " * 20] * 1000)
-child = os.fork()
-if child == 0:
-    tokenizer.encode_batch(["hello"] * 50)
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-OLD = Version(version("tokenizers")) < Version("0.23")
-
-
-def test_a_fork_is_silent_with_the_patch(run):
-    patched = run(FORK, "tokenizers-fork")
-    assert patched.returncode == 0 and "just got forked" not in patched.stderr
-
-
-def test_a_fork_warns_without_it_up_to_0_22_and_no_longer(run):
-    assert ("just got forked" in run(FORK).stderr) == OLD
 
 
 # compiled code of two threads that is offered to a worker of one

@@ -24,10 +24,10 @@ def test_comments_are_aligned(begin):
     lines = output.read_text().splitlines()
     assert {line.index(" # ") for line in lines if re.match(r" *\w+:.* # ", line) and "files" not in line} == {31}
     config = load_config(output)
-    assert record["warning"] is None and f"max_steps: {record['steps']}" in output.read_text()
+    assert record.warning is None and f"max_steps: {record.steps}" in output.read_text()
     assert (config.model.attention, config.runtime.name) == ("infini", "my")
 
 
 def test_too_little_text_is_reported_before_building(begin):
     _, record = begin("hi")
-    assert record["warning"].startswith("2 bytes are too little text: one row of data.sequence_length=512 takes about")
+    assert record.warning.startswith("2 bytes are too little text: one row of data.sequence_length=512 takes about")

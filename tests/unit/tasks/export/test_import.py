@@ -113,13 +113,13 @@ def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(theirs, 
 def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     path, model = theirs(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     record = write_configuration(path, tmp_path / "run.yaml")
-    assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert record.parameters == sum(parameter.numel() for parameter in model.parameters())
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
     assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
     fields = ModelConfig(**config["model"]).architecture(initial_weights(config["train"]["init_from"]).vocab_size, 2048)
     assert LlamaConfig.from_dict(fields) == open_folder(path).config
     again = write_configuration(path, tmp_path / "infini.yaml", "infini", 128)
-    assert again["digest"] == record["digest"]
+    assert again.digest == record.digest
     section = yaml.safe_load((tmp_path / "infini.yaml").read_text())["model"]
     assert (section["attention"], section["segment_length"]) == ("infini", 128)
     with pytest.raises(ConfigError, match="exists"):

@@ -40,6 +40,6 @@ def test_each_known_fault_has_its_words(message, words):
 
 
 def test_where_the_fault_is_gone_the_patch_is_not_planned():
-    """The warning at a fork, which tokenizers had up to 0.22."""
-    for number, planned in (("0.22.1", True), ("0.23.3", False)):
-        assert ("tokenizers-fork" in [patch.name for patch in needed_patches({"tokenizers": number})]) == planned
+    """Compiled code of another number of threads, which torch had up to 2.12."""
+    for number, planned in (("2.12.1", True), ("2.13.0+cpu", False)):
+        assert ("inductor-threads" in [patch.name for patch in needed_patches({"torch": number})]) == planned

@@ -32,7 +32,7 @@ def test_a_finished_run(make_run, read_page):
     ):
         assert words in page.text, words
     assert page.elements.count("svg") == 7  # loss, bits a byte, rate, norm, speed, seconds, gates
-    assert paths == {"loss_curve": str(folder / "loss.png"), "report": str(folder / "report.html")}
+    assert paths == (folder / "loss.png", folder / "report.html")
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 

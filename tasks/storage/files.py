@@ -1,0 +1,33 @@
+"""Files that survive a crash: on the disk, and whole or not there."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that no reader looks at, and that no other process has."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replaces `path` with `text` as a whole: a reader sees the old content or the new, also after a crash."""
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
