@@ -144,9 +144,9 @@ def fuse_projections(config: PipelineConfig, device: Device, notes: Notes) -> On
     if requested != "auto":
         return requested
     if device == "cuda":
-        notes.reasons["fuse_projections"] = fault or "one large matrix product keeps a GPU busier than several"
+        notes.explain("fuse_projections", fault or "one large matrix product keeps a GPU busier than several")
     else:
-        notes.reasons["fuse_projections"] = "on a CPU it is on only where a trial found it faster"
+        notes.explain("fuse_projections", "on a CPU it is on only where a trial found it faster")
     return "on" if device == "cuda" and not fault else "off"
 
 
@@ -170,7 +170,7 @@ def compilation(train: TrainingConfig, device: Device, facts: MachineFacts, note
         fault = "it cannot be combined with train.parallel=deepspeed"
     if device == "cpu":
         fault = "on a CPU it is on only where a trial found that it saves time"
-    notes.reasons["compile"] = fault or "it makes the steps of a GPU faster, and is checked against eager execution"
+    notes.explain("compile", fault or "it makes the steps of a GPU faster, and is checked against eager execution")
     return "off" if fault else "block"
 
 

@@ -105,7 +105,7 @@ def test_estimate_of_a_configuration(tmp_path):
     settings = load_config("tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"])
     record = run.estimate(settings)
     flops, memory = record.flops_per_token, record.memory
-    config = LlamaConfig.from_dict(run.fields_of(settings))
+    config = model_of(settings.with_vocab_size(run.vocabulary_of(settings)))
     assert flops.total == flops_per_token(config, 256) == flops.matrices + flops.attention + flops.memory
     assert flops.memory > 0 and flops.attention > 0
     assert record.run == RunSize(tokens_a_step=4096, tokens=1_024_000, flops=flops.total * 1_024_000)
