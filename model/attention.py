@@ -1,5 +1,6 @@
 """Causal self-attention with grouped keys and values (Ainslie et al. 2023, arXiv 2305.13245) and rotary positions."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import torch
 import torch.nn.functional as F
 from torch import nn

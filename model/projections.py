@@ -1,5 +1,6 @@
 """Linear layers that read the same input, one after another or as one matrix product."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import torch
 import torch.nn.functional as F
 from torch import nn

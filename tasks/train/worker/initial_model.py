@@ -1,6 +1,6 @@
 """The model that a training starts with: architecture, and random weights or those of another model."""
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import logging
 from pathlib import Path
 
