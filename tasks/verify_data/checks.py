@@ -237,7 +237,7 @@ def _text(dataset: Path) -> str:
                 again = within_limits(partial(encoder.encode, text, add_special_tokens=False), bytes_of([text]))
                 if again.ids != ids:
                     raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
-    return f"up to {DECODED} documents a split decoded and encoded again"
+    return f"up to {DECODED} documents per split decoded and encoded again"
 
 
 def _leakage(dataset: Path) -> str:
