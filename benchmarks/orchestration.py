@@ -1,12 +1,15 @@
 """What the flow costs around training: `run` on a running server, `run --direct` and bare torchrun, on a dataset that is built.
 
-    .venv/bin/python benchmarks/orchestration.py [ROUNDS]
+    .venv/bin/python benchmarks/orchestration.py [--rounds N] [--finished] [--other SRC]
 
 Each case is timed as a whole process, from its start to the first line of metrics.jsonl and to its end, in turn and in changing order;
 differences are taken within a round. CPU seconds (user and system) are those of the process and all its children, without the
-Prefect server, which has its own. The raw times go to benchmarks/results/orchestration.json.
+Prefect server, which has its own. The raw times go to benchmarks/results/orchestration.json, or with --finished, where the run
+is a finished one and the baseline is --direct, to orchestration-finished.json. --other adds another version: the folder src/ of
+its checkout.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from infini_llama.tasks.records.goodput import StartTime
 from infini_llama.tasks.runs.job_file import read_job, write_job
 
 KINDS = ("first_step", "total", "cpu", "server_cpu")
+Case = Callable[[str], dict[str, float]]
 COMMAND = [sys.executable, "-m", "infini_llama"]
 SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
 SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
@@ -88,8 +93,7 @@ def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> 
     return timed(command, home / "runs" / name / "metrics.jsonl", environment)
 
 
-def main(rounds: int) -> None:
-    times: dict[str, list[dict[str, float]]] = {"torchrun": [], "run --direct": [], "run": []}
+def main(rounds: int, finished: bool, other: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         environment = os.environ | {"INFINI_LLAMA_HOME": folder, "PREFECT_HOME": f"{folder}/prefect"}
@@ -99,40 +103,57 @@ def main(rounds: int) -> None:
         template = home / "runs/first/logs/attempt-01"
         with lasting_api(home, "127.0.0.1", free_port()):
             served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
-            whole(home, "warm", served)
-            cases = {
-                "torchrun": lambda name: bare(home, name, template, environment),
-                "run --direct": lambda name: whole(home, name, environment, "--direct"),
-                "run": lambda name: whole(home, name, served),
-            }
-            for number in range(rounds):
-                for case in list(cases)[:: -1 if number % 2 else 1]:
-                    times[case].append(cases[case](f"r{number}-{case.replace(' --', '-')}"))
+            versions = {"run": served} | ({"run of the other version": served | {"PYTHONPATH": other}} if other else {})
+
+            def case(environment: dict[str, str], *options: str) -> Case:
+                return lambda name: whole(home, "first" if finished else name, environment, *options)
+
+            cases: dict[str, Case] = (
+                {} if finished else {"torchrun": lambda name: bare(home, name, template, environment)}
+            )
+            cases |= {"run --direct": case(environment, "--direct")} | {name: case(of) for name, of in versions.items()}
+            for name in versions:
+                cases[name](f"warm-{len(name)}")
+            times = rounds_of(cases, rounds)
+    report(times, "orchestration-finished" if finished else "orchestration")
+
+
+def rounds_of(cases: dict[str, Case], rounds: int) -> dict[str, list[dict[str, float]]]:
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    for number in range(rounds):
+        for name in list(cases)[:: -1 if number % 2 else 1]:
+            times[name].append(cases[name](f"r{number}-{name.replace(' ', '-').replace('--', '')}"))
+    return times
+
+
+def report(times: dict[str, list[dict[str, float]]], target: str) -> None:
+    """Write the times, and print them with the median differences from the first case in the same round."""
     machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
     versions = {name: version(name) for name in ("prefect", "torch")}
+    baseline, *others = times
     over = {
-        f"{case} over torchrun": {
-            what: statistics.median(a[what] - b[what] for a, b in zip(times[case], times["torchrun"], strict=True))
+        f"{case} over {baseline}": {
+            what: statistics.median(a[what] - b[what] for a, b in zip(times[case], times[baseline], strict=True))
             for what in KINDS
         }
-        for case in ("run --direct", "run")
+        for case in others
     }
     result = {"machine": machine, "load": os.getloadavg(), "versions": versions, "seconds": times, "median": over}
-    target = Path(__file__).with_name("results") / "orchestration.json"
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    path = Path(__file__).with_name("results") / f"{target}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for case, values in times.items():
         for what in KINDS:
             seconds = [one[what] for one in values]
-            print(
-                f"{case:<14} {what:<11} median {statistics.median(seconds):6.2f} s   ({min(seconds):.2f} – {max(seconds):.2f})"
-            )
+            spread = f"({min(seconds):.2f} – {max(seconds):.2f})"
+            print(f"{case:<26} {what:<11} median {statistics.median(seconds):6.2f} s   {spread}")
     for case, values in over.items():
-        print(
-            f"{case:<26}",
-            ", ".join(f"{what} {seconds:+.2f} s" for what, seconds in values.items()),
-            "(medians of pairs)",
-        )
+        print(case, ", ".join(f"{what} {seconds:+.2f} s" for what, seconds in values.items()), "(medians of pairs)")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--finished", action="store_true")
+    parser.add_argument("--other", metavar="SRC")
+    parsed = parser.parse_args()
+    main(parsed.rounds, parsed.finished, parsed.other)
