@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 # What a GPU machine has, what benchmarks/gpu/collect_wheels.sh brings, and what must not be needed though another package may want it.
 MACHINE = ("torch", "numpy", "tokenizers", "pyarrow", "transformers", "tensorboard")
 CARRIED = ("infini-llama", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "blake3", "orjson")
+CHARTS = ("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "python-dateutil", "six")
 REFUSED = ("rich", "prefect", "datasets", "pydantic-settings")
 FINDER = """
 import sys
@@ -50,7 +51,7 @@ def with_requirements(*names):
 @pytest.fixture
 def bare(tmp_path):
     """Variables of a process that can import no other package."""
-    there = (with_requirements(*MACHINE) | set(CARRIED)) - set(REFUSED)
+    there = (with_requirements(*MACHINE) | {*CARRIED, *CHARTS}) - set(REFUSED)
     owners = {module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()}
     hidden = {module for module, names in owners.items() if not names & there}
     (tmp_path / "blocker").mkdir()
