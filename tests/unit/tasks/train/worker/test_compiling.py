@@ -12,7 +12,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies import compiling
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled, compile_if_it_agrees, eager
 from infini_llama.tasks.train.worker.strategies.native import LossModule
-from support.one_rank import OneRank, alone
+from support.one_rank import OneRank, single_rank
 from support.records import make_plan
 
 
@@ -115,7 +115,7 @@ def test_each_pass_is_marked_for_cuda_graphs(module, monkeypatch):
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(1))
     rows = [(ids[:, :-1], ids[:, 1:]) for ids in torch.randint(0, 61, (3, 2, 13))]
     for mode in ("default", "reduce-overhead"):
-        strategy = alone(module.model)
+        strategy = single_rank(module.model)
         strategy.compiled = Compiled(strategy.module, strategy.model, "block", mode)
         strategy.accumulate(rows, 72)
     assert [given["mode"] for given in options] == 2 * ["default"] + 2 * ["reduce-overhead"] and len(begun) == 3
