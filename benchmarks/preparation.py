@@ -83,8 +83,8 @@ def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
     from tokenizers import Tokenizer
 
     from infini_llama.tasks.preprocess.sources.texts import batches
+    from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
     from infini_llama.tasks.preprocess.tokenizers.engines import ENGINES
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of
 
     engine = ENGINES["gigatoken"](encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
     texts = [(text, len(text)) for text in texts_of(corpus)]

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, token_bytes
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.preprocess.tokens.answers import map_prompts
 from infini_llama.tasks.preprocess.tokens.keys import chunks_key
 from infini_llama.tasks.preprocess.tokens.reader import map_list

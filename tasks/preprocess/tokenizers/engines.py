@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.sources.texts import batches
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, encoder_of
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
 

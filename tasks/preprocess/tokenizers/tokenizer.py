@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infini_llama.configs.errors import ConfigError, PipelineError
@@ -19,7 +18,6 @@ from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_fi
 EOS = "<|endoftext|>"
 EOS_ID = 0
 USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-HIDDEN = "\U0010ffff"  # a noncharacter
 LARGEST = 2**28  # bytes of a given tokenizer's file; published ones have up to 35 million
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
 
@@ -122,11 +120,11 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         if (size := file.stat().st_size) > LARGEST:
             raise ConfigError(f"{setting}: {file} has {size:,} bytes, and a tokenizer at most {LARGEST:,}.")
         if encoding:
-            tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
+            tokenizer, has_gaps = from_rank_file(file, encoding.pattern, encoding.special_tokens()), False
         elif file.suffix == ".tiktoken":
-            tokenizer = from_rank_file(file, settings.pattern, [EOS, *settings.special_tokens])
+            tokenizer, has_gaps = from_rank_file(file, settings.pattern, [EOS, *settings.special_tokens]), False
         else:
-            tokenizer = _parsed(file.read_text(encoding="utf-8"))
+            tokenizer, has_gaps = _parsed(file.read_text(encoding="utf-8"))
     except PipelineError:
         raise
     except OSError as error:
@@ -135,47 +133,36 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         ) from None
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
-    if _has_gaps(_Same(tokenizer)):
+    if has_gaps:
         raise ConfigError(f"{setting}: the IDs of {file} have gaps; use a tokenizer without gaps.")
     end_of_text(tokenizer, settings)
     return tokenizer
 
 
-# A large vocabulary takes long to read and to write, and the survey, the key and the build all ask for it.
-@lru_cache(maxsize=1)
-def _parsed(description: str) -> Tokenizer:
+@lru_cache(maxsize=1)  # a large vocabulary takes long, and the survey, the key and the build all ask for it
+def _parsed(description: str) -> tuple[Tokenizer, bool]:
+    """The tokenizer of a tokenizer.json, and whether its ids have gaps."""
     tokenizer = within_limits(lambda: Tokenizer.from_str(description), len(description))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
+    return tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1 != tokenizer.get_vocab_size()
 
 
-class _Same:
-    """A tokenizer as the key of a cache: the same object, which nothing changes once it is loaded or trained."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.tokenizer is self.tokenizer
-
-    def __hash__(self) -> int:
-        return id(self.tokenizer)
-
-
-@lru_cache(maxsize=1)
-def _has_gaps(same: _Same) -> bool:
-    return max(same.tokenizer.get_vocab().values(), default=-1) + 1 != same.tokenizer.get_vocab_size()
-
-
-@lru_cache(maxsize=2)
-def _description(same: _Same) -> str:
-    return same.tokenizer.to_str()
+_described: list[tuple[Tokenizer, str]] = []  # the last one, for the same reason
 
 
 def description_of(tokenizer: Tokenizer) -> str:
-    """Its tokenizer.json, of a tokenizer that is loaded or trained."""
-    return _description(_Same(tokenizer))
+    """Its tokenizer.json; once it is loaded or trained, nothing changes a tokenizer."""
+    if not _described or _described[0][0] is not tokenizer:
+        _described[:] = [(tokenizer, tokenizer.to_str())]
+    return _described[0][1]
+
+
+def tokenizer_of(description: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json that `description_of` gave, here or in another process."""
+    if _described and _described[0][1] == description:
+        return _described[0][0]
+    return Tokenizer.from_str(description)
 
 
 def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
@@ -253,45 +240,6 @@ def _state(part: Any) -> dict[str, Any]:
 
 def _type(part: Any) -> str | None:
     return _state(part).get("type")
-
-
-def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer for documents: no text, whatever it contains, yields the id of a special token."""
-    description = orjson.loads(description_of(tokenizer))
-    _hide_special_pieces(description)
-    if all(token["special"] for token in description["added_tokens"]):
-        description["added_tokens"] = []
-        return Tokenizer.from_str(orjson.dumps(description).decode())
-    encoder = Tokenizer.from_str(orjson.dumps(description).decode())  # added tokens that are text stay, with their ids
-    encoder.encode_special_tokens = True
-    return encoder
-
-
-def _hide_special_pieces(description: dict[str, Any]) -> None:
-    """Renames special tokens in a model's own vocabulary, where it would find them in text, to what no text has; ids stay."""
-    model = description["model"]
-    special = {token["content"] for token in description["added_tokens"] if token["special"]}
-    if model["type"] == "Unigram":
-        hidden = special & {piece for piece, _ in model["vocab"]}
-        model["vocab"] = [[HIDDEN + piece if piece in hidden else piece, score] for piece, score in model["vocab"]]
-    elif model["type"] in ("WordPiece", "WordLevel"):
-        hidden = special & model["vocab"].keys() - {model["unk_token"]}
-        model["vocab"] = {HIDDEN + piece if piece in hidden else piece: id for piece, id in model["vocab"].items()}
-    else:
-        return
-    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] not in hidden]
-
-
-def special_ids(tokenizer: Tokenizer) -> np.ndarray:
-    """bool [vocab]: the ids that stand for no text, but for that of unknown text."""
-    table = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    if isinstance(tokenizer.model, models.Unigram):  # says it in its description alone, which takes long to write
-        number = orjson.loads(tokenizer.to_str())["model"].get("unk_id")
-        unknown = tokenizer.id_to_token(number) if number is not None else None
-    for number, token in tokenizer.get_added_tokens_decoder().items():
-        table[number] = token.special and (token.content != unknown or token.content == EOS)
-    return table
 
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:

@@ -16,8 +16,8 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.sources.workers import POLL, result_of, worker_processes
+from infini_llama.tasks.preprocess.tokenizers.encoder import first_special, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import special_ids
 from infini_llama.tasks.preprocess.tokens.answers import encode_answers
 from infini_llama.tasks.preprocess.tokens.clusters import do_on_cluster
 from infini_llama.tasks.preprocess.tokens.journal import Journal
@@ -135,8 +135,7 @@ def _do(plan: Plan, units: list[Unit], encoding: Encoding, into: Path, finish: F
                     number = next(place for place, text in enumerate(batch) if encoding.answer_after not in text)
                     source = plan.source(unit.split, first + number)
                     raise _without_answer(source, encoding.answer_after, batch[number]) from None
-                if (found := special.take(ids)).any():
-                    place = int(found.argmax())
+                if (place := first_special(special, ids)) is not None:
                     source = plan.source(unit.split, first + int(np.searchsorted(offsets, place, side="right")) - 1)
                     raise _special(source, encoding.tokenizer.id_to_token(int(ids[place])))
                 stream.add(ids, offsets, encoding.eos, prompts)

@@ -22,6 +22,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES, Unreadable, batches
+from infini_llama.tasks.preprocess.tokenizers.encoder import first_special, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     WORTH_A_CHECK,
     Encode,
@@ -30,13 +31,13 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
     open_engine,
     refuse,
 )
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_given, load, special_ids
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_given, load, tokenizer_of
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
 
 log = logging.getLogger("infini_llama.preprocess")
-LEFT_BEHIND = 7 * 86_400.0  # seconds after which what nobody came back for is deleted
+LEFT_BEHIND = 7 * 86_400.0  # seconds after which files that were not used are deleted
 
 
 class NotKept(Exception):
@@ -89,7 +90,7 @@ class Spool:
         return tuple(self.folder / f"{stem}.{ending}" for ending in ("tokens", "places", "json"))  # type: ignore[return-value]
 
     def remove(self, tables: set[Path]) -> None:
-        """Deletes the files of these tables, and what nobody came back for."""
+        """Deletes the files of these tables, and old ones that no build has used."""
         for file in (file for table in tables for file in self.files(table)):
             file.unlink(missing_ok=True)
         for file in self.folder.glob("*"):
@@ -132,7 +133,7 @@ def _first_texts(sources: list[Source]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _opened(description: str, engine: str) -> tuple[Tokenizer, Encode, np.ndarray]:
-    tokenizer = Tokenizer.from_str(description)
+    tokenizer = tokenizer_of(description)
     return tokenizer, open_engine(engine, tokenizer), special_ids(tokenizer)
 
 
@@ -216,7 +217,7 @@ class SpoolWriter:
     def _write(self, texts: list[str]) -> None:
         _, encode, special = _opened(self.spool.tokenizer, self.spool.engine)
         ids, offsets = encode(texts)
-        if special.take(ids).any():
+        if first_special(special, ids) is not None:
             raise NotKept("one of a special token")
         stream = Stream(self.spool.dtype, len(ids) + len(texts))
         stream.add(ids, offsets, self.spool.eos)

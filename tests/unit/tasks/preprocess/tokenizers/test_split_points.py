@@ -10,10 +10,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers import split_points as seams
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.engines import reference
 from infini_llama.tasks.preprocess.tokenizers.split_points import PATTERNS, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import encoder_of, train
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 
 LEARNED = [
     "(\n{\n./\n'\n (\n",

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, EOS_ID, encoder_of, token_bytes, train_bpe
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, EOS_ID, token_bytes, train_bpe
 
 TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it says {EOS} and {EOS}{EOS}"] * 20
 
