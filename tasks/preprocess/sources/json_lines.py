@@ -52,6 +52,8 @@ def _ordinary(several: bytes, text_column: str, mark: int) -> list[str] | None:
     All are parsed together, with `mark` between them. It is a random number, so no file has it: where marks and values alternate,
     each value is that of one line.
     """
+    if len(several) * 4 > records.LONGEST_DOCUMENT and b"\n" not in several:
+        return None  # one long line, which would be parsed twice
     between = b",%d," % mark
     marked = several.replace(b"\n", between)
     marks = (len(marked) - len(several)) // (len(between) - 1)

@@ -42,7 +42,11 @@ def pieces(text: str) -> Iterator[str | Fault]:
 
 
 def _with_blanks(text: str) -> str | Fault:
-    if len(text) > LONGEST_WORD and max(map(len, text.split()), default=0) > LONGEST_WORD:
+    """The text, or a Fault where more than LONGEST_WORD characters have no blank between them."""
+    window = LONGEST_WORD // 2  # so many without a blank would fill one of these
+    parts = range(0, len(text) - window + 1, window) if len(text) > LONGEST_WORD else ()
+    is_unbroken = any(text.find(" ", part, part + window) < 0 > text.find("\n", part, part + window) for part in parts)
+    if is_unbroken and max(map(len, text.split()), default=0) > LONGEST_WORD:  # which takes a hundred bytes per word
         return Fault(f"has a text with more than {LONGEST_WORD:,} characters without a blank or a line end")
     return text
 
