@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.preprocess.sources.texts import batches
+from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES, batches
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
 from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
@@ -219,7 +219,7 @@ def _checked(name: str, number: str, tokenizer: Tokenizer, texts: Callable[[], l
         return json.loads(file.read_text(encoding="utf-8"))["fault"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not checked yet, or a damaged note: the check is made (again)
-    sample = golden(tokenizer) + texts()
+    sample = golden(tokenizer) + [text[:BATCH_BYTES] for text in texts()]
     fault = within_limits(lambda: compare(name, tokenizer, sample), 2 * bytes_of(sample), f"{REFERENCE} or {name}")
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what a thread has freed, 50 MB here
         trim(0)
