@@ -9,6 +9,7 @@ import yaml
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.flows.deployments import definition
+from infini_llama.flows.form import SHORT
 
 pytestmark = pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True, scope="module")
 ROOT = Path(__file__).parents[3]
@@ -124,9 +125,12 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     assert found["description"] == wanted.description and set(found["tags"]) == set(wanted.tags)
     env = {name: value for name, value in wanted.job_variables["env"].items() if name != "PYTHONPATH"}
     assert found["job_variables"] == {"env": env, "stream_output": wanted.job_variables["stream_output"]}
-    small = yaml.safe_load(server.config.read_text())
-    changes = {name: small[name] for name in ("data", "model", "train", "environment")}
-    changes |= {"name": "by-prefect-yaml", "files": [str(server.home / "text" / "*.txt")]}
+    sections = yaml.safe_load(server.config.read_text())
+    del sections["deployment"]
+    files = [str(server.home / "text" / "*.txt")]
+    short = {name: sections.get(part, {}).pop(key, None) for name, (part, key) in SHORT.items()}
+    changes = sections | {name: value for name, value in short.items() if value is not None}
+    changes |= {"name": "by-prefect-yaml", "files": files}
     if "serve" not in server.processes:
         server.begin_worker()
     run = server.post(f"deployments/{found['id']}/create_flow_run", parameters={"changes": changes})["id"]
