@@ -165,7 +165,7 @@ def main() -> int:
         for name, case in cases_of(part).items():
             if (arguments.case and name not in arguments.case) or (results.is_done(name) and not arguments.again):
                 continue
-            limit = min(until - time.monotonic(), 240.0 if arguments.rehearse else 2.0 * case.seconds)
+            limit = min(until - time.monotonic(), 480.0 if arguments.rehearse else 2.0 * case.seconds)
             if not arguments.rehearse and limit < case.seconds:
                 left.append(f"{part}/{name}")
                 continue

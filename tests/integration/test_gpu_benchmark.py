@@ -99,6 +99,7 @@ def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_run_is_killed_and_resumed_on_a_bare_machine(bare, tmp_path):
     result = rehearse(bare, tmp_path / "out", "--part", "correctness", "--case", "resume")
     assert result.returncode == 0, result.stdout + result.stderr
