@@ -33,12 +33,13 @@ def heartbeats(seconds: float = HEARTBEAT) -> Iterator[None]:
         "prefect.resource.role": "flow",
         "prefect.resource.name": context.flow.name if context.flow else "",
     }
+    tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
     ended = threading.Event()
 
     def emit() -> None:
         while True:
             try:
-                emit_event("prefect.flow-run.heartbeat", resource=resource, related=[flow])
+                emit_event("prefect.flow-run.heartbeat", resource=resource, related=[flow, *tags])
             except Exception as fault:  # the run itself needs none
                 log.debug("a heartbeat could not be sent: %r", fault)
             if ended.wait(seconds):
