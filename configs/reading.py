@@ -121,6 +121,14 @@ def parse_json(text: str) -> JsonValue:
         raise ValueError("it is nested too deeply") from None
 
 
+def dotted(section: JsonObject, before: str = "") -> JsonObject:
+    """{"train": {"seed": 1}} as {"train.seed": 1}."""
+    found: JsonObject = {}
+    for key, value in section.items():
+        found |= dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+    return found
+
+
 def _integer(text: str) -> int:
     try:
         return int(text)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.tasks.formatting import in_time, share, side_by_side
 from infini_llama.tasks.records.summary import Comparison, RunResults
 from infini_llama.tasks.report import page
@@ -104,11 +104,4 @@ def _settings(run: RunRecord) -> JsonObject:
     plan = run.environment.plan.to_json() if run.environment and run.environment.plan else {}
     planned = {f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)}
     dataset: JsonObject = {"dataset": run.lineage.dataset.path, "dataset.digest": run.lineage.dataset.digest}
-    return {key: value for key, value in _dotted(run.config, "").items() if key not in OWN} | planned | dataset
-
-
-def _dotted(section: JsonObject, before: str) -> JsonObject:
-    found: JsonObject = {}
-    for key, value in section.items():
-        found |= _dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-    return found
+    return {key: value for key, value in dotted(run.config).items() if key not in OWN} | planned | dataset

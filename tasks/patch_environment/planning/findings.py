@@ -32,7 +32,7 @@ def assess(facts: MachineFacts) -> list[Finding]:
 
 
 def _processor(cpu: Cpu) -> Finding:
-    how = "AMX" if cpu.amx else "vector units" if cpu.bf16 else "emulated"
+    how = "AMX" if cpu.amx else "vector units"
     return finding("processor", f"{cpu.model}, bf16 by {how}" if cpu.bf16 else f"{cpu.model}, without bf16")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch.utils.tensorboard import SummaryWriter
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import write_atomic
 
@@ -148,12 +148,7 @@ def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: Json
     return found
 
 
-def flat(section: JsonObject, prefix: str = "") -> dict[str, bool | int | float | str]:
-    """{"train": {"seed": 1}} as {"train.seed": 1}; what is not a number becomes text."""
-    found: dict[str, bool | int | float | str] = {}
-    for key, value in section.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
-    return found
+def flat(config: JsonObject) -> dict[str, bool | int | float | str]:
+    """The settings by dotted keys; what is not a number becomes text."""
+    settings = dotted(config).items()
+    return {key: value if isinstance(value, bool | int | float | str) else json.dumps(value) for key, value in settings}
