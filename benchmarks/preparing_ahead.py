@@ -116,16 +116,16 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
     device = torch.device(arguments.device)
     overrides = ["data.source=python-stdlib", "data.files=[]", f"runtime.home={folder}"]
     config = load_config(str(CONFIGS / f"{name}.yaml"), overrides).model_dump(mode="json")
-    reference = preprocess(DataConfig.model_validate(config["data"]), folder).to_json()
-    dataset, length = folder / reference["path"], reference["sequence_length"]
+    reference = preprocess(DataConfig.model_validate(config["data"]), folder)
+    dataset, length = folder / reference.path, reference.sequence_length
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
-    reader = TokenReader(dataset, reference["chunks"], "train")
+    reader = TokenReader(dataset, reference.chunks, "train")
     texts = texts_of(dataset, tokenizer)
     given = config["data"] | {"tokenizer": config["data"]["tokenizer"] | {"path": str(dataset / "tokenizer.json")}}
     once = preparation(given, folder / "again")
     ahead_of_time = WhileTraining(texts, dataset / "tokenizer.json", reader.padding, length)
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(**ModelConfig(**config["model"]).architecture(reference["vocab_size"], length))).to(
+    model = Llama(LlamaConfig(**ModelConfig(**config["model"]).architecture(reference.vocab_size, length))).to(
         device
     )
     sides = {
