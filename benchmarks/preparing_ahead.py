@@ -125,9 +125,7 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
     once = preparation(given, folder / "again")
     ahead_of_time = WhileTraining(texts, dataset / "tokenizer.json", reader.padding, length)
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(**ModelConfig(**config["model"]).architecture(reference.vocab_size, length))).to(
-        device
-    )
+    model = Llama(LlamaConfig(**ModelConfig(**config["model"]).architecture(reference.vocab_size, length))).to(device)
     sides = {
         "prepared": prepared(reader),
         "while training": iter(ahead_of_time),
