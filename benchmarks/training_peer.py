@@ -16,6 +16,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
@@ -112,7 +113,19 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
     if compiled:
         run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}"
         run.mkdir(parents=True, exist_ok=True)
-        if compile_if_it_agrees(strategy.module, model, "whole", "bf16", first_batch, ranks, run) is None:
+        plan = EnvironmentPlan(
+            device="cpu",
+            gpus=(),
+            nproc_per_node=1,
+            precision="bf16",
+            attention_backend="sdpa",
+            compile="whole",
+            threads=torch.get_num_threads(),
+            distributed_backend="gloo",
+            micro_batch_size=ROWS,
+            accumulation_steps=1,
+        )
+        if compile_if_it_agrees(strategy.module, model, plan, first_batch, ranks, run) is None:
             raise RuntimeError((run / "compile.json").read_text(encoding="utf-8"))
 
     def step(rows: torch.Tensor) -> float:
