@@ -142,6 +142,7 @@ def _accumulated(device: str, on: dict[str, bool]) -> tuple[torch.Tensor, torch.
         strategy.compiled = Compiled(strategy.module, model, "block", mode)
         strategy.compiled.switch_on()
     rows = torch.randint(0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)).to(ranks.device)
+    total = torch.zeros(())
     for _ in range(3):  # the third is replayed from CUDA graphs
         strategy.discard_gradients()
         total = strategy.accumulate([(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel())
