@@ -93,7 +93,7 @@ TASKS = {
     "overwritten": Task(
         overwritten_rows, FILLERS + KEYS * VALUES + KEYS + VALUES, 1, Recipe(segments=(4, 4), steps=1000), 2
     ),
-    "pairs": Task(pairs_rows, FILLERS + DIGITS + 6, 2, Recipe(steps=1500, gate_learning_rate=0.01)),
+    "pairs": Task(pairs_rows, FILLERS + DIGITS + 6, 2, Recipe()),
 }
 
 
