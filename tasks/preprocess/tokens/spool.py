@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -38,6 +39,7 @@ from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
 
 log = logging.getLogger("infini_llama.preprocess")
 LEFT_BEHIND = 7 * 86_400.0  # seconds after which files that were not used are deleted
+UNFINISHED = 3600.0  # seconds after which a file that is not written to is one of a killed process
 
 
 class NotKept(Exception):
@@ -94,8 +96,9 @@ class Spool:
         for file in (file for table in tables for file in self.files(table)):
             file.unlink(missing_ok=True)
         for file in self.folder.glob("*"):
-            if time.time() - file.stat().st_mtime > LEFT_BEHIND:
-                file.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another build deletes as well
+                if time.time() - file.stat().st_mtime > (UNFINISHED if file.suffix == ".part" else LEFT_BEHIND):
+                    file.unlink()
 
 
 def open_spool(data: DataConfig, home: Path, sources: list[Source]) -> Spool | None:
