@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.sources import survey_cache
+from infini_llama.tasks.preprocess.sources import survey_cache, texts
 from infini_llama.tasks.preprocess.sources.documents import Documents
 from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
@@ -45,10 +45,11 @@ def given(data, text, tmp_path):
 
 @pytest.fixture
 def spooled(monkeypatch):
-    """Small texts are encoded while they are surveyed, a few documents at a time."""
+    """Small texts are read and encoded while they are surveyed, a few documents at a time."""
     spool._opened.cache_clear()
     monkeypatch.setattr(spool, "WORTH_A_CHECK", 0)
     monkeypatch.setattr(spool, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(texts, "BLOCK", 500)
     monkeypatch.setattr(survey_cache, "SETTLED", -(10**9))
 
 
