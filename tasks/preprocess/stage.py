@@ -294,8 +294,7 @@ def _locked(path: Path) -> Iterator[None]:
             # set while a spawned worker imports the script that started it: waiting would last forever
             if getattr(multiprocessing.current_process(), "_inheriting", False):
                 raise RuntimeError(
-                    "a worker process of preprocess ran the script that started it once more; "
-                    "put the script's call below: if __name__ == '__main__':"
+                    "a worker ran your script again: put the call below if __name__ == '__main__':"
                 ) from None
             log.info("another process builds this dataset; waiting for it (%s)", other)
             stack.enter_context(Lock(path, wait=FOREVER))

@@ -166,8 +166,8 @@ def _scanned(stale: list[Stale], tables: Tables, scan: Scan, workers: int) -> It
     sink = tables.sink_for([one.source for one in stale])
     batches: list[tuple[list[Stale], Path]] = []
     total = sum(one.source.size() for one in stale)
-    alone = workers < 2 or len(stale) < 2 or total < WORTH_WORKERS
-    most = min(LARGEST_BATCH, total if alone else total // (BATCHES_EACH * workers))
+    serial = workers < 2 or len(stale) < 2 or total < WORTH_WORKERS
+    most = min(LARGEST_BATCH, total if serial else total // (BATCHES_EACH * workers))
     for (key, stays), several in groupby(stale, key=lambda one: (one.key, one.stamp is not None)):
         batch, size = [], 0
         for one in several:
@@ -178,7 +178,7 @@ def _scanned(stale: list[Stale], tables: Tables, scan: Scan, workers: int) -> It
                 batch, size = [], 0
         if batch:
             batches.append((batch, tables.new(key, stays)))
-    if alone:
+    if serial:
         yield from ((batch, _scan_batch(scan, [one.source for one in batch], file, sink)) for batch, file in batches)
         return
     with worker_processes(min(workers, len(batches))) as pool:
