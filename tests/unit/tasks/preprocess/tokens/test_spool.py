@@ -96,7 +96,8 @@ def test_an_added_file_is_encoded_alone(given, text, digests, tmp_path, spooled,
         spool.SpoolWriter, "add", lambda self, texts, sizes: (encoded.extend(texts), added(self, texts, sizes))[1]
     )
     grown = preprocess(given, tmp_path / "home")
-    assert encoded == ["one more, of words that no other has"]
+    # damaged files are read each time, since they may have been repaired
+    assert [text for text in encoded if "damaged" not in text] == ["one more, of words that no other has"]
     assert preprocess(given, tmp_path / "fresh") == grown | {"built": ["tokens", "chunks"]}
 
 
