@@ -35,14 +35,14 @@ def test_a_rule_between_keys_fails_the_run_with_its_sentence(house):
 
 
 def test_prefects_own_command_runs_it(house):
-    config = house.deployment()["parameters"]["config"]
-    config["runtime"]["name"] = "commanded"
-    house.cli("deployment", "run", "pretrain/small", "-p", f"config={json.dumps(config)}")
+    changes = {"name": "commanded", "train": {"seed": 7}}
+    house.cli("deployment", "run", "pretrain/small", "-p", f"changes={json.dumps(changes)}")
     (run,) = house.runs(
         flow_runs={"deployment_id": {"any_": [house.deployment()["id"]]}}, sort="START_TIME_DESC", limit=1
     )
     assert house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"] == "COMPLETED"
     assert house.get(run["id"])["name"] == "commanded"
+    assert "seed: 7" in (house.home / "runs/commanded/config.yaml").read_text()
 
 
 def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
