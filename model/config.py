@@ -74,8 +74,9 @@ class LlamaConfig:
         for field in ("rope_theta", "rms_norm_eps", "initializer_range"):
             if not isinstance(value := getattr(self, field), int | float):
                 raise ValueError(f"{field}={value!r} is not a number")
-        if not isinstance(getattr(self, field := "tie_word_embeddings"), bool):
-            raise ValueError(f"{field}={self.tie_word_embeddings!r} is neither true nor false")
+        # values of a config.json have any type
+        if not isinstance(self.tie_word_embeddings, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false")
         if self.head_dim is not None and (self.head_dim < 2 or self.head_dim % 2):
             raise ValueError(f"head_dim={self.head_dim} is no even number of at least 2")
         if self.head_dim is None and (self.hidden_size % self.num_attention_heads or self.head_size % 2):

@@ -81,9 +81,10 @@ def at_least_one(text: str) -> int:
 
 def tokens(text: str) -> int:
     """A number of tokens, such as 4096, 128k or 1M."""
-    if not re.fullmatch(COUNT, text[:-1] + text[-1:].replace("m", "M")):
+    written = text[:-1] + text[-1:].replace("m", "M")
+    if not re.fullmatch(COUNT, written):
         raise argparse.ArgumentTypeError(f"{text} is not a number of tokens such as 4096, 128k or 1M")
-    return at_least_one(str(count(text[:-1] + text[-1].replace("m", "M"))))
+    return at_least_one(str(count(written)))
 
 
 def at_least_two(text: str) -> int:

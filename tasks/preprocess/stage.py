@@ -293,9 +293,7 @@ def _locked(path: Path) -> Iterator[None]:
         except Busy as other:
             # set while a spawned worker imports the script that started it: waiting would last forever
             if getattr(multiprocessing.current_process(), "_inheriting", False):
-                raise RuntimeError(
-                    "a worker ran your script again: put the call below if __name__ == '__main__':"
-                ) from None
+                raise RuntimeError("a worker ran the script again: guard it by if __name__ == '__main__':") from None
             log.info("another process builds this dataset; waiting for it (%s)", other)
             stack.enter_context(Lock(path, wait=FOREVER))
         yield

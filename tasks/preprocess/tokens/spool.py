@@ -5,15 +5,14 @@ what was found. The tokens of one table of documents are two files: the tokens, 
 document begins. They are deleted when the dataset is complete.
 """
 
-import json
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from io import FileIO
 from pathlib import Path
-from typing import IO
 from uuid import uuid4
 
 import numpy as np
@@ -35,6 +34,7 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_given, load, tokenizer_of
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for
 from infini_llama.tasks.records.manifest import EngineChoice
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -44,6 +44,13 @@ UNFINISHED = 3600.0  # seconds after which a file that is not written to is one 
 
 class NotKept(Exception):
     """These texts are left to the build, which reads them again."""
+
+
+class SpoolFacts(Record):
+    """Written last, beside the tokens of one table. session: of the process that surveyed; checksums: of tokens and places."""
+
+    session: str
+    checksums: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,8 @@ class Spool:
 
     def files(self, table: Path) -> tuple[Path, Path, Path]:
         """Tokens, places and facts of a table's documents."""
-        stem = f"{table.stem}-{self.key.removeprefix('blake3:')[:16]}"
-        return tuple(self.folder / f"{stem}.{ending}" for ending in ("tokens", "places", "json"))  # type: ignore[return-value]
+        stem = self.folder / f"{table.stem}-{self.key.removeprefix('blake3:')[:16]}"
+        return Path(f"{stem}.tokens"), Path(f"{stem}.places"), Path(f"{stem}.json")
 
     def remove(self, tables: set[Path]) -> None:
         """Deletes the files of these tables, and old ones that no build has used."""
@@ -188,14 +195,10 @@ class SpoolWriter:
             for part in parts:
                 part.unlink(missing_ok=True)
             return
-        facts = {
-            "session": self.spool.session,
-            "documents": self.documents,
-            "checksums": list(map(file_checksum, parts)),
-        }
+        facts = SpoolFacts(session=self.spool.session, checksums=tuple(map(file_checksum, parts)))
         for part, file in zip(parts, files, strict=False):
             part.replace(file)
-        files[2].write_text(json.dumps(facts), encoding="utf-8")  # last; another process verifies the checksums
+        files[2].write_text(facts.model_dump_json(), encoding="utf-8")  # last; another process verifies the checksums
 
     def _flush(self) -> None:
         self._settle()
@@ -221,7 +224,7 @@ class SpoolWriter:
         _, encode, special = _opened(self.spool.tokenizer, self.spool.engine)
         ids, offsets = encode(texts)
         if first_special(special, ids) is not None:
-            raise NotKept("one of a special token")
+            raise NotKept("a text becomes a special token")
         stream = Stream(self.spool.dtype, len(ids) + len(texts))
         stream.add(ids, offsets, self.spool.eos)
         self.tokens.write(stream.values.data)
@@ -234,7 +237,7 @@ class SpoolReader:
 
     def __init__(self, spool: Spool) -> None:
         _opened.cache_clear()  # an engine has a hundred megabytes of words
-        self.spool, self.opened = spool, dict[Path, tuple[IO[bytes], IO[bytes]] | None]()
+        self.spool, self.opened = spool, dict[Path, tuple[FileIO, FileIO] | None]()
 
     def has(self, table: Path) -> bool:
         """Whether the tokens of the documents of this table are known."""
@@ -242,14 +245,14 @@ class SpoolReader:
             self.opened[table] = self._open(table)
         return self.opened[table] is not None
 
-    def _open(self, table: Path) -> tuple[IO[bytes], IO[bytes]] | None:
+    def _open(self, table: Path) -> tuple[FileIO, FileIO] | None:
         *files, facts = self.spool.files(table)
         try:
-            known = json.loads(facts.read_text(encoding="utf-8"))
-            if known["session"] != self.spool.session and known["checksums"] != list(map(file_checksum, files)):
+            known = SpoolFacts.model_validate_json(facts.read_bytes())
+            if known.session != self.spool.session and known.checksums != tuple(map(file_checksum, files)):
                 return None
-            return files[0].open("rb", 0), files[1].open("rb", 0)
-        except (OSError, ValueError, KeyError):
+            return FileIO(files[0]), FileIO(files[1])
+        except (OSError, ValueError):  # none yet, or a damaged record
             return None
 
     def gather(self, parts: list[tuple[Path, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -258,7 +261,7 @@ class SpoolReader:
         Args:
             parts: tables and the ascending numbers of rows in them, int64 [several] each.
         """
-        runs: list[tuple[IO[bytes], int, int]] = []
+        runs: list[tuple[FileIO, int, int]] = []
         lengths = []
         for table, rows in parts:
             tokens, places = self._files(table)
@@ -276,17 +279,17 @@ class SpoolReader:
             filled += stop - start
         return values, np.concatenate(lengths)
 
-    def _files(self, table: Path) -> tuple[IO[bytes], IO[bytes]]:
+    def _files(self, table: Path) -> tuple[FileIO, FileIO]:
         found = self.opened[table]
         assert found is not None
         return found
 
 
-def _read(file: IO[bytes], into: np.ndarray, first: int) -> None:
+def _read(file: FileIO, into: np.ndarray, first: int) -> None:
     """Fills `into` with the elements of the file from number `first` on."""
     view = into.data.cast("B")
     file.seek(first * into.itemsize)
     while len(view):
-        if not (count := file.readinto(view)):  # type: ignore[attr-defined]
+        if not (count := file.readinto(view)):
             raise OSError(f"{file.name} ends too early")
         view = view[count:]

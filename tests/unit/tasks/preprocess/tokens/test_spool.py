@@ -71,18 +71,20 @@ def test_what_a_killed_build_has_found_is_used_unless_it_is_damaged(
     given, digests, tmp_path, request, monkeypatch, spooled
 ):
     expected = preprocess(given, tmp_path / "plain")
-    for damage in (False, True):
+    for damage in ("nothing", "tokens", "record"):
         home = tmp_path / f"damaged {damage}"
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(spool.SpoolReader, "has", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             preprocess(given, home)
         (tokens,) = (home / "surveys" / "tokens").glob("*.tokens")
-        if damage:
+        if damage == "record":
+            tokens.with_suffix(".json").write_text("[1, 2]")
+        if damage == "tokens":
             content = bytearray(tokens.read_bytes())
             content[99] ^= 1
             tokens.write_bytes(content)
         with monkeypatch.context() as patch:
-            if not damage:
+            if damage == "nothing":
                 patch.setattr(Documents, "texts", lambda *_: pytest.fail("the text is read again"))
             assert preprocess(given, home) == expected
         assert digests(home / "datasets") == digests(tmp_path / "plain" / "datasets")
