@@ -34,7 +34,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 
 RESULTS = Path(__file__).with_name("results") / "preparing_ahead.json"
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -60,7 +60,7 @@ class WhileTraining(IterableDataset):
 
 
 def prepared(reader: TokenReader) -> Iterator[Batch]:
-    batches, consumed = TrainBatches(reader, 0, BATCH, BATCH, 0, 1), 0
+    batches, consumed = TrainBatches(stages_of(reader), 0, BATCH, BATCH, 0, 1), 0
     while True:
         ((inputs, labels, *_),) = batches.micro_batches(consumed, torch.device("cpu"))
         consumed += BATCH

@@ -48,8 +48,9 @@ def changed(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
         if section not in settings:
             raise ConfigError(f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}.")
         settings[section] |= changes[section] or {}
-    if any((changes.get("train") or {}).get(length) for length in ("num_epochs", "max_tokens")):
-        settings["train"]["max_steps"] = None
+    train = changes.get("train") or {}
+    if any(train.get(length) for length in ("num_epochs", "max_tokens")):
+        settings["train"] |= {"max_steps": None}
     # the form sends each value of its first section, changed or not
     for name, value in ((name, changes[name]) for name in SHORT if changes.get(name) not in (None, deployed[name])):
         section, key = SHORT[name]
@@ -84,8 +85,8 @@ class ChangesForm:
         self.deployed = {} if deployed is None else deployed.model_dump(mode="json", exclude={"deployment"})
 
     def __get_pydantic_json_schema__(self, _: object, handler: GetJsonSchemaHandler) -> Schema:
-        whole = handler.resolve_ref_schema(handler(PipelineConfig.__pydantic_core_schema__))
-        sections = {name: handler.resolve_ref_schema(part) for name, part in whole["properties"].items()}
+        whole = handler.resolve_ref_schema(handler(PipelineConfig.__pydantic_core_schema__))["properties"]
+        sections = {name: handler.resolve_ref_schema(part) for name, part in whole.items()}
         for name, section in sections.items():
             _fill(section, self.deployed.get(name, {}), handler)
         properties: dict[str, Schema] = {}
@@ -94,7 +95,7 @@ class ChangesForm:
         properties["name"]["description"] += " It also names the flow run: Prefect's own field Run Name is not used."
         for position, (name, section) in enumerate(sections.items(), len(SHORT)):
             section["title"] = "Change"
-            folded = [{"type": "null", "title": "As deployed"}, {"$ref": whole["properties"][name]["$ref"]}]
+            folded = [{"type": "null", "title": "As deployed"}, {"$ref": whole[name]["$ref"]}]
             field = PipelineConfig.model_fields[name]
             words = {"title": field.title, "description": field.description}
             properties[name] = words | {"anyOf": folded, "position": position}
@@ -150,7 +151,8 @@ def _explicit(field: Schema) -> Schema:
 
 def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler) -> None:
     """Make what is deployed the default of each field of a section and of the sections within it, and nothing else."""
-    for key, field in section["properties"].items():
+    fields = section["properties"]
+    for key, field in fields.items():
         if "$ref" in field:
             _fill(handler.resolve_ref_schema(field), values.get(key) or {}, handler)
             continue
@@ -160,4 +162,4 @@ def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler
         field = _explicit(field)
         field.pop("default", None)
         has_value = key in values and (values[key] is not None or "anyOf" in field)
-        section["properties"][key] = field | ({"default": values[key]} if has_value else {})
+        fields[key] = field | ({"default": values[key]} if has_value else {})

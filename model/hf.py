@@ -93,17 +93,18 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     Raises:
         ValueError: it is another architecture, or has a setting that this model cannot express; the message names key and value.
     """
-    if values.get("model_type") == OWN:
+    if (kind := values.get("model_type")) == OWN:
         return LlamaConfig.from_dict(values.get(OWN) or {})
-    if values.get("model_type") != "llama":
-        raise ValueError(f"model_type={values.get('model_type')!r} is neither 'llama' nor '{OWN}'")
+    if kind != "llama":
+        raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{OWN}'")
     found = {name: values.get(name, default) for name, default in SAME.items()}
+    heads = found["num_attention_heads"]
     if found["num_key_value_heads"] is None:
-        found["num_key_value_heads"] = found["num_attention_heads"]
+        found |= {"num_key_value_heads": heads}
     if missing := [name for name, value in found.items() if value is None]:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)
-    size, heads = values.get("head_dim"), found["num_attention_heads"]
+    size = values.get("head_dim")
     usual = isinstance(size, int) and size * heads == found["hidden_size"]  # then it says nothing more
     rope = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
     config = LlamaConfig.from_dict(found | rope)

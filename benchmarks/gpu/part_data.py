@@ -16,7 +16,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.chunking import compute_starts, row_starts, row_starts_by_torch
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.prefetch import Prefetch
 
 STEP = 1024  # tokens from row to row
@@ -65,7 +65,7 @@ def batches(device: str, rehearse: bool) -> list[Row]:
     for strategy, isolate in (("concat", False), ("concat", True), ("best_fit", True)):
         with TemporaryDirectory(prefix="data-") as folder:
             reader = dataset(folder, strategy, rehearse)
-            batches = TrainBatches(reader, 0, 4 * micro, micro, 0, 1, isolate)
+            batches = TrainBatches(stages_of(reader), 0, 4 * micro, micro, 0, 1, isolate)
             row: Row = {"strategy": strategy, "isolated": isolate, "tokens": 4 * micro * reader.sequence_length}
             expected = [digest(batch) for batch in batches.micro_batches(0, torch.device("cpu"))]
             for workers in (0, 2):

@@ -77,6 +77,7 @@ def test_a_run_folder_of_another_dataset_or_model_is_refused_with_the_difference
     refused(lab.start("foreign", *SOFTMAX_2, "train.seed=5"), 64, "train.seed: 1234 before, 5 now")
 
 
+@pytest.mark.slow
 def test_no_space_for_a_checkpoint_is_reported_and_the_same_command_resumes(lab, uninterrupted):
     expected, _ = uninterrupted("softmax", 2)
     (shard,) = lab.home.glob("datasets/python-stdlib-*/train/data-00000.arrow")

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from support.laboratory import COMMAND, exact_metrics, own_environment, processes_of
+from support.laboratory import COMMAND, own_environment, processes_of
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 
@@ -36,7 +36,7 @@ def drain(terminal: int, closed: threading.Event) -> None:
 
 
 def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted, in_terminal):
-    expected, expected_metrics = uninterrupted("softmax", 2)
+    uninterrupted("softmax", 2)  # makes the dataset
     pid, terminal, marker = in_terminal("hung-up", *SOFTMAX_2)
     closed = threading.Event()
     reader = threading.Thread(target=drain, args=(terminal, closed))
@@ -50,7 +50,5 @@ def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted, in_terminal)
     assert os.waitstatus_to_exitcode(status) == 75
     assert not processes_of(marker)
     records = (lab.run_dir("hung-up") / "attempts.jsonl").read_text().splitlines()
-    assert json.loads(records[-1])["code"] == 75
-    summary = lab.finish("hung-up", *SOFTMAX_2)
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert exact_metrics(lab.run_dir("hung-up")) == expected_metrics
+    last = json.loads(records[-1])
+    assert last["code"] == 75 and last["checkpoint_step"] % 10, "saved where it stood: test_kills.py resumes from that"

@@ -13,7 +13,6 @@ from support.laboratory import exact_metrics, kill
 
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
 SHORT = {
-    ("worker", "softmax", 2),
     ("torchrun", "infini", 2),
     ("flow", "softmax", 1),
     ("save", "infini", 2),
@@ -80,6 +79,7 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention
     assert summary["attempts"] == kills + 1, "not every kill interrupted something: the test proved nothing"
 
 
+@pytest.mark.slow  # test_preprocess_stage.py kills it inside each of its phases
 def test_preprocess_killed_in_the_middle_gives_the_same_bytes(lab, tmp_path):
     def files(home: Path) -> dict[Path, bytes]:
         (folder,) = (path for path in (home / "datasets").glob("python-stdlib-*"))
@@ -123,6 +123,7 @@ def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
     assert lab.finish("sigterm", *overrides)["weights_sha256"] == expected["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     overrides = ("data.strategy=best_fit", "train.document_isolation=true", "environment.nproc_per_node=2")
     expected = lab.finish("packed-calm", *overrides)
@@ -156,6 +157,7 @@ ANSWERS = (
 )
 
 
+@pytest.mark.slow
 def test_killed_with_the_loss_on_answers_alone_it_is_bitwise_the_uninterrupted_run(lab):
     calm = lab.finish("answers-calm", *ANSWERS)
     started = lab.start("answers", *ANSWERS)

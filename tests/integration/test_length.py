@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 SHORT = ("train.max_steps=null", "train.warmup_steps=1", "train.eval_every=2", "train.save_every=1000")
 
 
@@ -15,6 +17,7 @@ def test_epochs_and_tokens_become_steps(lab):
     assert lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same  # nothing was left to do
 
 
+@pytest.mark.slow
 def test_a_run_stops_early_and_resumes_with_more_patience(lab):
     early = ("train.eval_every=2", "train.early_stopping_min_delta=50", "train.save_every='900 tokens'")
     summary = lab.finish("early", *early, "train.early_stopping_patience=2")

@@ -131,6 +131,7 @@ def rows_of(lab) -> int:
     return json.loads(manifest.read_text())["content"]["rows"]["train"]
 
 
+@pytest.mark.slow
 def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, uninterrupted, tmp_path):
     uninterrupted("softmax", 2)  # makes the dataset, whose number of rows is needed
     body = not_finite(range(22, 25)).replace("SIZE", str(rows_of(lab)))

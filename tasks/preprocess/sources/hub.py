@@ -1,6 +1,7 @@
 """The texts of one split of a Hugging Face dataset: from the copy that `datasets` makes on this machine, or from where it is."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
@@ -27,22 +28,28 @@ def commit_of(path: str, revision: str | None) -> str | None:
         return revision
 
 
+@dataclass(frozen=True)
+class HubSplit:
+    """One split of a dataset.
+
+    Attributes:
+        path: name on the hub, local folder of one, or folder written by save_to_disk, which is read in place in any case.
+        streaming: its files are read as they come, and no copy is kept: memory holds a few rows (of parquet a row group).
+    """
+
+    path: str
+    configuration: str | None
+    split: str
+    revision: str | None
+    streaming: bool = False
+
+
 def texts_of(
-    path: str,
-    configuration: str | None,
-    split: str,
-    revision: str | None,
-    text_column: str,
-    streaming: bool,
-    *,
-    places: list[int] | None = None,
-    rows: Iterator[int] | None = None,
+    source: HubSplit, text_column: str, *, places: list[int] | None = None, rows: Iterator[int] | None = None
 ) -> Records:
     """Every text in order, and a Fault for each row without one; the same with and without `streaming`.
 
     Args:
-        path: name on the hub, local folder of one, or folder written by save_to_disk, which is read in place in any case.
-        streaming: its files are read as they come, and no copy is kept: memory holds a few rows (of parquet a row group).
         places: takes the number of each record's row, where a row can be gone to, which it cannot in a stream.
         rows: numbers of the rows to read, ascending; all where None.
 
@@ -50,7 +57,7 @@ def texts_of(
         Unreadable: it cannot be opened, or is damaged, or has no such column.
         PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not known to be bad.
     """
-    dataset = _opened(path, configuration, split, streaming, revision)
+    dataset = _opened(source)
     if dataset.column_names is not None:  # of a stream of JSON or CSV they are known with the first rows
         named_column(dataset.column_names, text_column)
         dataset = dataset.select_columns([text_column])
@@ -62,7 +69,7 @@ def texts_of(
         if rows is None
         else (dataset[several] for several in iter(lambda: list(islice(rows, AT_ONCE)), []))
     )
-    values = chain.from_iterable(_column_of(batch, text_column) for batch in _unbroken(batches, path, split, streaming))
+    values = chain.from_iterable(_column_of(batch, text_column) for batch in _unbroken(batches, source))
     for row, value in enumerate(values):
         record = as_text("" if value is None else value, f"row {row + 1}")
         for piece in pieces(record) if isinstance(record, str) else (record,):
@@ -76,33 +83,33 @@ def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
     return batch[text_column]
 
 
-def _unbroken(
-    batches: Iterator[dict[str, list[Any]]], path: str, split: str, streaming: bool
-) -> Iterator[dict[str, list[Any]]]:
+def _unbroken(batches: Iterator[dict[str, list[Any]]], source: HubSplit) -> Iterator[dict[str, list[Any]]]:
     try:
         yield from batches
     except Exception as error:  # of the network, a filesystem, or any of the readers inside `datasets`
-        fault = f"breaks off in split '{split}' ({_words(error)})"
+        fault = f"breaks off in split '{source.split}' ({_words(error)})"
         # What a cut connection looks like depends on the reader it meets; nothing that comes from elsewhere is dropped for it.
-        if _of_the_network(error) or (streaming and not Path(path).expanduser().is_dir()):
-            raise PipelineError(f"{path} {fault}; run the same command again.") from None
+        if _of_the_network(error) or (source.streaming and not Path(source.path).expanduser().is_dir()):
+            raise PipelineError(f"{source.path} {fault}; run the same command again.") from None
         raise Unreadable(fault) from None
 
 
-def _opened(path: str, configuration: str | None, split: str, streaming: bool, revision: str | None = None) -> Any:
+def _opened(source: HubSplit) -> Any:
     import datasets  # heavy, and needed for this source alone
 
-    folder = Path(path).expanduser()
+    split, folder = source.split, Path(source.path).expanduser()
     try:
         if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
             loaded: Any = datasets.load_from_disk(str(folder))
             return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-        place = str(folder) if folder.is_dir() else path
-        return datasets.load_dataset(place, configuration, split=split, streaming=streaming, revision=revision)
+        place = str(folder) if folder.is_dir() else source.path
+        return datasets.load_dataset(
+            place, source.configuration, split=split, streaming=source.streaming, revision=source.revision
+        )
     except Exception as error:  # `datasets` has no common class for what is wrong with a file
         fault = f"cannot be opened as a dataset with split '{split}' ({_words(error)})"
         if _of_the_network(error):
-            raise PipelineError(f"{path} {fault}; run the same command again.") from None
+            raise PipelineError(f"{source.path} {fault}; run the same command again.") from None
         raise Unreadable(fault) from None
 
 

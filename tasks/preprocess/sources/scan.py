@@ -53,10 +53,11 @@ def scan_source(source: Source, table: IO[bytes], sink: TextSink | None, min_len
                 seen.bad += [f"{source} {fault}" for fault in faults[: NAMED - len(seen.bad)]]
             if texts:
                 rows = _rows(texts, numbers + seen.records, places[numbers] if len(places) else -1)
-                seen.size += int(rows["size"].sum())
+                sizes = rows["size"]
+                seen.size += int(sizes.sum())
                 table.write(rows.tobytes())
                 if sink:
-                    sink.add(texts, rows["size"])
+                    sink.add(texts, sizes)
             _note_places(places, seen)
             seen.records += len(records)
     except (Unreadable, OSError) as error:

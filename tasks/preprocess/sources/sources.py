@@ -10,7 +10,7 @@ from typing import Any
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources.formats import read, read_at, read_batches
-from infini_llama.tasks.preprocess.sources.hub import commit_of, texts_of
+from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
 from infini_llama.tasks.preprocess.sources.patterns import RealPaths, matching_files, portable, python_stdlib
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
@@ -28,9 +28,8 @@ class Source:
     name: str
     text_column: str
     key: str = "data.files"
-    dataset: tuple[str, str | None, str, str | None] | None = None  # path or name, configuration, split, revision
+    dataset: HubSplit | None = None
     format: str = "auto"
-    streaming: bool = False  # of a dataset: read from where it is, not from a copy
     origin: str = ""  # of several sources in data.sources, the one it belongs to
     made: PasskeyTexts | None = None
 
@@ -51,7 +50,7 @@ class Source:
         if self.made:
             return iter(self.made)
         if self.dataset:
-            return texts_of(*self.dataset, self.text_column, self.streaming, places=places)
+            return texts_of(self.dataset, self.text_column, places=places)
         return read(self.path, self.text_column, self.format, wanted, places)
 
     def batches(self) -> Iterator[Batch]:
@@ -64,7 +63,7 @@ class Source:
     def records_at(self, places: Iterator[int]) -> Records:
         """The records that begin at these of the places that `records` gave."""
         if self.dataset:
-            return texts_of(*self.dataset, self.text_column, self.streaming, rows=places)
+            return texts_of(self.dataset, self.text_column, rows=places)
         return read_at(self.path, self.text_column, self.format, places)
 
     def size(self) -> int:
@@ -81,7 +80,7 @@ class Source:
         if self.made:
             return None
         if self.dataset:
-            return [self.dataset[3]] if COMMIT.fullmatch(self.dataset[3] or "") else None
+            return [self.dataset.revision] if COMMIT.fullmatch(self.dataset.revision or "") else None
         if isinstance(self.path, RemoteFile):
             return self.path.stamp
         try:
@@ -116,8 +115,7 @@ def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Sour
                 split,
                 column,
                 f"{section}.dataset",
-                (text.dataset, text.dataset_config, split, revision),
-                streaming=text.streaming,
+                HubSplit(text.dataset, text.dataset_config, split, revision, text.streaming),
                 origin=origin,
             )
             for split in splits

@@ -201,8 +201,8 @@ def _scan_batch(scan: Scan, sources: list[Source], file: Path, open_sink: OpenSi
 
 
 def _place(source: Source) -> str:
-    if source.dataset:
-        return f"hub://{'/'.join(str(part) for part in source.dataset[:3])}"
+    if split := source.dataset:
+        return f"hub://{split.path}/{split.configuration}/{split.split}"
     if not isinstance(source.path, Path):
         return source.path.url
     return str(source.path if source.path.is_absolute() else source.path.absolute())

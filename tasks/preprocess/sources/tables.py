@@ -52,23 +52,21 @@ def by_first(hashes: Iterable[np.ndarray], total: int, folder: Path, holds: Cond
     buckets = [_temporary(folder) for _ in range(1 + total // BUCKET)]
     number = 0
     for block in hashes:
-        entries = np.empty(len(block), entry)
-        halves = np.ascontiguousarray(block[:, :16]).view("<u8")
-        entries["high"], entries["low"] = halves[:, 0], halves[:, 1]
-        entries["number"] = np.arange(number, number + len(block))
+        high, low = np.ascontiguousarray(block[:, :16]).view("<u8").T
+        entries = np.rec.fromarrays([high, low, np.arange(number, number + len(block))], dtype=entry)
         number += len(block)
-        into = entries["low"] % np.uint64(len(buckets))
+        into = low % np.uint64(len(buckets))
         for which, bucket in enumerate(buckets):
             bucket.write((entries if len(buckets) == 1 else entries[into == which]).tobytes())
     for bucket in buckets:
         bucket.seek(0)
-        entries = np.fromfile(bucket, entry)
+        found = np.fromfile(bucket, entry).view(np.recarray)
         bucket.close()
-        entries = entries[np.lexsort((entries["low"], entries["high"]))]  # which keeps equal ones in order
-        fresh = np.ones(len(entries), dtype=bool)
-        fresh[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
-        leaders = entries["number"][fresh]
-        mask[entries["number"]] = holds(entries["number"], leaders[np.cumsum(fresh) - 1])
+        order = np.lexsort((found.low, found.high))  # which keeps equal ones in order
+        high, low, numbers = found.high[order], found.low[order], found.number[order]
+        fresh = np.ones(len(order), dtype=bool)
+        fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        mask[numbers] = holds(numbers, numbers[fresh][np.cumsum(fresh) - 1])
     return mask
 
 

@@ -16,12 +16,13 @@ def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
     if isinstance(tokenizer.model, models.BPE) and _adds_special_tokens_alone(tokenizer):
         return _without_added_tokens(tokenizer)
     description = orjson.loads(description_of(tokenizer))
-    _hide_special_pieces(description)
-    if all(token["special"] for token in description["added_tokens"]):
-        description["added_tokens"] = []
-        return Tokenizer.from_str(orjson.dumps(description).decode())
-    encoder = Tokenizer.from_str(orjson.dumps(description).decode())  # added tokens that are text stay, with their ids
-    encoder.encode_special_tokens = True
+    added = {token["content"]: token for token in description["added_tokens"]}
+    special = {content for content, token in added.items() if token["special"]}
+    hidden = _hide_special_pieces(description["model"], special)
+    has_text = len(special) < len(added)  # added tokens that are text stay, with their ids
+    kept = [token for content, token in added.items() if has_text and content not in hidden]
+    encoder = Tokenizer.from_str(orjson.dumps(description | {"added_tokens": kept}).decode())
+    encoder.encode_special_tokens = has_text
     return encoder
 
 
@@ -38,19 +39,20 @@ def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     return encoder
 
 
-def _hide_special_pieces(description: dict[str, Any]) -> None:
-    """Renames special tokens in a model's own vocabulary, where it would find them in text, to what no text has; ids stay."""
-    model = description["model"]
-    special = {token["content"] for token in description["added_tokens"] if token["special"]}
-    if model["type"] == "Unigram":
-        hidden = special & {piece for piece, _ in model["vocab"]}
-        model["vocab"] = [[HIDDEN + piece if piece in hidden else piece, score] for piece, score in model["vocab"]]
-    elif model["type"] in ("WordPiece", "WordLevel"):
-        hidden = special & model["vocab"].keys() - {model["unk_token"]}
-        model["vocab"] = {HIDDEN + piece if piece in hidden else piece: id for piece, id in model["vocab"].items()}
-    else:
-        return
-    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] not in hidden]
+def _hide_special_pieces(model: dict[str, Any], special: set[str]) -> set[str]:
+    """Renames special tokens in a model's own vocabulary, where it would find them in text, to what no text has; ids stay.
+
+    Returns:
+        The tokens that were renamed.
+    """
+    kind, vocabulary, hidden = model["type"], model["vocab"], set[str]()
+    if kind == "Unigram":
+        hidden = special & {piece for piece, _ in vocabulary}
+        model |= {"vocab": [[HIDDEN + piece if piece in hidden else piece, score] for piece, score in vocabulary]}
+    elif kind in ("WordPiece", "WordLevel"):
+        hidden = special & vocabulary.keys() - {model["unk_token"]}
+        model |= {"vocab": {HIDDEN + piece if piece in hidden else piece: id for piece, id in vocabulary.items()}}
+    return hidden
 
 
 def special_ids(tokenizer: Tokenizer) -> np.ndarray:

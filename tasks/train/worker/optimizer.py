@@ -51,8 +51,9 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     """
     groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
     for group in groups:
-        group["peak_lr"] = train.gate_learning_rate if group["name"] == "gates" else train.learning_rate
-        if group["name"] == "no_decay" and train.weight_decay_embeddings:
+        name = group["name"]
+        group["peak_lr"] = train.gate_learning_rate if name == "gates" else train.learning_rate
+        if name == "no_decay" and train.weight_decay_embeddings:
             groups.append(_embedding(model, group, train.weight_decay))
     return OPTIMIZERS[train.optimizer](model, groups, train)
 

@@ -26,7 +26,7 @@ from infini_llama.tasks.train.worker.callbacks.samples import Samples
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch, Prefetch
 from infini_llama.tasks.train.worker.data.resident import is_resident
@@ -78,17 +78,15 @@ class Trainer:
         self.strategy = build_strategy(model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer)
 
         reader_of = partial(TokenReader, job.dataset, verify_on_read=job.verify_on_read)
+        shorter = [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum]
         self.batches = TrainBatches(
-            reader_of(job.chunks, "train"),
+            stages_of(reader_of(job.chunks, "train"), shorter, job.source_weights, train.prefer_long_documents),
             train.seed,
             train.global_batch_size,
             job.micro_batch_size,
             ranks.data_rank,
             ranks.data_world_size,
             train.document_isolation,
-            job.source_weights,
-            [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum],
-            train.prefer_long_documents,
         )
         threads = train.dataloader_num_workers
         if is_resident(job.config.data.residency, [stage.reader for stage in self.batches.stages], ranks.device):

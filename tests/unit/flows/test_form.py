@@ -43,10 +43,12 @@ def test_the_deployed_values_are_the_forms_defaults_and_its_own_schema_allows_th
     assert [*properties][: len(SHORT)] == [*SHORT] and properties["max_steps"]["default"] == 60
     training = schema["definitions"]["TrainingConfig"]["properties"]
     assert training["warmup_steps"]["default"] == 5 and "max_steps" not in training
+    jsonschema.Draft202012Validator.check_schema(schema)
     for definition in schema["definitions"].values():
         for field in definition.get("properties", {}).values():
             if "default" in field:
-                jsonschema.validate(field["default"], field | {"definitions": schema["definitions"]})
+                own = field | {"definitions": schema["definitions"]}
+                jsonschema.Draft202012Validator(own).validate(field["default"])
 
 
 def test_prefects_own_deploy_command_has_the_same_form_without_values():

@@ -60,6 +60,30 @@ class Stage:
         return sample_rows(first, count, len(self.reader), seed)
 
 
+def stages_of(
+    reader: TokenReader,
+    shorter: Sequence[tuple[TokenReader, int]] = (),
+    weights: dict[str, float] | None = None,
+    prefer_long: float = 0.0,
+) -> list[Stage]:
+    """The samples of a run, in order.
+
+    Args:
+        shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
+            Their length divides the reader's; a sample is as many of them as it has tokens.
+        weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
+        prefer_long: how much more often rows of long documents are seen (train.prefer_long_documents).
+    """
+    readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
+    stages: list[Stage] = []
+    for table, first in zip(readers, firsts, strict=True):
+        order, parts = None, parts_of(table.sources, weights) if weights else ()
+        if prefer_long:
+            order, parts = preferring(table, prefer_long, weights)
+        stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts, order))
+    return stages
+
+
 class TrainBatches:
     """The global batch of a step is a function of the samples consumed before it; rank r takes its r-th slice.
 
@@ -67,36 +91,23 @@ class TrainBatches:
 
     Args:
         rank, world_size: of the groups of ranks that have rows of their own.
-        weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
-        shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
-            Their length divides the reader's; a sample is as many of them as it has tokens.
-        prefer_long: how much more often rows of long documents are seen (train.prefer_long_documents).
+        isolate: batches say which document each token is of.
     """
 
     def __init__(
         self,
-        reader: TokenReader,
+        stages: list[Stage],
         seed: int,
         global_batch: int,
         micro_batch: int,
         rank: int,
         world_size: int,
         isolate: bool = False,
-        weights: dict[str, float] | None = None,
-        shorter: Sequence[tuple[TokenReader, int]] = (),
-        prefer_long: float = 0.0,
     ) -> None:
-        self.seed, self.isolate = seed, isolate
+        self.stages, self.seed, self.isolate = stages, seed, isolate
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.per_rank = global_batch // world_size
         self.rank = rank
-        readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
-        self.stages: list[Stage] = []
-        for table, first in zip(readers, firsts, strict=True):
-            order, parts = None, parts_of(table.sources, weights) if weights else ()
-            if prefer_long:
-                order, parts = preferring(table, prefer_long, weights)
-            self.stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts, order))
 
     def keep_on(self, device: torch.device) -> None:
         """Copy the tokens and row tables into the memory of `device`, where batches are built from now on."""

@@ -9,7 +9,7 @@ import torch
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from support.stages import describe, lookup, preprocess, read_manifest, survey, verify
 
 
@@ -108,12 +108,12 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     reference = preprocess(mixture(), str(tmp_path))
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     numbers = reader.sources[0].rows
-    batches = TrainBatches(reader, 3, 64, 8, 0, 1, weights={"prose": 3, "numbers": 1})
+    batches = TrainBatches(stages_of(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1)
     for step in range(5):
         assert (batches.rows(64 * step) < numbers).sum() == 16
     inputs, _ = next(batches.micro_batches(0, torch.device("cpu")))
     assert inputs.shape == (8, 16)
-    even = TrainBatches(reader, 3, len(reader), 1, 0, 1)
+    even = TrainBatches(stages_of(reader), 3, len(reader), 1, 0, 1)
     assert sorted(even.rows(0)) == list(range(len(reader)))
 
 

@@ -14,7 +14,7 @@ from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
 from infini_llama.tasks.preprocess.rows.packing import PACKED, Packed, costs_of_starts, costs_packed, pack
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, to_batch
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of, to_batch
 from support.stages import describe, preprocess, verify
 
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=40)
@@ -156,7 +156,7 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
         single += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[0]
     assert count == mask.sum() == reader.count_targets(rows) and total.item() == pytest.approx(single.item(), rel=1e-9)
     for world in (1, 2, 4):
-        batches = [TrainBatches(reader, 3, 8, 2, rank, world) for rank in range(world)]
+        batches = [TrainBatches(stages_of(reader), 3, 8, 2, rank, world) for rank in range(world)]
         counted = sum(
             int((labels != -100).sum()) for b in batches for _, labels in b.micro_batches(16, torch.device("cpu"))
         )
@@ -170,7 +170,7 @@ def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(dat
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
     (inputs, labels, documents), *_ = TrainBatches(
-        reader, 3, len(reader), len(reader), 0, 1, isolate=True
+        stages_of(reader), 3, len(reader), len(reader), 0, 1, isolate=True
     ).micro_batches(0, torch.device("cpu"))
     single, shared = torch.zeros((), dtype=torch.float64), 0
     for row, label, document in zip(inputs, labels, documents, strict=True):
@@ -182,7 +182,7 @@ def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(dat
     assert shared
     assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(single.item(), rel=1e-9)
     assert model.loss(inputs, labels)[0].item() != pytest.approx(single.item(), rel=1e-9)
-    assert len(next(TrainBatches(reader, 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
+    assert len(next(TrainBatches(stages_of(reader), 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
 
 
 def test_a_stride_is_for_windows_only():

@@ -1,6 +1,7 @@
 """A Hugging Face dataset read as a stream: the same documents and bytes, and no copy of it."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import pyarrow as pa
@@ -10,7 +11,7 @@ from prefect.states import Failed
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.preprocess.sources import hub
-from infini_llama.tasks.preprocess.sources.hub import texts_of
+from infini_llama.tasks.preprocess.sources.hub import HubSplit, texts_of
 from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.task import _may_pass
 from support.stages import preprocess
@@ -71,7 +72,7 @@ def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
                 yield batch
 
     monkeypatch.setattr(hub, "_opened", lambda *given: Watched(opened(*given)))
-    texts = texts_of(str(folder), None, "train", None, "body", True)
+    texts = texts_of(HubSplit(str(folder), None, "train", None, True), "body")
     for _ in range(10):
         next(texts)
     assert sum(seen) <= hub.AT_ONCE
@@ -84,7 +85,7 @@ def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
         preprocess(data(**given), str(tmp_path / "home"))
     with pytest.raises(DataError, match="nothing"):
         preprocess(data(**given, text_column="body", dataset_split="nothing"), str(tmp_path / "home"))
-    records = list(texts_of(str(folder), None, "train", None, "id", True))
+    records = list(texts_of(HubSplit(str(folder), None, "train", None, True), "id"))
     assert len(records) == len(ROWS) and all(isinstance(record, Fault) for record in records)  # numbers are no text
     last = sorted((folder / "data").iterdir())[-1]
     last.write_bytes(b'"\xff\xfe never a file\n')
@@ -121,12 +122,12 @@ def test_a_stream_that_breaks_off_is_no_bad_text(
     data, folder, cache, tmp_path, monkeypatch, dataset, error, on_bad_input
 ):
     opened = hub._opened
-    monkeypatch.setattr(hub, "_opened", lambda path, *rest: Breaking(opened(str(folder), *rest), error))
+    monkeypatch.setattr(hub, "_opened", lambda split: Breaking(opened(replace(split, path=str(folder))), error))
     given = {"source": "huggingface", "dataset": dataset or str(folder), "text_column": "body", "files": []}
     with pytest.raises(PipelineError, match="'train'") as found:
         preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), str(tmp_path / "home"))
     assert found.value.exit_code == 70
-    monkeypatch.setattr(hub, "_opened", lambda path, *rest: opened(str(folder), *rest))
+    monkeypatch.setattr(hub, "_opened", lambda split: opened(replace(split, path=str(folder))))
     with pytest.raises(DataError, match="'text'"):
         preprocess(data(**given | {"text_column": "text"}, streaming=True), str(tmp_path / "home"))
 

@@ -15,7 +15,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.tokens.answers import encode_answers, map_prompts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from support.stages import plan, preprocess, verify
 
 MARK = "\nAnswer: "
@@ -86,7 +86,7 @@ def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(da
     reference = preprocess(data(files=[str(texts)], **ANSWERS, strategy="padded", sequence_length=32), tmp_path)
     folder = tmp_path / reference["path"]
     reader = TokenReader(folder, reference["chunks"], "train")
-    batches = TrainBatches(reader, seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1)
+    batches = TrainBatches(stages_of(reader), seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1)
     ids, answers = literal(folder, "train")
     config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
 from infini_llama.tasks.train.worker.callbacks.step_metrics import gate_means, parameter_norm
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed
@@ -71,9 +71,9 @@ def test_gradients_and_loss_equal_those_of_the_whole_batch(attention, micro):
 def test_every_world_size_sees_the_same_global_batches(world, micro):
     seen = []
     for rank in range(world):
-        mine = TrainBatches(Rows(37), 7, 12, micro, rank, world)
+        mine = TrainBatches(stages_of(Rows(37)), 7, 12, micro, rank, world)
         seen += [int(row[0]) for inputs, _ in mine.micro_batches(24, torch.device("cpu")) for row in inputs]
-    assert seen == TrainBatches(Rows(37), 7, 12, 1, 0, 1).rows(24).tolist()
+    assert seen == TrainBatches(stages_of(Rows(37)), 7, 12, 1, 0, 1).rows(24).tolist()
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():

@@ -12,7 +12,7 @@ from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.length import refuse_repeats
 from infini_llama.tasks.train.worker.data import preference
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.mixture import mixed_rows
 from infini_llama.tasks.train.worker.data.preference import lengths_of_rows, preferring
 from support.stages import preprocess
@@ -97,7 +97,7 @@ def test_weights_of_sources_stay_exact():
     reader = Rows([9] * 100, [9] * 100 + [500] * 10, strategy="padded")
     border = reader.sources[0].rows
     weights = {"s0": 3.0, "s1": 1.0}
-    of = TrainBatches(reader, 7, 400, 4, 0, 1, weights=weights, prefer_long=2.0)
+    of = TrainBatches(stages_of(reader, weights=weights, prefer_long=2.0), 7, 400, 4, 0, 1)
     for step in range(4):
         assert (of.rows(400 * step) < border).sum() == 300
     own = np.concatenate([of.rows(400 * step) for step in range(4)])
@@ -108,7 +108,8 @@ def test_weights_of_sources_stay_exact():
 def test_epoch_zero_keeps_the_order_of_older_versions():
     reader = Rows([9] * 100)
     assert np.array_equal(
-        TrainBatches(reader, 7, 32, 4, 0, 1, prefer_long=0.0).rows(64), TrainBatches(reader, 7, 32, 4, 0, 1).rows(64)
+        TrainBatches(stages_of(reader, prefer_long=0.0), 7, 32, 4, 0, 1).rows(64),
+        TrainBatches(stages_of(reader), 7, 32, 4, 0, 1).rows(64),
     )
 
 
@@ -116,7 +117,7 @@ def test_the_rows_of_a_dataset_on_disk(data, tmp_path):
     reference = preprocess(data(strategy="best_fit"), str(tmp_path))
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     lengths = lengths_of_rows(reader)
-    seen = TrainBatches(reader, 7, 4096, 4, 0, 1, prefer_long=1.0).rows(0)
+    seen = TrainBatches(stages_of(reader, prefer_long=1.0), 7, 4096, 4, 0, 1).rows(0)
     assert len(reader.paths) > 1 and lengths[seen].mean() > 1.1 * lengths.mean()
     assert len(set(seen.tolist())) > 0.9 * len(reader)
 

@@ -7,7 +7,7 @@ import torch
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.data.prefetch import Prefetch
 
@@ -44,7 +44,7 @@ def following(samples: int) -> int:
 
 
 def steps(reader: Rows, workers: int, first: int = 0, count: int = 12) -> list[tuple[int, list, int]]:
-    batches, seen, at = TrainBatches(reader, 7, 8, 2, 0, 1), [], first
+    batches, seen, at = TrainBatches(stages_of(reader), 7, 8, 2, 0, 1), [], first
     with Prefetch(batches, CPU, following, workers) as prefetch:
         for _ in range(count):
             built, targets = prefetch.batch_at(at)
@@ -64,10 +64,10 @@ def test_any_number_of_threads_gives_the_batches_of_none_also_from_the_middle(wo
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
-    batches = TrainBatches(Rows(), 7, 8, 2, 0, 1)
+    batches = TrainBatches(stages_of(Rows()), 7, 8, 2, 0, 1)
     damaged = int(batches.rows(32)[3])
     assert all(damaged not in batches.rows(at) for at in (0, 8))
-    with Prefetch(TrainBatches(Rows(damaged), 7, 8, 2, 0, 1), CPU, following, workers) as prefetch:
+    with Prefetch(TrainBatches(stages_of(Rows(damaged)), 7, 8, 2, 0, 1), CPU, following, workers) as prefetch:
         prefetch.batch_at(0), prefetch.batch_at(8)
         with pytest.raises(DataError, match=f"row {damaged} "):
             prefetch.batch_at(32)
@@ -75,7 +75,7 @@ def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
 
 
 def test_a_seek_is_followed():
-    with Prefetch(TrainBatches(Rows(), 7, 8, 2, 0, 1), CPU, following, 2) as prefetch:
+    with Prefetch(TrainBatches(stages_of(Rows()), 7, 8, 2, 0, 1), CPU, following, 2) as prefetch:
         prefetch.batch_at(0)
         jumped = prefetch.batch_at(80)
-    assert torch.equal(jumped[0][0][0], next(TrainBatches(Rows(), 7, 8, 2, 0, 1).micro_batches(80, CPU))[0])
+    assert torch.equal(jumped[0][0][0], next(TrainBatches(stages_of(Rows()), 7, 8, 2, 0, 1).micro_batches(80, CPU))[0])

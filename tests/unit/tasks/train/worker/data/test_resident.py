@@ -9,7 +9,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.worker.data import resident
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_every_strategy_has_the_bytes_of_the_host(text, settings, isolate, devic
     reader = readers(text, sequence_length=24, **settings)
     assert len(reader.paths) > 1
     count = len(reader)
-    on_host, on_device = (TrainBatches(reader, 3, count, 4, 0, 1, isolate) for _ in range(2))
+    on_host, on_device = (TrainBatches(stages_of(reader), 3, count, 4, 0, 1, isolate) for _ in range(2))
     on_device.keep_on(torch.device(device))
     expected = list(on_host.micro_batches(0, CPU))  # every row once
     found = list(on_device.micro_batches(0, torch.device(device)))
@@ -76,7 +76,7 @@ def test_the_most_documents_of_a_row(text, settings):
 
 def test_a_curriculum_shares_one_stream(text):
     reader, short = (readers(text, sequence_length=length) for length in (24, 8))
-    on_host, on_device = (TrainBatches(reader, 3, 4, 2, 0, 1, True, shorter=[(short, 8)]) for _ in range(2))
+    on_host, on_device = (TrainBatches(stages_of(reader, shorter=[(short, 8)]), 3, 4, 2, 0, 1, True) for _ in range(2))
     on_device.keep_on(CPU)
     first, last = (stage.resident for stage in on_device.stages)
     assert first.tokens is last.tokens
