@@ -10,6 +10,12 @@ which the second of two steps is measured; times are the process's own, so that 
 is told to keep what it has (GLIBC_TUNABLES below), else from 32k on every tensor of 32 MB is given back to the kernel and faulted in
 anew, which then is half of the time. Memory is the growth of the peak resident size (on a GPU the allocator's peak). The result goes
 to benchmarks/results/attention-<device>.json.
+
+    .venv/bin/python benchmarks/attention.py --backends sdpa blocked [--precisions fp32 bf16] [--rounds 5]
+
+The functions of model.backends instead: forward and backward of 2,048 tokens in rows of 128 to 2,048, 8 heads of 32 or 64 and 4 of
+keys and values, one thread, by the trial of environment.tune, which also says how far each is from exact attention. The rows of this
+processor in the same file are replaced, under "backends".
 """
 
 import argparse
@@ -22,9 +28,14 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import torch
+
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.probe import cpu
+from infini_llama.tasks.patch_environment.tuning.attention_trial import AttentionCase, try_attention
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
@@ -89,15 +100,46 @@ def child(kind: str, length: int, device: str) -> None:
     print(json.dumps({"seconds": seconds, "bytes": peak(device) - before}))
 
 
+def compare_backends(options: argparse.Namespace, target: Path) -> None:
+    """Each precision, head size and length in a process of its own."""
+    processor = cpu(Machine()).model + (" with bf16" if cpu(Machine()).bf16 else " without bf16")
+    if options.device == "cuda":
+        processor = torch.cuda.get_device_name()
+    rows = []
+    for precision, head_dim, length in product(options.precisions, (32, 64), (128, 256, 512, 1024, 2048)):
+        case = [options.backends, options.device, precision, max(1, 2048 // length), 8, 4, length, head_dim]
+        command = [sys.executable, __file__, "--rounds", str(options.rounds), "--case", json.dumps(case)]
+        answer = subprocess.run(
+            command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
+        )
+        found = json.loads(answer.stdout)
+        rows.append({"processor": processor, "case": case[2:], "torch": torch.__version__, "found": found})
+        first = found[options.backends[0]].get("seconds", float("nan"))
+        times = (f"{name} {1e3 * got['seconds']:.1f} ms ({first / got['seconds']:.2f}x)" for name, got in found.items())
+        print(f"{precision} head {head_dim} rows of {length:>5}: {', '.join(times)}", flush=True)
+    stored = json.loads(target.read_text(encoding="utf-8"))
+    kept = [row for row in stored.get("backends", []) if row["processor"] != processor]
+    target.write_text(json.dumps(stored | {"backends": kept + rows}, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192, 16384, 32768])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--backends", nargs="+", help="compare these functions of model.backends")
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    target = Path(__file__).with_name("results") / f"attention-{options.device}.json"
     if options.child:
         return child(options.child[0], int(options.child[1]), options.device)
+    if options.case:
+        torch.set_num_threads(1)
+        return print(json.dumps(try_attention(AttentionCase(*json.loads(options.case)), options.rounds)))
+    if options.backends:
+        return compare_backends(options, target)
     kinds = [*OURS, *(THEIRS if find_spec("infini_transformer_pytorch") else ())]
     cases: dict[str, dict[int, list[dict]]] = {kind: {length: [] for length in options.lengths} for kind in kinds}
     for _ in range(options.rounds):
@@ -119,8 +161,8 @@ def main() -> None:
     machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
     if options.device == "cuda":
         machine["gpu"] = torch.cuda.get_device_name()
-    stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "runs": cases}
-    target = Path(__file__).with_name("results") / f"attention-{options.device}.json"
+    stored = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    stored |= {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "runs": cases}
     target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return None
 

@@ -5,15 +5,18 @@
         jsonargparse typeshed_client
     .venv/bin/python benchmarks/training.py [--litgpt /tmp/litgpt] [--sizes s m] [--vocabularies 8192 32000] [--rounds 5]
 
-All start from the same weights and take the same batches (2,048 tokens in rows of 512, random), in bf16 autocast over fp32 weights, with
-AdamW without decay and gradients clipped to 1, so their losses have to agree. Each is a process of its own; they take turns, a few steps
-each, so that a busy machine strikes all of them. What counts is the median over the rounds of the ratio to Trainer as shipped, of wall
-time and of processor time, which neighbours disturb less.
+All start from the same weights and take the same batches (2,048 tokens in rows of 512, random), with AdamW without decay and gradients
+clipped to 1, so their losses have to agree. Where the processor multiplies bf16, all run in bf16 autocast over fp32 weights; elsewhere
+all run in fp32, which is the default of each and faster than emulated bf16 (--precision). Each is a process of its own; they take
+turns, a few steps each, so that a busy machine strikes all of them. What counts is the median over the rounds of the ratio to Trainer
+as shipped, of wall time and of processor time, which neighbours disturb less.
 
-Ours is `optimizer_step` of the workers under the settings that environment.tune=full chooses among. `shipped`: every process with its
-library's defaults and the system's allocator; `equal`: the others with our allocator settings, too. Threads are the same everywhere.
+Ours is `optimizer_step` of the workers. Attention backend, fused projections, loss chunk and allocator are what the trials of
+environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole. `shipped`: every process with its
+library's defaults and the system's allocator; `our allocator`: with the variables of our allocator, too. Threads are the same everywhere.
+Where the time goes: the parts of one more step of ours, and the limit: what its products alone take at the fastest speed measured.
 The denominator of MFU is the fastest matrix product of all turns, so the one that neighbours disturbed least.
-Results go to benchmarks/results/training.json, a row per size, vocabulary and processor.
+Results go to benchmarks/results/training.json, a row per size, vocabulary, processor and precision.
 """
 
 import argparse
@@ -28,14 +31,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+from training_peer import LENGTH, ROWS, SIZES
+
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.patch_environment.planning.pin import settings_of, with_settings
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import cpu
+from infini_llama.tasks.patch_environment.probe.probe import cpu, probe
+from infini_llama.tasks.patch_environment.tuning.tune import tune
+from infini_llama.tasks.records.plan import EnvironmentPlan
 
 RESULTS = Path(__file__).with_name("results") / "training.json"
 PEER = Path(__file__).with_name("training_peer.py")
 OURS = ("ours eager", "ours compiled")
+SETTINGS = ("precision", "attention_backend", "fuse_projections", "loss_chunk", "allocator")
 PEERS = ("trainer", "transformers", "litgpt", "plain loop")
-GLIBC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
+ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
+TUNED = {"s": 3000, "m": 600}  # steps of the run whose settings are chosen: 5 % of its time is for trials, some minutes
 
 
 class Contestant:
@@ -43,7 +55,7 @@ class Contestant:
 
     def __init__(self, name: str, allocator: dict[str, str], order: dict[str, Any]) -> None:
         self.name = name
-        clean = {key: value for key, value in os.environ.items() if key not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
+        clean = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
         threads = {"OMP_NUM_THREADS": str(order["threads"]), "MKL_NUM_THREADS": str(order["threads"])}
         self.process = subprocess.Popen(
             [sys.executable, str(PEER), name, json.dumps(order)],
@@ -68,11 +80,29 @@ class Contestant:
         self.process.wait()
 
 
+def tuned_plan(size: str, vocabulary: int, arguments: argparse.Namespace, home: str) -> EnvironmentPlan:
+    """What environment.tune=full chooses for our step without compilation, on a machine that has nothing else to do."""
+    hidden, inner, layers, heads, kv = SIZES[size]
+    model = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    environment = {"device": "cpu", "tune": "full", "nproc_per_node": 1, "threads": arguments.threads}
+    sections = {
+        "data": {"source": "python-stdlib", "sequence_length": LENGTH, "tokenizer": {"vocab_size": vocabulary}},
+        "model": model | {"num_attention_heads": heads, "num_key_value_heads": kv},
+        "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS, "compile": "off", "max_steps": TUNED[size]},
+        "environment": environment | {"precision": arguments.precision},
+        "runtime": {"home": home},
+    }
+    facts = probe(Path(home)).model_copy(update={"load": 0.0})
+    config = PipelineConfig.model_validate(sections)
+    return resolve(with_settings(config, tune(config, facts, Path(home)).settings), facts)
+
+
 def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: str) -> dict[str, Any]:
     """One size and vocabulary: medians, ratios and losses of every contestant."""
+    plan = tuned_plan(size, vocabulary, arguments, home)
     order = {"size": size, "vocabulary": vocabulary, "threads": arguments.threads, "steps": arguments.steps}
-    order |= {"turns": arguments.rounds + 1, "litgpt": arguments.litgpt, "home": home}
-    ours, system = {"GLIBC_TUNABLES": GLIBC}, {}
+    order |= {"turns": arguments.rounds + 1, "litgpt": arguments.litgpt, "home": home, "plan": plan.to_json()}
+    ours, system = {name: value for name, value in plan.env.items() if name in ALLOCATOR}, {}
     lanes = [(f"{name}, our allocator", name, ours) for name in OURS if name in arguments.contestants]
     for peer in PEERS:
         if peer in arguments.contestants and (peer != "litgpt" or arguments.litgpt):
@@ -105,16 +135,26 @@ def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: str
     for label, measured in turns.items():
         flops = measured[0]["flops_per_token"] * tokens
         found[label]["mfu"] = spread([flops / turn["wall"] / peak for turn in measured[1:]])
-        found[label]["where the time goes"] = measured[-1].get("profile")
+        if profile := measured[-1].get("profile"):
+            step = statistics.median(turn["wall"] for turn in measured[1:]) / arguments.steps
+            limit = flops / arguments.steps / peak
+            found[label] |= {"step_seconds": step, "limit_seconds": limit, "where the time goes": profile}
     first = [entry["losses"] for entry in found.values()]
     apart = max(abs(a - b) / a for losses in first for a, b in zip(first[0], losses, strict=True))
-    return {"size": size, "vocabulary": vocabulary, "contestants": found, "losses_differ_relatively_by_at_most": apart}
+    settings = {name: value for name, value in settings_of(plan).to_json().items() if name in SETTINGS}
+    row = {"size": size, "vocabulary": vocabulary, "settings": settings, "contestants": found}
+    return row | {"losses_differ_relatively_by_at_most": apart}
 
 
 def processor_name() -> str:
     """Model, and what multiplies bf16."""
     found = cpu(Machine())
     return f"{found.model}, {'AMX' if found.amx else 'AVX512-BF16' if found.bf16 else 'no bf16'}"
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, int, str, str]:
+    """What a row is of; rows without settings are of bf16."""
+    return row["size"], row["vocabulary"], row["processor"], row.get("settings", {}).get("precision", "bf16")
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -129,9 +169,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="of one turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--precision", choices=["bf16", "fp32"], help="default: bf16 where the processor multiplies it")
     parser.add_argument("--litgpt", default=None, help="folder that litgpt was installed into; default: without it")
     arguments = parser.parse_args()
     processor = processor_name()
+    arguments.precision = arguments.precision or ("fp32" if processor.endswith("no bf16") else "bf16")
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
     with tempfile.TemporaryDirectory(prefix="training-") as home:
         for size in arguments.sizes:
@@ -150,8 +192,8 @@ def main() -> None:
                     "threads": arguments.threads,
                 }
                 row |= {"load": os.getloadavg(), "time": began, "platform": platform.platform()}
-                same = (size, vocabulary, processor)
-                kept = [old for old in results["rows"] if (old["size"], old["vocabulary"], old["processor"]) != same]
+                same = (size, vocabulary, processor, arguments.precision)
+                kept = [old for old in results["rows"] if key_of(old) != same]
                 results = {"rows": [*kept, row]}
                 RESULTS.write_text(json.dumps(results, indent=1), encoding="utf-8")
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,18 @@ from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
 
 ROWS, LENGTH, RATE = 4, 512, 1e-3
+# Of a step's profile, by names of functions that are called or call.
+PARTS = {
+    "optimizer and clipping": ("Optimizer.step", "fused_adamw", "linalg_vector_norm"),
+    "compiled: norms, elementwise and loss": ("CompiledFxGraph",),
+    "loss": ("_Chunked", "cross_entropy", "NllLoss", "LogSoftmax", "nll_loss", "log_softmax"),
+}
 SIZES = {"s": (256, 768, 6, 8, 4), "m": (512, 1408, 8, 8, 4)}
 Step = Callable[[torch.Tensor], torch.Tensor | float]  # rows [4, 513] of tokens to the loss before the update
 
 
-def autocast() -> torch.autocast:
-    return torch.autocast("cpu", dtype=torch.bfloat16)
+def autocast(order: dict[str, Any]) -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=order["plan"]["precision"] == "bf16")
 
 
 class Turns:
@@ -43,7 +50,8 @@ class Turns:
 
     def begin(self) -> None:
         sys.stdin.readline()
-        self.ceiling = peak_flops(torch.device("cpu"), torch.bfloat16)
+        half = self.order["plan"]["precision"] == "bf16"
+        self.ceiling = peak_flops(torch.device("cpu"), torch.bfloat16 if half else torch.float32)
         self.losses, self.wall, self.cpu = [], time.perf_counter(), time.process_time()
 
     def end(self, then: Callable[[], dict[str, Any]] = dict) -> None:
@@ -70,21 +78,44 @@ def take_turns(step: Step, turns: Turns) -> None:
         turns.end(lambda: {"profile": profile_of(step, batch_of(0, order["vocabulary"]))} if last else {})  # noqa: B023
 
 
-def profile_of(step: Step, rows: torch.Tensor) -> dict[str, float]:
-    """Share of a further step's own processor time of each of the twelve costliest functions."""
+def profile_of(step: Step, rows: torch.Tensor) -> dict[str, dict[str, float]]:
+    """Share of a further step's own time of each part, and of each of the twelve costliest functions."""
     with torch.profiler.profile() as profiler:
         step(rows)
-    events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    total = sum(event.self_cpu_time_total for event in events)
-    return {event.key[:60]: event.self_cpu_time_total / total for event in events[:12]}
+    parts, functions = Counter[str](), Counter[str]()
+    for event in profiler.events():
+        parts[part_of(event)] += event.self_cpu_time_total
+        functions[event.name[:60]] += event.self_cpu_time_total
+    total = sum(parts.values())
+    return {
+        "parts": {name: time / total for name, time in parts.most_common()},
+        "functions": {name: time / total for name, time in functions.most_common(12)},
+    }
 
 
-def plain(module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> Step:
+def part_of(event: Any) -> str:
+    """Attention with its products, the other products, or what the function and those that call it are named after."""
+    callers = [event.name]
+    while event := event.cpu_parent:
+        callers.append(event.name)
+    if any(name in caller for caller in callers for name in ("blocked_attention", "scaled_dot_product")):
+        return "attention"
+    if callers[0] in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"):
+        return "products"
+    for part, names in PARTS.items():
+        if any(name in caller for caller in callers for name in names):
+            return part
+    if callers[0] in ("aten::copy_", "aten::cat", "aten::_cat", "aten::clone"):
+        return "copies and casts"
+    return "norms and elementwise" if callers[0].startswith("aten::") else "dispatch"
+
+
+def plain(module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], order: dict[str, Any]) -> Step:
     """The loop that tutorials have, with torch's own defaults."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
 
     def step(rows: torch.Tensor) -> float:
-        with autocast():
+        with autocast(order):
             loss = loss_of(rows)
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -96,13 +127,15 @@ def plain(module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
-    """The workers' own step, with the settings that environment.tune=full arrives at."""
+    """The workers' own step under the plan."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(one)
+    plan = EnvironmentPlan.from_json(order["plan"] | {"compile": "whole" if compiled else "off"})
     ranks = Ranks("cpu", "gloo")
-    model.loss_chunk = 0 if compiled or order["vocabulary"] * ROWS * LENGTH * 4 < 32 * 2**20 else 256
+    model.loss_chunk = plan.loss_chunk
+    model.fuse_projections(plan.fuse_projections == "on")
     train = TrainingConfig(learning_rate=RATE, weight_decay=0.0)
-    strategy = build_strategy(model, train, "bf16", ROWS, ranks, build_optimizer)
+    strategy = build_strategy(model, train, plan.precision, ROWS, ranks, build_optimizer)
 
     def parts(rows: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
         return [(rows[:, :-1], rows[:, 1:])]
@@ -113,18 +146,6 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
     if compiled:
         run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}"
         run.mkdir(parents=True, exist_ok=True)
-        plan = EnvironmentPlan(
-            device="cpu",
-            gpus=(),
-            nproc_per_node=1,
-            precision="bf16",
-            attention_backend="sdpa",
-            compile="whole",
-            threads=torch.get_num_threads(),
-            distributed_backend="gloo",
-            micro_batch_size=ROWS,
-            accumulation_steps=1,
-        )
         if compile_if_it_agrees(strategy.module, model, plan, first_batch, ranks, run) is None:
             raise RuntimeError((run / "compile.json").read_text(encoding="utf-8"))
 
@@ -163,7 +184,7 @@ def litgpt(model: Llama, config: LlamaConfig, order: dict[str, Any]) -> Step:
     weights: dict[str, Any] = {}
     copy_weights_hf_llama(theirs.config, {}, weights, dict(model.state_dict()))
     theirs.load_state_dict({name: value.clone() for name, value in weights.items()})
-    return plain(theirs, lambda rows: chunked_cross_entropy(theirs(rows[:, :-1]), rows[:, 1:], chunk_size=128))
+    return plain(theirs, lambda rows: chunked_cross_entropy(theirs(rows[:, :-1]), rows[:, 1:], chunk_size=128), order)
 
 
 def transformers_model(model: Llama, config: LlamaConfig) -> Any:
@@ -221,7 +242,7 @@ def trainer(theirs: Any, turns: Turns) -> None:
         max_grad_norm=1.0,
         lr_scheduler_type="constant",
         use_cpu=True,
-        bf16=True,
+        bf16=order["plan"]["precision"] == "bf16",
         logging_strategy="no",
         save_strategy="no",
         report_to=[],
@@ -237,7 +258,8 @@ def main() -> None:
     hidden, inner, layers, heads, kv = SIZES[order["size"]]
     config = LlamaConfig(order["vocabulary"], hidden, inner, layers, heads, kv, LENGTH, tie_word_embeddings=False)
     torch.manual_seed(1)
-    model, turns = Llama(config, "blocked" if name.startswith("ours") else "sdpa"), Turns(order, config)
+    backend = order["plan"]["attention_backend"] if name.startswith("ours") else "sdpa"
+    model, turns = Llama(config, backend), Turns(order, config)
     if name == "trainer":
         trainer(transformers_model(model, config), turns)
     elif name == "transformers":
@@ -247,13 +269,14 @@ def main() -> None:
             plain(
                 theirs,
                 lambda rows: theirs(rows[:, :-1], labels=rows[:, :-1], shift_labels=rows[:, 1:].contiguous()).loss,
+                order,
             ),
             turns,
         )
     elif name == "litgpt":
         take_turns(litgpt(model, config, order), turns)
     elif name == "plain loop":
-        take_turns(plain(model, lambda rows: model.loss(rows[:, :-1], rows[:, 1:])[0] / (ROWS * LENGTH)), turns)
+        take_turns(plain(model, lambda rows: model.loss(rows[:, :-1], rows[:, 1:])[0] / (ROWS * LENGTH), order), turns)
     else:
         take_turns(ours(model, order, compiled=name == "ours compiled"), turns)
 

@@ -1,6 +1,6 @@
 """Causal softmax attention by one of several functions; which one is chosen once for a run, by its plan or its configuration.
 
-`sdpa` is torch's, on every device; `blocked` is plain matrix products, faster on CPUs in half precision; `varlen` is torch's for
+`sdpa` is torch's, on every device; `blocked` is plain matrix products, faster for short rows on some CPUs; `varlen` is torch's for
 packed rows; `flash2` and `flash4` are those of the flash-attn packages. All compute the same; the last three need a GPU and half
 precision.
 """
@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from infini_llama.model import flash
+from infini_llama.model.blocked import blocked_attention
 from infini_llama.model.layout import boundaries
 
 # Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that it hides.
 LONG = 256
-# Queries of one product of `blocked`: small enough for the processor's cache, and what a causal mask hides is then little.
-BLOCK = 128
 BY_BOUNDARIES = ("varlen", "flash2", "flash4")
 BACKENDS = ("sdpa", "blocked", *BY_BOUNDARIES)
 
@@ -48,14 +47,14 @@ def causal_attention(
     """
     if backend == "sdpa":
         return _sdpa(q, k, v, documents, dropout)
-    if backend == "blocked":
-        return _blocked(q, k, v, documents, dropout)
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if dropout and backend != "flash2":
         raise ValueError(
             f"attention backend {backend} does not support dropout; set attention_dropout to 0 or use sdpa"
         )
+    if backend == "blocked":
+        return blocked_attention(q, k, v, documents)
     batch, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B T, h, d]
     if documents is None:
@@ -90,25 +89,3 @@ def _one_by_one(
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in document)
         outputs.append(_sdpa(one_q, one_k, one_v, None, dropout)[0].transpose(0, 1))
     return torch.cat(outputs).unflatten(0, (batch, length)).transpose(1, 2)
-
-
-def _blocked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, dropout: float
-) -> torch.Tensor:
-    """Blocks of queries against all keys before their end; softmax in fp32 at least, of scores in the type of q."""
-    batch, heads, length, size = q.shape
-    kv_heads = k.shape[1]
-    grouped = q.reshape(batch, kv_heads, heads // kv_heads, length, size) * size**-0.5
-    places = torch.arange(length, device=q.device)
-    outputs: list[torch.Tensor] = []
-    for start in range(0, length, BLOCK):
-        end = min(start + BLOCK, length)
-        block = grouped[..., start:end, :].reshape(batch, kv_heads, -1, size)
-        scores = (block @ k[:, :, :end].transpose(-1, -2)).unflatten(2, (-1, end - start))
-        hidden = places[start:end, None] < places[:end]
-        if documents is not None:
-            hidden = hidden | (documents[:, start:end, None] != documents[:, None, :end])[:, None, None]
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, torch.promote_types(q.dtype, torch.float32))
-        weights = F.dropout(weights.to(q.dtype), dropout)
-        outputs.append((weights.flatten(2, 3) @ v[:, :, :end]).unflatten(2, (-1, end - start)))
-    return torch.cat(outputs, dim=3).flatten(1, 2)

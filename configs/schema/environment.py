@@ -58,8 +58,8 @@ class EnvironmentConfig(Section):
     allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = exact(
         default="auto",
         title="Allocator",
-        description="Memory allocator of CPU workers. auto: the system's; with environment.tune, tcmalloc or "
-        "jemalloc if installed.",
+        description="Memory allocator of CPU workers. auto: the system's; with environment.tune, the fastest in a short "
+        "trial of tcmalloc and jemalloc, if installed, and glibc's configured to keep freed memory.",
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default="auto",
@@ -119,8 +119,8 @@ class EnvironmentConfig(Section):
         default="off",
         title="Tune",
         description="How `auto` values are tuned for speed. off: not tuned. quick: known settings for this machine, "
-        "and attention-backend trials. full: also trials of compilation, workers, threads and allocator, "
-        "for at most 5 % of the run's time.",
+        "and short trials of attention backends and allocators. full: also trials of compilation, workers, "
+        "threads, precision, fused projections and loss chunks. Trials take at most 5 % of the run's time.",
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,

@@ -63,6 +63,24 @@ def test_fused_projections_and_a_padded_vocabulary(bench, cell):
     assert max(abs(one["loss"] - two["loss"]) for one, two in losses) < 2e-2
 
 
+BLOCKED = {"backend": "blocked", "dropout": 0.0, "accumulation": 1, "resumed": 1, "epoch": "within", "save": "async"}
+BLOCKED_CELLS = [
+    {"world": 1, "parallel": "ddp", "precision": "fp32", "attention": "infini", "compile": "block", "isolation": True},
+    {"world": 2, "parallel": "fsdp", "precision": "bf16", "attention": "softmax", "compile": "off"},
+]
+
+
+@pytest.mark.timeout(900)
+def test_blocked_attention(bench):
+    cells = [(f"blocked-{name_of(cell)}", BLOCKED | cell) for cell in BLOCKED_CELLS]
+    bench.attempt("sdpa", cells[1][1] | {"backend": "sdpa"})
+    assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
+    blocked, other = bench.result(f"{cells[1][0]}-calm"), bench.result("sdpa")
+    assert blocked["weights_sha256"] != other["weights_sha256"], "so the setting reaches the workers"
+    losses = zip(blocked["metrics"], other["metrics"], strict=True)
+    assert max(abs(one["loss"] - two["loss"]) for one, two in losses) < 2e-2
+
+
 SHARED = {"attention": "infini", "save": "async", "epoch": "within", "optimizer": "adamw", "resumed": 1}
 SHARED_ROWS = [
     {

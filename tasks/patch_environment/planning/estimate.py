@@ -32,7 +32,7 @@ def bytes_needed(
     Under fsdp and hsdp a worker has its share of each, what is gathered of the weights at a time (embedding, head and final norm, and two
     layers, or all where they are kept after the forward pass), and the largest gradient before it is split. Activations are what a layer
     keeps per token for its backward pass: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the
-    type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1, without the scores, which no backend keeps);
+    type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1), with the softmax weights if the backend is `blocked`;
     of Infini-attention also features, reads and memories, which are fp32.
     """
     model, train = model_of(config), config.train
@@ -45,6 +45,10 @@ def bytes_needed(
         kv_width, copies = model.num_key_value_heads * model.head_size, 0 if half == 4 else 2
         kept += 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
         kept += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
+    if config.environment.attention_backend == "blocked":  # blocks of queries keep half of the pairs, and half a block
+        length = config.data.sequence_length
+        length = length if model.attention == "softmax" else min(length, model.segment_length)
+        kept += half * model.num_attention_heads * (length // 2 + 32)
     total = 4 * parameters(model)
     shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards

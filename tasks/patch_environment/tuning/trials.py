@@ -39,8 +39,8 @@ def attention(config: PipelineConfig, plan: EnvironmentPlan, candidates: list[st
         TrialFailed: with the reason.
     """
     model, length = config.model, config.data.sequence_length
-    if model.attention == "infini":  # segments are folded into the batch
-        length = model.segment_length
+    if model.attention != "softmax":  # segments are folded into the batch
+        length = min(length, model.segment_length)
     case = AttentionCase(
         candidates=candidates,
         device=plan.device,

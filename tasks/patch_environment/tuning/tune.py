@@ -21,7 +21,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.storage.artifacts import write_atomic
 
 log = logging.getLogger("infini_llama.environment")
-VERSION = 1
+VERSION = 2
 SHARE = 0.05  # of the time that the run is estimated to take
 WORTH = 1.05  # times the speed that a setting must bring to be taken
 START = {"cpu": 8.0, "cuda": 20.0}  # seconds of a trial before its first step: importing torch, starting CUDA
@@ -56,6 +56,8 @@ def tune(config: PipelineConfig, facts: MachineFacts, home: Path) -> TuneResult:
     search.attention()
     if config.environment.tune == "full":
         search.steps()
+    else:
+        search.allocators()
     result = TuneResult(
         settings=search.settings,
         reasons=search.reasons,
@@ -117,25 +119,45 @@ class _Search:
         why = f"computes correctly, and {gain:.2f}x as fast as torch's at these shapes"
         self._keep({"attention_backend": best}, why)
 
+    def allocators(self) -> None:
+        """Try each allocator that is installed for about a second; the fastest is kept."""
+        plan = self.plan()
+        if plan.device == "cpu" and (candidates := self._allocators(plan)):
+            self._try_each(plan, candidates, seconds=1.0)
+
     def steps(self) -> None:
         """Try threads or workers, precision, fused projections, allocator and compilation in turn; what makes steps faster is kept."""
         plan = self.plan()
+        if (base := self._try_each(plan, self._candidates(plan))) is not None:
+            self._compile(base)
+
+    def _try_each(
+        self, plan: EnvironmentPlan, candidates: list[tuple[str, dict[str, str | int]]], seconds: float | None = None
+    ) -> StepTiming | None:
+        """Time steps of the plan and of each change of it, and keep the changes that are worth it.
+
+        Args:
+            seconds: of the steps of one trial; None: a share of the time that is left.
+
+        Returns:
+            the time with all that is kept; None: it was not measured.
+        """
         if not self._is_affordable(START[plan.device] * 2, "steps"):
-            return
-        base = self._measure({})
+            return None
+        base = self._measure({}, seconds)
         if base is None:
-            return
-        for name, changes in self._candidates(plan):
+            return None
+        for name, changes in candidates:
             if not self._is_affordable(START[plan.device] + 6 * base.step, name):
                 continue
-            measured = self._measure(changes)
+            measured = self._measure(changes, seconds)
             if measured is None:
                 continue
             gain = measured.tokens_per_second / base.tokens_per_second
             if gain >= WORTH:
                 self._keep(changes, f"measured: {gain:.2f}x the speed without")
                 base = measured
-        self._compile(base)
+        return base
 
     def _candidates(self, plan: EnvironmentPlan) -> list[tuple[str, dict[str, str | int]]]:
         found: list[tuple[str, dict[str, str | int]]] = []
@@ -153,11 +175,14 @@ class _Search:
             found.append((f"precision={other}", {"precision": other}))
         if requested(self.config, "fuse_projections") == "auto" and train.parallel != "deepspeed":
             found.append(("fuse_projections=on", {"fuse_projections": "on"}))
-        if requested(self.config, "allocator") == "auto":
-            others = [name for name in ("system", *self.facts.allocators) if name != plan.allocator]
-            for name in others:
-                found.append((f"allocator={name}", {"allocator": name}))
-        return found
+        return found + self._allocators(plan)
+
+    def _allocators(self, plan: EnvironmentPlan) -> list[tuple[str, dict[str, str | int]]]:
+        """Those other than the plan's; the system's is glibc's, which then keeps freed memory."""
+        if requested(self.config, "allocator") != "auto":
+            return []
+        others = [name for name in ("system", *self.facts.allocators) if name != plan.allocator]
+        return [(f"allocator={name}", {"allocator": name}) for name in others]
 
     def _compile(self, base: StepTiming) -> None:
         plan, train = self.plan(), self.config.train
@@ -195,12 +220,12 @@ class _Search:
             self.settings["compile_mode"] = "reduce-overhead"
             self.reasons["compile_mode"] = f"measured: {gain:.2f}x the speed without CUDA graphs"
 
-    def _measure(self, changes: Mapping[str, str | int]) -> StepTiming | None:
+    def _measure(self, changes: Mapping[str, str | int], seconds: float | None = None) -> StepTiming | None:
         tried = ", ".join(f"{name}={value}" for name, value in changes.items()) or "the plan"
         log.info("trying %s", tried)
-        seconds, limit = max(2.0, self.left() / 8), max(60.0, self.left())
+        share, limit = max(2.0, self.left() / 8), max(60.0, self.left())
         try:
-            timing = trials.steps(self.config, self.plan(changes), seconds, limit)
+            timing = trials.steps(self.config, self.plan(changes), seconds or share, limit)
         except TrialFailed as failed:
             self.trials.append(Trial(tried=tried, error=str(failed)))
             return None

@@ -79,6 +79,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "precision": cell["precision"],
             "nproc_per_node": cell["world"],
             "fuse_projections": cell.get("fused", "auto"),
+            "attention_backend": cell.get("backend", "auto"),
         },
         "runtime": {"name": name, "home": str(home)},
     }

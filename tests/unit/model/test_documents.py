@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infini_llama.model import backends, flash, layout
+from infini_llama.model import backends, blocked, flash, layout
 from infini_llama.model.backends import causal_attention
 from infini_llama.model.layout import PADDING, positions
 from infini_llama.model.llama import Llama
@@ -110,9 +110,8 @@ def test_one_document_is_no_documents(config, kind):
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
-def test_attention_dropout_applies_in_training_only(config, backend):
-    model = Llama(config(attention_dropout=0.5), backend)
+def test_attention_dropout_applies_in_training_only(config):
+    model = Llama(config(attention_dropout=0.5))
     ids, documents = torch.randint(0, 97, (1, 45)), torch.tensor([ROW])
     for arguments in ((ids,), (ids, documents)):
         model.train()
@@ -148,6 +147,41 @@ def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length):
         assert largest(gradient, other) < 1e-11
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_of_queries_have_the_same_bits_every_time(packed):
+    q, k, v, weights = (torch.randn(2, h, 300, 32, requires_grad=True) for h in (4, 2, 2, 4))
+    documents = torch.tensor([[0] * 200 + [1] * 100, [2] * 300]) if packed else None
+    outputs = [causal_attention(q, k, v, documents, "blocked") for _ in range(2)]
+    gradients = [torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in outputs]
+    with torch.no_grad():  # where no weights are kept
+        outputs.append(causal_attention(q, k, v, documents, "blocked"))
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    exact = causal_attention(q.double(), k.double(), v.double(), documents)
+    expected = torch.autograd.grad((exact * weights).sum(), (q, k, v))
+    assert relative(outputs[0], exact) < 1e-6
+    assert all(relative(one, other) < 1e-6 for one, other in zip(gradients[0], expected, strict=True))
+
+
+def test_blocks_of_queries_are_operators_that_can_be_compiled():
+    q, k, v = (torch.randn(2, 140, heads, 16, requires_grad=True) for heads in (4, 2, 2))
+    weights = blocked.attend(q, k, v, None, True)[1]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(blocked.attend, (q, k, v, None, True), test_utils=checks)
+    q, k, v = q.detach(), k.detach(), v.detach()
+    torch.library.opcheck(blocked.attend, (q, k, v, torch.zeros(2, 140).long(), False), test_utils=checks)
+    torch.library.opcheck(blocked.gradients, (q, q, k, v, weights), test_utils=checks)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
+def test_autocast_casts_queries_and_keys_that_are_wider_than_values(backend):
+    """As `qk_norm` leaves them."""
+    q, k, v = torch.randn(1, 4, 140, 16), torch.randn(1, 4, 140, 16), torch.randn(1, 4, 140, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = causal_attention(q, k, v, backend=backend)
+    assert found.dtype == torch.bfloat16 and relative(found, causal_attention(q, k, v.float())) < 2e-2
+
+
 def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
     q, k, v = (torch.randn(2, 4, 200, 32) for _ in range(3))
     exact = causal_attention(q.double(), k.double(), v.double())
@@ -180,7 +214,8 @@ def test_an_unavailable_backend_names_what_is_missing():
     q = torch.randn(1, 2, 5, 16)
     with pytest.raises(ValueError, match="sdpa, blocked, varlen"):
         causal_attention(q, q, q, backend="triton")
-    with pytest.raises(ValueError, match="attention_dropout"):
-        causal_attention(q, q, q, backend="varlen", dropout=0.1)
+    for backend in ("blocked", "varlen"):
+        with pytest.raises(ValueError, match="attention_dropout"):
+            causal_attention(q, q, q, backend=backend, dropout=0.1)
     with pytest.raises(RuntimeError, match="flash_attn_varlen_func"):
         causal_attention(q, q, q, backend="flash2")

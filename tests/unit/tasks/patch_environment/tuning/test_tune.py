@@ -59,6 +59,18 @@ def test_projections_are_fused_on_a_cpu_where_that_is_faster(case, tmp_path, mon
     assert "fuse_projections" not in tune(config, facts, tmp_path / "another home").settings
 
 
+def test_quick_takes_the_fastest_allocator_and_tries_nothing_else_in_steps(case, tmp_path, monkeypatch):
+    fast = {"tcmalloc": 100, "jemalloc": 130, "system": 120}
+    tried = speeds(monkeypatch, lambda plan: fast[plan.allocator] * (2 if plan.compile != "off" else 1))
+    config, facts = case({"tune": "quick"})
+    both = {"allocators": {"tcmalloc": "/lib/libtcmalloc.so", "jemalloc": "/lib/libjemalloc.so"}}
+    assert tune(config, facts, tmp_path).settings == {"attention_backend": "sdpa"} and not tried
+    found = tune(config, changed(facts, both), tmp_path)
+    assert found.settings == {"attention_backend": "sdpa", "allocator": "jemalloc"}
+    assert [plan.allocator for plan in tried] == ["tcmalloc", "system", "jemalloc"]
+    assert {trial.tried for trial in found.trials} >= {"allocator=system", "allocator=jemalloc"}
+
+
 def test_cuda_graphs_are_tried_on_compiled_layers(case, tmp_path, monkeypatch):
     tried = speeds(monkeypatch, lambda plan: 100 * (1.2 if plan.compile_mode == "reduce-overhead" else 1))
     config, facts = case()
