@@ -60,6 +60,13 @@ class DataConfig(TextConfig):
         title="Deduplicate",
         description="Keep only the first of several documents with exactly the same text. Duplicates are counted in either case.",
     )
+    near_duplicates: Annotated[float, Field(ge=0.7, le=1)] | None = fixed(
+        default=None,
+        title="Near-duplicates",
+        description="Keep only the first of several documents with nearly the same words: the similarity from which on a document is "
+        "skipped, for example 0.8. Similarity is the Jaccard index of five-word sequences, estimated by MinHash (the extra "
+        "`near-duplicates`). Exact duplicates are skipped as well.",
+    )
     on_bad_input: Literal["fail", "skip"] = fixed(
         default="fail",
         title="Bad input",
@@ -124,7 +131,7 @@ class DataConfig(TextConfig):
     num_workers: Annotated[int, Field(ge=1, le=256)] = free(
         default=1,
         title="Preprocessing workers",
-        description="Number of processes that tokenize. The dataset does not depend on it.",
+        description="Number of processes that survey and tokenize. The dataset does not depend on it.",
     )
     engine: Literal["local", "dask", "ray"] = free(
         default="local",

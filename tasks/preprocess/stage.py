@@ -16,9 +16,9 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.repair import salvage
 from infini_llama.tasks.preprocess.rows.chunking import resolve_device
 from infini_llama.tasks.preprocess.rows.tables import dataset_ref, with_curriculum, write_table
+from infini_llama.tasks.preprocess.sources.scanning import OpenSink, SinkFor
 from infini_llama.tasks.preprocess.sources.sources import Source, describe
 from infini_llama.tasks.preprocess.sources.survey import Corpus, log_left_out, survey
-from infini_llama.tasks.preprocess.sources.survey_cache import OpenSink, SinkFor
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     REFERENCE,

@@ -124,6 +124,8 @@ class LeftOut(Record):
 
     Attributes:
         duplicates: exact copies; in the dataset unless `duplicates_dropped`.
+        near_duplicates: documents with nearly the same words as an earlier one (data.near_duplicates).
+        near: the first of these and the documents that they are like, in words.
         also_validation: training texts that are also held out.
         bad: the first damaged places, in words.
     """
@@ -132,6 +134,8 @@ class LeftOut(Record):
     empty: int = 0
     too_short: int = 0
     duplicates: int = 0
+    near_duplicates: int = 0
+    near: tuple[str, ...] = ()
     also_validation: int = 0
     bad_records: int = 0
     bad_files: int = 0

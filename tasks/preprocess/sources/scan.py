@@ -9,9 +9,10 @@ import numpy as np
 from blake3 import blake3
 
 from infini_llama.configs.errors import DataError, no_space
+from infini_llama.tasks.preprocess.sources.near_duplicates import sketches
+from infini_llama.tasks.preprocess.sources.scanning import Counts, Found, TextSink
 from infini_llama.tasks.preprocess.sources.sources import Source
-from infini_llama.tasks.preprocess.sources.survey_cache import Counts, Found, TextSink
-from infini_llama.tasks.preprocess.sources.tables import ROW, Rows
+from infini_llama.tasks.preprocess.sources.tables import LAYOUTS, SKETCHED, Rows
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 
 NAMED = 10  # bad places that the report names
@@ -35,14 +36,14 @@ def scan_source(source: Source, table: IO[bytes], sink: TextSink | None, min_len
     """Counts and hashes; a file that turns out to be damaged half way contributes nothing.
 
     Args:
-        table: takes a row for each document.
+        table: takes a row for each document; its suffix says which.
         sink: takes their texts.
         skip: damaged records and files are left out.
 
     Raises:
         DataError: something is damaged, and nothing is to be left out.
     """
-    begin, seen = table.tell(), _Seen()
+    begin, seen, layout = table.tell(), _Seen(), LAYOUTS[Path(table.name).suffix]
     try:
         for records, places in source.batches():
             texts, numbers = _documents(records, min_length, seen)
@@ -52,7 +53,7 @@ def scan_source(source: Source, table: IO[bytes], sink: TextSink | None, min_len
                     raise Unreadable(faults[0])
                 seen.bad += [f"{source} {fault}" for fault in faults[: NAMED - len(seen.bad)]]
             if texts:
-                rows = _rows(texts, numbers + seen.records, places[numbers] if len(places) else -1)
+                rows = _rows(texts, numbers + seen.records, places[numbers] if len(places) else -1, layout)
                 sizes = rows["size"]
                 seen.size += int(sizes.sum())
                 table.write(rows.tobytes())
@@ -70,9 +71,9 @@ def scan_source(source: Source, table: IO[bytes], sink: TextSink | None, min_len
         table.seek(begin)
         table.truncate()
         if sink:
-            sink.truncate(begin // ROW.itemsize)
+            sink.truncate(begin // layout.itemsize)
         return Found(Rows(Path(table.name)), False, 0, Counts(), [reason], is_readable=False)
-    rows = Rows(Path(table.name), begin // ROW.itemsize, (table.tell() - begin) // ROW.itemsize)
+    rows = Rows(Path(table.name), begin // layout.itemsize, (table.tell() - begin) // layout.itemsize)
     counts = Counts(seen.records, seen.empty, seen.too_short, seen.bad_records)
     return Found(rows, seen.can_seek, seen.size, counts, seen.bad)
 
@@ -96,12 +97,14 @@ def _documents(records: Sequence[str | Fault], min_length: int, seen: _Seen) -> 
     return texts, np.array(numbers, dtype=np.int64)
 
 
-def _rows(texts: list[str], numbers: np.ndarray, places: np.ndarray | int) -> np.ndarray:
+def _rows(texts: list[str], numbers: np.ndarray, places: np.ndarray | int, layout: np.dtype) -> np.ndarray:
     encoded = [text.encode() for text in texts]
-    rows = np.empty(len(texts), ROW)
+    rows = np.empty(len(texts), layout)
     rows["number"], rows["place"] = numbers, places
     rows["size"] = list(map(len, encoded))
     rows["hash"] = np.frombuffer(b"".join([blake3(data).digest() for data in encoded]), np.uint8).reshape(-1, 32)
+    if layout is SKETCHED:
+        rows["sketch"] = sketches(texts)
     return rows
 
 

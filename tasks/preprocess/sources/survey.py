@@ -3,6 +3,7 @@
 import logging
 import math
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
@@ -12,13 +13,17 @@ import numpy as np
 
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.documents import Documents, blocks_of, identities_of, select
+from infini_llama.tasks.preprocess.sources.near_duplicates import in_words, unlike_earlier
+from infini_llama.tasks.preprocess.sources.near_duplicates import version as sketches_version
 from infini_llama.tasks.preprocess.sources.scan import NAMED, scan_source
+from infini_llama.tasks.preprocess.sources.scanning import Found, SinkFor, Tables, Workers
 from infini_llama.tasks.preprocess.sources.sources import Source, origins, sources
-from infini_llama.tasks.preprocess.sources.survey_cache import Found, SinkFor, Tables, cached_scans
+from infini_llama.tasks.preprocess.sources.survey_cache import cached_scans
 from infini_llama.tasks.preprocess.sources.tables import Condition, by_first
 from infini_llama.tasks.records.manifest import LeftOut
 
 log = logging.getLogger("infini_llama.preprocess")
+SHOWN = 3  # near-duplicates that the log names
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +48,8 @@ class Tally:
     empty: int = 0
     too_short: int = 0
     duplicates: int = 0
+    near_duplicates: int = 0
+    near: list[str] = field(default_factory=list)
     also_validation: int = 0
     bad_records: int = 0
     bad_files: int = 0
@@ -63,6 +70,8 @@ class Tally:
             empty=self.empty,
             too_short=self.too_short,
             duplicates=self.duplicates,
+            near_duplicates=self.near_duplicates,
+            near=tuple(self.near),
             also_validation=self.also_validation,
             bad_records=self.bad_records,
             bad_files=self.bad_files,
@@ -82,11 +91,16 @@ def survey(data: DataConfig, notes: Path | None = None, sink_for: SinkFor = lamb
         DataError: no text, or bad input where data.on_bad_input=fail.
     """
     tally = Tally()
-    tables = Tables(notes, sink_for)
+    near = data.near_duplicates
+    tables = Tables(notes, sink_for, ".rows" if near is None else ".sketched")
     places = {name: sources(origin, name) for name, origin in origins(data).items()}
-    own = {name: _scan_all(held_out, data, tally, tables) for name, (_, held_out) in places.items()}
-    found = {name: _scan_all(training, data, tally, tables) for name, (training, _) in places.items()}
-    own, found = _distinct(own, found, data.deduplicate, tally)
+    with ExitStack() as until:
+        workers = Workers(data, until)
+        own = {name: _scan_all(held_out, tally, tables, workers) for name, (_, held_out) in places.items()}
+        found = {name: _scan_all(training, tally, tables, workers) for name, (training, _) in places.items()}
+    own, found = _distinct(own, found, data.deduplicate or near is not None, tally)
+    if near is not None:
+        own, found = _unlike(own, found, near, tally)
     found = _without(found, own, tally)
     identities = []
     for name, (_, held_out) in places.items():
@@ -103,16 +117,20 @@ def survey(data: DataConfig, notes: Path | None = None, sink_for: SinkFor = lamb
         train=list(chain.from_iterable(found.values())),
         validation=list(chain.from_iterable(own.values())),
         identity={"sources": identities} if data.sources else identities[0],
-        report=tally.report(data.deduplicate),
+        report=tally.report(data.deduplicate or near is not None),
     )
 
 
 Several = dict[str, list[Documents]]
 
 
+def _members(*groups: Several) -> list[Documents]:
+    return [documents for group in groups for several in group.values() for documents in several]
+
+
 def _by_first(holds: Condition, *groups: Several) -> np.ndarray:
     """bool: what `holds` of each document of all groups and the first one with the same text, by their numbers."""
-    members = [documents for group in groups for several in group.values() for documents in several]
+    members = _members(*groups)
     hashes = (block["hash"] for block in blocks_of(members))
     folder = members[0].rows.file.parent if members else Path()
     return by_first(hashes, sum(map(len, members)), folder, holds)
@@ -133,13 +151,26 @@ def _distinct(own: Several, found: Several, drop: bool, tally: Tally) -> tuple[S
     tally.duplicates += int((~fresh).sum())
     if not drop:
         return own, found
-    held_out = sum(len(documents) for several in own.values() for documents in several)
-    return _kept(own, fresh[:held_out]), _kept(found, fresh[held_out:])
+    return _split(own, found, fresh)
+
+
+def _split(own: Several, found: Several, mask: np.ndarray) -> tuple[Several, Several]:
+    """The documents of both groups for which `mask`, bool over all of them in order, holds."""
+    held_out = sum(map(len, _members(own)))
+    return _kept(own, mask[:held_out]), _kept(found, mask[held_out:])
+
+
+def _unlike(own: Several, found: Several, threshold: float, tally: Tally) -> tuple[Several, Several]:
+    """Counts, names and drops the documents that are like one that came before."""
+    members = _members(own, found)
+    unlike, pairs = unlike_earlier(members, threshold)
+    tally.near_duplicates, tally.near = int((~unlike).sum()), in_words(members, pairs)
+    return _split(own, found, unlike)
 
 
 def _without(found: Several, held_out: Several, tally: Tally) -> Several:
     """Training documents whose text is not held out by any source."""
-    if not (count := sum(len(documents) for several in held_out.values() for documents in several)):
+    if not (count := sum(map(len, _members(held_out)))):
         return found
     mask = _by_first(lambda _, first: first >= count, held_out, found)[count:]
     tally.also_validation += int((~mask).sum())
@@ -157,12 +188,14 @@ def _validation_mask(several: list[Documents], fraction: float) -> np.ndarray:
     return np.concatenate(masks) if masks else np.zeros(0, dtype=bool)
 
 
-def _scan_all(places: list[Source], data: DataConfig, tally: Tally, tables: Tables) -> list[Documents]:
-    ordered = sorted(places, key=lambda source: source.name)
-    settings = {"min_length": data.min_length, "on_bad_input": data.on_bad_input}
+def _scan_all(places: list[Source], tally: Tally, tables: Tables, workers: Workers) -> list[Documents]:
+    data, ordered = workers.data, sorted(places, key=lambda source: source.name)
+    settings: dict[str, object] = {"min_length": data.min_length, "on_bad_input": data.on_bad_input}
+    if data.near_duplicates is not None:
+        settings["sketches"] = sketches_version()
     scan = partial(scan_source, min_length=data.min_length, skip=data.on_bad_input == "skip")
     scanned = []
-    for source, found in zip(ordered, cached_scans(ordered, settings, tables, scan, data.num_workers), strict=True):
+    for source, found in zip(ordered, cached_scans(ordered, settings, tables, scan, workers), strict=True):
         tally.add(found)
         if found.rows.count:
             scanned.append(Documents(source, found.rows, found.can_seek, found.rows.count, found.size))
@@ -180,13 +213,15 @@ def log_left_out(report: LeftOut) -> None:
         "empty": report.empty,
         "too short": report.too_short,
         "exact duplicates": report.duplicates if report.duplicates_dropped else 0,
+        "near-duplicates": report.near_duplicates,
         "also in the validation text": report.also_validation,
         "damaged records": report.bad_records,
         "damaged files": report.bad_files,
     }
     if found := ", ".join(f"{count} {name}" for name, count in left_out.items() if count):
         level = logging.WARNING if report.bad_records or report.bad_files else logging.INFO
-        named = f"; {'; '.join(report.bad)}" if report.bad else ""
+        examples = [*report.bad, *report.near[:SHOWN]]
+        named = f"; {'; '.join(examples)}" if examples else ""
         log.log(level, "%d records read; skipped: %s%s", report.records, found, named)
     if report.duplicates and not report.duplicates_dropped:
         log.info(

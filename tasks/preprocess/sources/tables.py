@@ -12,6 +12,9 @@ import numpy as np
 
 # Of one document: place among all records of its source, bytes of its UTF-8, byte or row of the file at which it begins, blake3.
 ROW = np.dtype([("number", "<i8"), ("size", "<i8"), ("place", "<i8"), ("hash", "u1", 32)])
+SKETCH = 128  # bytes
+SKETCHED = np.dtype([*ROW.descr, ("sketch", "u1", SKETCH)])  # where near-duplicates are looked for
+LAYOUTS = {".rows": ROW, ".sketched": SKETCHED}  # by the suffix of the file
 BLOCK = 2**16  # rows
 BUCKET = 2**19  # rows that are sorted at once
 Condition = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -25,11 +28,18 @@ class Rows:
     first: int = 0
     count: int = 0
 
+    @property
+    def layout(self) -> np.dtype:
+        """What a row is, ROW or SKETCHED."""
+        return LAYOUTS[self.file.suffix]
+
     def blocks(self) -> Iterator[np.ndarray]:
-        """The rows in order, ROW [up to BLOCK] at a time."""
+        """The rows in order, up to BLOCK at a time."""
+        layout = self.layout
         for start in range(0, self.count, BLOCK):
-            size = min(BLOCK, self.count - start) * ROW.itemsize
-            yield np.frombuffer(os.pread(_open(self.file).fileno(), size, (self.first + start) * ROW.itemsize), ROW)
+            size = min(BLOCK, self.count - start) * layout.itemsize
+            begin = (self.first + start) * layout.itemsize
+            yield np.frombuffer(os.pread(_open(self.file).fileno(), size, begin), layout)
 
 
 @lru_cache(maxsize=8)  # thousands of small files of text have their rows in one file
@@ -55,9 +65,10 @@ def by_first(hashes: Iterable[np.ndarray], total: int, folder: Path, holds: Cond
         high, low = np.ascontiguousarray(block[:, :16]).view("<u8").T
         entries = np.rec.fromarrays([high, low, np.arange(number, number + len(block))], dtype=entry)
         number += len(block)
-        into = low % np.uint64(len(buckets))
-        for which, bucket in enumerate(buckets):
-            bucket.write((entries if len(buckets) == 1 else entries[into == which]).tobytes())
+        into = (low % np.uint64(len(buckets))).astype(np.int64)
+        ends = np.cumsum(np.bincount(into, minlength=len(buckets)))[:-1]
+        for bucket, part in zip(buckets, np.split(entries[np.argsort(into, kind="stable")], ends), strict=True):
+            bucket.write(part.tobytes())
     for bucket in buckets:
         bucket.seek(0)
         found = np.fromfile(bucket, entry).view(np.recarray)

@@ -15,7 +15,6 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.texts import batches
-from infini_llama.tasks.preprocess.sources.workers import POLL, result_of, worker_processes
 from infini_llama.tasks.preprocess.tokenizers.encoder import first_special, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokens.answers import encode_answers
@@ -25,6 +24,7 @@ from infini_llama.tasks.preprocess.tokens.plan import Plan, Unit, shares_of
 from infini_llama.tasks.preprocess.tokens.reuse import reuse, with_keys
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, write_shard
 from infini_llama.tasks.preprocess.tokens.spool import Spool, SpoolReader
+from infini_llama.tasks.preprocess.workers.local import POLL, result_of, worker_processes
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.manifest import EngineChoice
 

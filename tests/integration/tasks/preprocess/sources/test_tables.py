@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from infini_llama.tasks.preprocess.sources import survey_cache, tables
+from infini_llama.tasks.preprocess.sources import scanning, survey_cache, tables
 from support.stages import preprocess, survey
 
 
@@ -21,7 +21,7 @@ def test_any_number_of_workers_and_blocks_finds_the_same(data, digests, tmp_path
     fill(tmp_path / "text")
     given = data(files=[str(tmp_path / "text")], on_bad_input="skip", deduplicate=deduplicate, shard_size=30_000)
     here = preprocess(given, str(tmp_path / "one"))
-    monkeypatch.setattr(survey_cache, "WORTH_WORKERS", 0)
+    monkeypatch.setattr(scanning, "WORTH_WORKERS", 0)
     monkeypatch.setattr(survey_cache, "SETTLED", -(10**9))
     monkeypatch.setattr(tables, "BUCKET", 100)
     assert preprocess(given | {"num_workers": 2}, str(tmp_path / "two")) == here

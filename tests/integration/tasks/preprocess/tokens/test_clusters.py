@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from support.stages import preprocess
+from support.stages import plan, preprocess
 
 BUILD = """
 import json, sys
@@ -21,6 +21,47 @@ from infini_llama.tasks.preprocess.stage import preprocess
 if __name__ == "__main__":
     print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).digest))
 """
+
+PLAN = """
+import json, sys
+from pathlib import Path
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources import scanning
+from infini_llama.tasks.preprocess.stage import plan
+if __name__ == "__main__":
+    scanning.WORTH_WORKERS = 0
+    print(json.dumps(plan(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["dask", "ray"])
+def test_a_worker_killed_while_it_surveys_loses_only_its_part(data, tmp_path, engine):
+    pytest.importorskip("distributed" if engine == "dask" else engine)
+    (tmp_path / "text").mkdir()
+    for number in range(24):
+        lines = (json.dumps({"text": f"{number} {line} " + "größer " * 20}) for line in range(9000))
+        (tmp_path / "text" / f"{number}.jsonl").write_text("\n".join(lines))
+    settings, home = data(files=[str(tmp_path / "text")]), tmp_path / engine
+    expected = plan(settings, str(tmp_path / "local"))
+    given = json.dumps(settings | {"engine": engine, "num_workers": 2})
+    (tmp_path / "plan.py").write_text(PLAN)
+    with (tmp_path / "log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, tmp_path / "plan.py", given, str(home)], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    killed = None
+    while child.poll() is None and killed is None:
+        for part in home.glob("surveys/*-*-*.rows"):
+            killed = int(part.stem.rpartition("-")[2])
+            os.kill(killed, signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    answer, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, (tmp_path / "log").read_text()
+    assert killed is not None and not Path(f"/proc/{killed}").exists()
+    assert json.loads(answer.splitlines()[-1]) == expected
+    assert len(list(home.glob("surveys/*.rows"))) > 4 and not list(home.glob("surveys/*-*-*.rows"))
 
 
 @pytest.mark.slow

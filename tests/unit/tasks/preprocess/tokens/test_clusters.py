@@ -2,16 +2,16 @@
 
 import gzip
 import json
-import os
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.tasks.preprocess.tokens.clusters import Share, do_share, parts_of, versions
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.tokens.clusters import Share, do_share, parts_of
 from infini_llama.tasks.preprocess.tokens.plan import Unit, plan_units, shares_of
+from infini_llama.tasks.preprocess.workers.clusters import Terms, do_part, versions
 from support.stages import plan, preprocess, survey
 
 UNITS = [Unit("train", number, number, 1, 10) for number in range(100)]
@@ -51,12 +51,11 @@ def write(plan, units, work, into, finish):
 def share(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "tokenizer.json").write_text("{}")
-    return Share(UNITS[:2], tmp_path / "work", versions())
+    return Share(UNITS[:2], tmp_path / "work")
 
 
 def test_a_part_is_added_to_the_build_without_leftovers(share):
-    entries, who = do_share(write, None, share)
-    assert [entry.file for entry in entries] == [unit.file for unit in UNITS[:2]] and str(os.getpid()) in who
+    assert [entry.file for entry in do_share((write, None), share)] == [unit.file for unit in UNITS[:2]]
     assert (share.work / UNITS[1].file).read_text() == "shard 1"
     assert not list(parts_of(share.work).iterdir())
 
@@ -67,15 +66,19 @@ def test_a_failed_part_leaves_nothing(share):
         raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"):
-        do_share(fail, None, share)
+        do_share((fail, None), share)
     assert not list(parts_of(share.work).iterdir()) and not (share.work / "train").exists()
 
 
-def test_a_worker_with_other_versions_or_without_the_folder_is_refused(share, tmp_path):
+def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path):
+    seen = tmp_path / "seen"
+    seen.touch()
+    own = versions(DataConfig())
+    assert do_part(max, 1, 2, Terms(own, seen)) == 2
     with pytest.raises(PipelineError, match=r"tokenizers .*0\.0\.1"):
-        do_share(write, None, replace(share, versions=versions() | {"tokenizers": "0.0.1"}))
+        do_part(max, 1, 2, Terms(own | {"tokenizers": "0.0.1"}, seen))
     with pytest.raises(PipelineError, match=r"elsewhere.*runtime\.home"):
-        do_share(write, None, replace(share, work=tmp_path / "elsewhere"))
+        do_part(max, 1, 2, Terms(own, tmp_path / "elsewhere" / "seen"))
 
 
 def test_neither_engine_nor_address_is_part_of_a_key(data, tmp_path):
