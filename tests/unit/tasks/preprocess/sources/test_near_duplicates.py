@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.sources import documents as documents_module
 from infini_llama.tasks.preprocess.sources import near_duplicates as near
 from infini_llama.tasks.preprocess.sources import survey_cache, tables, texts
 from support.stages import plan, preprocess, survey
@@ -84,8 +85,8 @@ def test_blocks_workers_and_caches_change_nothing(text, data, tmp_path, monkeypa
     monkeypatch.setattr(survey_cache, "SETTLED", -(10**9))
     monkeypatch.setattr(survey_cache, "SEVERAL", 2)
     monkeypatch.setattr(texts, "AT_ONCE", 3)
-    monkeypatch.setattr(tables, "BLOCK", 7)
-    monkeypatch.setattr(near, "BLOCK", 5)
+    for module in (tables, documents_module, near):
+        monkeypatch.setattr(module, "BLOCK", 8)
     monkeypatch.setattr(tables, "BUCKET", 9)
     for _ in range(2):  # the second time from the notes
         found = survey(given, tmp_path / "notes")
