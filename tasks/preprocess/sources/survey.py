@@ -190,9 +190,8 @@ def _validation_mask(several: list[Documents], fraction: float) -> np.ndarray:
 
 def _scan_all(places: list[Source], tally: Tally, tables: Tables, workers: Workers) -> list[Documents]:
     data, ordered = workers.data, sorted(places, key=lambda source: source.name)
-    settings: dict[str, object] = {"min_length": data.min_length, "on_bad_input": data.on_bad_input}
-    if data.near_duplicates is not None:
-        settings["sketches"] = sketches_version()
+    sketched = {} if data.near_duplicates is None else {"sketches": sketches_version()}
+    settings = {"min_length": data.min_length, "on_bad_input": data.on_bad_input} | sketched
     scan = partial(scan_source, min_length=data.min_length, skip=data.on_bad_input == "skip")
     scanned = []
     for source, found in zip(ordered, cached_scans(ordered, settings, tables, scan, workers), strict=True):

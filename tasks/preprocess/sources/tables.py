@@ -16,7 +16,8 @@ SKETCH = 128  # bytes
 SKETCHED = np.dtype([*ROW.descr, ("sketch", "u1", SKETCH)])  # where near-duplicates are looked for
 LAYOUTS = {".rows": ROW, ".sketched": SKETCHED}  # by the suffix of the file
 BLOCK = 2**16  # rows
-BUCKET = 2**19  # rows that are sorted at once
+BUCKET = 2**19  # rows that are sorted at once,
+BUCKETS = 128  # or more, if they would be more files than a process may open
 Condition = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -59,7 +60,7 @@ def by_first(hashes: Iterable[np.ndarray], total: int, folder: Path, holds: Cond
     """
     mask = np.zeros(total, dtype=bool)
     entry = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<i8")])
-    buckets = [_temporary(folder) for _ in range(1 + total // BUCKET)]
+    buckets = [_temporary(folder) for _ in range(min(BUCKETS, 1 + total // BUCKET))]
     number = 0
     for block in hashes:
         high, low = np.ascontiguousarray(block[:, :16]).view("<u8").T

@@ -20,6 +20,7 @@ LEARNED = [
     "(\n{\n./\n'\n (\n",
     "it's 3 o'clock\n\n  and 1234\r\nthey'll go\t\n\nx = [1,\n 2]\n",
     "größer\n日本語1\n🙂\n",
+    "the words of the lines of a text and the\n",
 ] * 20
 # what the patterns tell apart, and much of what stands around a seam
 TEXTS = st.lists(
@@ -36,6 +37,8 @@ TEXTS = st.lists(
             " B",
             " 's",
             "the",
+            " the",
+            "of ",
             "\U00016ed1",
         ]
     ),

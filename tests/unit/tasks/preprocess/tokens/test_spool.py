@@ -40,7 +40,8 @@ def text(tmp_path) -> Path:
 def given(data, text, tmp_path):
     tokenizer = tmp_path / "tokenizer.json"
     train_bpe([" ".join(WORDS)] * 9, 300, 2).save(str(tokenizer))
-    return data(files=[str(text)], tokenizer={"path": str(tokenizer)}, shard_size=20_000, on_bad_input="skip")
+    changes = {"tokenizer": {"path": str(tokenizer)}, "tokenizer_engine": "tokenizers", "shard_size": 20_000}
+    return data(files=[str(text)], on_bad_input="skip", **changes)
 
 
 @pytest.fixture
