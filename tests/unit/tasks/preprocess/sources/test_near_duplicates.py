@@ -91,9 +91,9 @@ def test_blocks_workers_and_caches_change_nothing(text, data, tmp_path, monkeypa
     for _ in range(2):  # the second time from the notes
         found = survey(given, tmp_path / "notes")
         assert (found.identity, found.report) == (expected.identity, expected.report)
-    plain = survey(data(files=[str(text)]), tmp_path / "notes")  # whose tables have no sketches
+    plain = survey(data(files=[str(text)]), tmp_path / "other notes")  # whose tables have no sketches
     assert plain.report.near_duplicates == 0 and plain.identity == survey(data(files=[str(text)])).identity
-    assert survey(given, tmp_path / "notes").identity == expected.identity
+    assert survey(given, tmp_path / "other notes").identity == expected.identity
 
 
 def test_a_key_is_that_of_the_documents_that_are_kept(text, data, tmp_path):
