@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from infini_llama.tasks.preprocess.rows.packing import costs_packed, pack
+from infini_llama.tasks.preprocess.rows.packing import costs_of, pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import WrittenShard, describe_split, write_shard
@@ -165,7 +165,7 @@ def main() -> None:
                 found[name].append(nanoseconds(work, units))
     packed = pack(lengths, LENGTH, "best_fit")
     medians = {name: statistics.median(times) for name, times in found.items()}
-    costs = costs_packed(packed, lengths, LENGTH).to_json()
+    costs = costs_of(packed, lengths, LENGTH).to_json()
     for name, median in medians.items():
         print(f"{name:16} {median:.3g} ns ({min(found[name]):.3g} … {max(found[name]):.3g})")
     print(costs)

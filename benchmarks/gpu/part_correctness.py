@@ -266,10 +266,10 @@ def out_of_memory(device: str, rehearse: bool) -> list[Row]:
 
 
 CASES = {
-    "attention": Case(attention, 60),
-    "models": Case(models, 60),
-    "switches": Case(switches, 120),
-    "infini": Case(infini, 40),
-    "resume": Case(resume, 240),
-    "out of memory": Case(out_of_memory, 120),
+    "attention": Case(attention, 40),
+    "models": Case(models, 30),
+    "switches": Case(switches, 80),
+    "infini": Case(infini, 30),
+    "resume": Case(resume, 180),
+    "out of memory": Case(out_of_memory, 100),
 }

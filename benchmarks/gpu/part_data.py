@@ -1,4 +1,4 @@
-"""Data: row tables and batches by numpy and on the device, with equal bytes, and what a training step waits for them."""
+"""Data: row tables, masks and batches on the CPU and on the device, with equal bytes, and what a training step waits for them."""
 
 import hashlib
 import subprocess
@@ -10,10 +10,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from case import Case, Row, seconds_of
+from case import Case, Row, model_config, seconds_of
 
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.rows.chunking import compute_starts, row_starts, row_starts_by_torch
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.layout import PADDING, positions, rows, segments
+from infini_llama.tasks.preprocess.rows.chunking import compute_rows
+from infini_llama.tasks.preprocess.rows.devices import rows_by_torch, rows_on
+from infini_llama.tasks.preprocess.rows.packing import RowArrays
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
@@ -24,19 +28,56 @@ CONFIG = {"source": "python-stdlib", "validation_fraction": 0.05, "device": "cpu
 
 
 def chunking(device: str, rehearse: bool) -> list[Row]:
-    """First tokens of rows: numpy, the device alone, and the device in a child process, as preprocessing uses it."""
+    """Rows of documents: numpy, the device alone, and the device in a child process, as preprocessing uses it."""
     found: list[Row] = []
-    for count in (1000,) if rehearse else (1 << 20, 1 << 24, 1 << 27):
-        expected = row_starts(count, STEP)
-        cpu = seconds_of(partial(row_starts, count, STEP), "cpu", rounds=3, warm_up=1)
-        there = seconds_of(partial(row_starts_by_torch, count, STEP, device), device, rounds=3, warm_up=1)
-        began = time.perf_counter()
-        by_child = compute_starts(count, STEP, device)
-        child = time.perf_counter() - began
-        same = by_child.tobytes() == expected.tobytes() == row_starts_by_torch(count, STEP, device).tobytes()
-        row: Row = {"rows": count, "numpy s": cpu, f"{device} s": there, "child s": child}
-        found.append(row | {"passed": same})
+    for documents in (300,) if rehearse else (10**6, 10**7):  # of 740 tokens in the median, 2,200 in the mean
+        lengths = np.random.default_rng(7).lognormal(6.6, 1.5, documents).clip(1, 200_000).astype(np.int64)
+        for strategy in ("concat", "padded", "greedy"):
+            numpy = partial(compute_rows, lengths, strategy, STEP)
+            there = partial(rows_by_torch, lengths, strategy, STEP, None, device)
+            row: Row = {"documents": documents, "strategy": strategy, "rows": len(numpy())}
+            row["numpy s"] = seconds_of(numpy, "cpu", rounds=1 if rehearse else 3, warm_up=1)
+            row[f"{device} s"] = seconds_of(there, device, rounds=1 if rehearse else 3, warm_up=1)
+            with rows_on(device) as compute:
+                began = time.perf_counter()
+                by_child = compute(lengths, strategy, STEP, None)
+                row["child s"] = time.perf_counter() - began
+            same = bytes_of(numpy()) == bytes_of(there()) == bytes_of(by_child)
+            found.append(row | {"passed": same and there().device.startswith(device)})
     return found
+
+
+def bytes_of(rows: RowArrays) -> tuple[bytes, bytes | None]:
+    return rows.rows.tobytes(), None if rows.pieces is None else rows.pieces.tobytes()
+
+
+def masks(device: str, rehearse: bool) -> list[Row]:
+    """Positions, boundaries and masks of packed rows from their documents' numbers, on the CPU and on the device."""
+    found: list[Row] = []
+    count, length = (2, 64) if rehearse else (16, 8192)
+    generator = torch.Generator().manual_seed(0)
+    documents = (torch.rand(count, length, generator=generator) < 8 / length).int().cumsum(1, dtype=torch.int32)
+    documents[0, length // 2 :] = PADDING
+    for attention in ("softmax", "infini"):
+        config = model_config("125M", length, rehearse, attention=attention, segment_length=16 if rehearse else STEP)
+        row: Row = {"attention": attention, "tokens": documents.numel()}
+        tensors: list[list[torch.Tensor]] = []
+        for place in ("cpu", device):
+            build = partial(masks_of, config, documents.to(place))
+            row[f"{place} ms"] = 1e3 * seconds_of(build, place, rounds=1 if rehearse else 10)
+            tensors.append(build())
+        same = all(torch.equal(cpu, other.cpu()) for cpu, other in zip(*tensors, strict=True))
+        found.append(row | {"tensors": len(tensors[0]), "passed": same})
+    return found
+
+
+def masks_of(config: LlamaConfig, documents: torch.Tensor) -> list[torch.Tensor]:
+    """Positions, the layout of a pass, and which pairs of tokens of the first row see each other."""
+    layout_of = rows if config.attention == "softmax" else segments
+    like = torch.zeros(1, device=documents.device)
+    layout = layout_of(config, documents.shape, documents, like, by_boundaries=True, most_documents=64)
+    pairs = (documents[:1, :, None] == documents[:1, None]).tril()
+    return [positions(documents), pairs, *(part for part in layout if isinstance(part, torch.Tensor))]
 
 
 def dataset(folder: str, strategy: str, rehearse: bool) -> TokenReader:
@@ -98,4 +139,9 @@ def ahead(device: str, rehearse: bool) -> list[Row]:
     return [{"result": output[-4000:]}]
 
 
-CASES = {"chunking": Case(chunking, 60), "batches": Case(batches, 90), "preparing ahead": Case(ahead, 150)}
+CASES = {
+    "chunking": Case(chunking, 50),
+    "masks": Case(masks, 20),
+    "batches": Case(batches, 50),
+    "preparing ahead": Case(ahead, 100),
+}

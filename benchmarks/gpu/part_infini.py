@@ -107,8 +107,8 @@ def scan(device: str, rehearse: bool) -> list[Row]:
 
 
 CASES = {
-    "scan": Case(scan, 40),
-    "attention": Case(attention, 90),
-    "model, infini": Case(partial(model, "infini"), 60),
-    "model, softmax": Case(partial(model, "softmax"), 60),
+    "scan": Case(scan, 30),
+    "attention": Case(attention, 60),
+    "model, infini": Case(partial(model, "infini"), 40),
+    "model, softmax": Case(partial(model, "softmax"), 40),
 }

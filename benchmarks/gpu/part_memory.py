@@ -37,7 +37,8 @@ def configuration(size: str, length: int, rehearse: bool, **settings: dict[str, 
 def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
     """Peak bytes of two steps of one micro-batch, as a worker makes them."""
     ranks, length = one_rank(device), config.data.sequence_length
-    model = Llama(model_of(config)).to(ranks.device)
+    with ranks.device:
+        model = Llama(model_of(config))
     chunk = loss_chunk(
         config.train.loss_chunk, "cuda" if device == "cuda" else "cpu", micro * length, model.config.vocab_size
     )
@@ -129,7 +130,7 @@ def checkpoint(device: str, rehearse: bool) -> list[Row]:
 
 
 CASES = {
-    "estimates": Case(estimates, 120),
-    "largest micro-batch": Case(largest, 120),
-    "checkpoint": Case(checkpoint, 200),
+    "estimates": Case(estimates, 80),
+    "largest micro-batch": Case(largest, 90),
+    "checkpoint": Case(checkpoint, 140),
 }

@@ -2,14 +2,14 @@
 
     python benchmarks/gpu/run.py --part correctness throughput memory data infini [--wheels wheels] [--out build/gpu]
     python benchmarks/gpu/run.py --part long --minutes 40   # long documents: four models of nine minutes
-    python benchmarks/gpu/run.py --rehearse           # the same code at tiny sizes on the CPU, about a minute
+    python benchmarks/gpu/run.py --rehearse --together   # the same code at tiny sizes on the CPU, about a minute
 
 It needs Python 3.12, torch 2.11 built for CUDA 13, numpy, tokenizers, pyarrow, transformers and tensorboard, and no network, Prefect
 or datasets. What else the package imports is carried as wheels: `benchmarks/gpu/collect_wheels.sh wheels` downloads them.
 
-A part is a list of cases. Each runs in a process of its own with a time limit, so that a crash or a hang costs one case. Its rows are
-written to OUT/PART.json at once, and OUT/PART.md is the table of them. A second call runs what is missing or failed; --again runs all.
-After --minutes no new case is started.
+A part is a list of cases. Each runs in a process of its own with a time limit, so that a crash or a hang costs one case; a rehearsal
+can have all of them in one (--together), which imports once. The rows of a case are written to OUT/PART.json at once, and OUT/PART.md
+is the table of them. A second call runs what is missing or failed; --again runs all. After --minutes no new case is started.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,17 @@ def run_case(part: str, case: str, arguments: argparse.Namespace, env: dict[str,
     return {"seconds": seconds, "error": f"{error or 'no result'}: {lines[-1][:300]}", "output": lines[-40:]}
 
 
+def run_here(part: str, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """`run_case` in this process, without a limit."""
+    began = time.monotonic()
+    try:
+        rows = cases_of(part)[case].function(arguments.device, arguments.rehearse)
+    except Exception as error:
+        traceback.print_exc()
+        return {"seconds": round(time.monotonic() - began, 1), "error": f"{type(error).__name__}: {error}"[:300]}
+    return {"seconds": round(time.monotonic() - began, 1), "rows": rows}
+
+
 def child(part: str, case: str, arguments: argparse.Namespace) -> None:
     """In the case's own process: the rows are the last line."""
     rows: list[Row] = cases_of(part)[case].function(arguments.device, arguments.rehearse)
@@ -146,6 +158,7 @@ def main() -> int:
     parser.add_argument("--wheels", help="folder that collect_wheels.sh wrote; default: everything is installed")
     parser.add_argument("--minutes", type=float, default=9.5, help="of this call; a case that does not fit is left")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--together", action="store_true", help="the cases of a rehearsal in one process")
     parser.add_argument("--again", action="store_true", help="run cases that have a result, too")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -157,7 +170,8 @@ def main() -> int:
     until = time.monotonic() + 60 * arguments.minutes
     Path(arguments.out).mkdir(parents=True, exist_ok=True)
     env = environment(arguments)
-    sys.path += env["PYTHONPATH"].split(os.pathsep)
+    os.environ.update(env)  # before torch is imported
+    sys.path[1:1] = env["PYTHONPATH"].split(os.pathsep)
     header = device_of(arguments)
     failed, left = [], []
     for part in arguments.part:
@@ -169,7 +183,8 @@ def main() -> int:
             if not arguments.rehearse and limit < case.seconds:
                 left.append(f"{part}/{name}")
                 continue
-            found = run_case(part, name, arguments, env, limit)
+            together = arguments.rehearse and arguments.together
+            found = run_here(part, name, arguments) if together else run_case(part, name, arguments, env, limit)
             results.add(name, found)
             print(f"{part}/{name}: {found.get('error', 'done')}, {found['seconds']} s", flush=True)
             failed += [f"{part}/{name}"] if "error" in found else []

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError, disk_full_as
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.repair import salvage
-from infini_llama.tasks.preprocess.rows.chunking import resolve_device
+from infini_llama.tasks.preprocess.rows.devices import resolve_device
 from infini_llama.tasks.preprocess.rows.tables import dataset_ref, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.scanning import OpenSink, SinkFor
 from infini_llama.tasks.preprocess.sources.sources import Source, describe
@@ -160,7 +160,7 @@ def _build_missing(preparation: Preparation, repair: bool) -> list[str]:
     data, folder, key = preparation.data, preparation.folder, preparation.planned.key
     sections = {chunks_key(section, key): section for section in with_curriculum(data)}
     if not all(is_complete(folder / "chunks" / table[:12], "chunks", table) for table in sections):
-        resolve_device(data.device)  # a device that is not there is refused before the work, not after it
+        resolve_device(data.device, data.strategy)  # a missing one is refused before the work
     journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
     if repair or (folder.exists() and not is_complete(folder, "dataset", key)):
         salvage(folder, key, journal)

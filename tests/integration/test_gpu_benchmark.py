@@ -73,23 +73,25 @@ def cases(out, part):
     return json.loads((out / f"{part}.json").read_text())["cases"]
 
 
+CASES = (
+    "models",
+    "switches",
+    "infini",
+    "ceilings",
+    "estimates",
+    "chunking",
+    "masks",
+    "batches",
+    "attention",
+    "delta_bounded",
+)
+CONTESTANTS = ("ours, compile block", "transformers in a loop", "plain torch, compiled")
+
+
 @pytest.mark.timeout(600)
 def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
-    names = [
-        "models",
-        "switches",
-        "infini",
-        "ceilings",
-        "estimates",
-        "chunking",
-        "batches",
-        "attention",
-        "delta_bounded",
-    ]
-    names += [
-        f"125M at 2048: {who}" for who in ("ours, compile block", "transformers in a loop", "plain torch, compiled")
-    ]
-    result = rehearse(bare, tmp_path / "out", "--case", *names)
+    names = [*CASES, *(f"125M at 2048: {who}" for who in CONTESTANTS)]
+    result = rehearse(bare, tmp_path / "out", "--together", "--case", *names)
     assert result.returncode == 0, result.stdout + result.stderr
     for part in ("correctness", "throughput", "memory", "data", "infini", "long"):
         found = cases(tmp_path / "out", part)
@@ -118,10 +120,20 @@ def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
     assert "rows" in cases(out, "data")["preparing ahead"]
 
 
-@pytest.mark.parametrize("limit", [60.0, 0.2])
-def test_a_case_that_ends_or_hangs_is_an_error_of_its_own(limit, tmp_path, monkeypatch):
+@pytest.fixture
+def run(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
-    run = importlib.import_module("run")
+    return importlib.import_module("run")
+
+
+def test_the_parts_but_for_the_long_one_are_planned_for_less_than_40_minutes(run):
+    cases = {part: run.cases_of(part) for part in run.PARTS if part != "long"}
+    assert sum(case.seconds for part in cases.values() for case in part.values()) <= 40 * 60
+    assert all(case.seconds < 9.5 * 60 for part in cases.values() for case in part.values())
+
+
+@pytest.mark.parametrize("limit", [60.0, 0.2])
+def test_a_case_that_ends_or_hangs_is_an_error_of_its_own(limit, tmp_path, run):
     arguments = argparse.Namespace(device="cpu", out=str(tmp_path), rehearse=True)
     found = run.run_case("data", "no such case", arguments, dict(os.environ), limit)
     assert "rows" not in found and ("KeyError" in found["error"] or "0 s" in found["error"])

@@ -128,7 +128,7 @@ def _without_flash(config: PipelineConfig, devices: Devices, number: Precision) 
         return "flash attention needs a GPU"
     if number not in ("bf16", "fp8"):  # fp8: of the projections alone
         return f"flash attention is tried in bf16 only, and this run's precision is {number}"
-    size = config.model.hidden_size // config.model.num_attention_heads
+    size = config.model.head_dim or config.model.hidden_size // config.model.num_attention_heads
     return "" if size in TRIED_HEAD_SIZES else f"flash attention is not tried at a head size of {size}"
 
 

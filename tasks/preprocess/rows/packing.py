@@ -12,14 +12,19 @@ import numpy as np
 from infini_llama.tasks.records.manifest import RowCosts
 
 PACKED = ("greedy", "first_fit", "best_fit", "padded")
+SEQUENTIAL = ("first_fit", "best_fit")  # one piece after another, by what all rows hold by then
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
-    """Rows as consecutive runs of pieces."""
+class RowArrays:
+    """Where the rows of documents are in their stream: from a first token on, or, packed, as consecutive runs of pieces."""
 
-    rows: np.ndarray  # int64 [rows + 1]: row i holds the pieces rows[i] … rows[i + 1] - 1
-    pieces: np.ndarray  # int64 [pieces, 2]: first token in the stream, tokens
+    rows: np.ndarray  # int64: first tokens [rows]; packed, [rows + 1]: row i holds the pieces rows[i] … rows[i + 1] - 1
+    pieces: np.ndarray | None = None  # int64 [pieces, 2]: first token in the stream, tokens
+    device: str = "cpu"  # that computed them
+
+    def __len__(self) -> int:
+        return len(self.rows) - (self.pieces is not None)
 
 
 def pieces_of(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
@@ -34,7 +39,7 @@ def pieces_of(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
     return np.stack((starts + number * sequence_length, sizes), axis=1).astype(np.int64)
 
 
-def pack(lengths: np.ndarray, sequence_length: int, strategy: str) -> Packed:
+def pack(lengths: np.ndarray, sequence_length: int, strategy: str) -> RowArrays:
     """Rows of at most sequence_length + 1 tokens.
 
     Args:
@@ -46,7 +51,7 @@ def pack(lengths: np.ndarray, sequence_length: int, strategy: str) -> Packed:
     row_of, order = FITS[strategy](pieces[:, 1], sequence_length + 1)
     taken = order[np.argsort(row_of[order], kind="stable")]
     ends = np.bincount(row_of, minlength=0).cumsum() if len(row_of) else np.zeros(0, dtype=np.int64)
-    return Packed(np.concatenate((np.zeros(1, dtype=np.int64), ends)).astype(np.int64), pieces[taken])
+    return RowArrays(np.concatenate((np.zeros(1, dtype=np.int64), ends)).astype(np.int64), pieces[taken])
 
 
 def _padded(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,15 +115,16 @@ FITS: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]] = {
 }
 
 
-def costs_packed(packed: Packed, lengths: np.ndarray, sequence_length: int) -> RowCosts:
-    """What these rows cost."""
-    rows = len(packed.rows) - 1
-    in_rows = int(packed.pieces[:, 1].sum())
+def costs_of(found: RowArrays, lengths: np.ndarray, sequence_length: int) -> RowCosts:
+    """What these rows of documents of these `lengths` cost."""
+    if found.pieces is None:
+        return costs_of_starts(found.rows, lengths, sequence_length)
+    in_rows = int(found.pieces[:, 1].sum())
     return RowCosts(
-        efficiency=in_rows / max(1, rows * (sequence_length + 1)),
+        efficiency=in_rows / max(1, len(found) * (sequence_length + 1)),
         cut_documents=int((lengths > sequence_length + 1).sum()),
         lost_tokens=int((lengths == 1).sum()),
-        targets=in_rows - len(packed.pieces),
+        targets=in_rows - len(found.pieces),
     )
 
 

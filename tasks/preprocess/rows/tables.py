@@ -1,9 +1,9 @@
 """The row table of one split: of each source by itself, so that no row holds text of two."""
 
+import logging
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -12,8 +12,9 @@ import numpy as np
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.rows.chunking import compute_starts, resolve_device, row_count, row_starts
-from infini_llama.tasks.preprocess.rows.packing import PACKED, costs_of_starts, costs_packed, pack
+from infini_llama.tasks.preprocess.rows.chunking import ComputeRows, compute_rows
+from infini_llama.tasks.preprocess.rows.devices import resolve_device, rows_on
+from infini_llama.tasks.preprocess.rows.packing import PACKED, costs_of
 from infini_llama.tasks.preprocess.tokens.keys import CHUNKS_VERSION
 from infini_llama.tasks.preprocess.tokens.reader import document_lengths
 from infini_llama.tasks.preprocess.tokens.shards import save_array
@@ -30,7 +31,7 @@ from infini_llama.tasks.records.manifest import (
 )
 from infini_llama.tasks.storage.artifacts import checksum_of, commit, read_dataset, read_row_table, staging
 
-RowStarts = Callable[[int, int], np.ndarray]
+log = logging.getLogger("infini_llama.preprocess")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,7 @@ class Table:
     rows: int
     sources: tuple[SourceRows, ...]  # in the order of their rows
     costs: RowCosts
+    devices: set[str]  # that computed them
 
 
 def build_table(
@@ -48,36 +50,32 @@ def build_table(
     strategy: str,
     sequence_length: int,
     stride: int | None = None,
-    starts_of: RowStarts = row_starts,
+    compute: ComputeRows = compute_rows,
 ) -> Table:
     """Rows of `sequence_length` inputs each.
 
     Args:
         lengths: int64 [documents] of each source, tokens of its documents; their streams follow each other.
-        starts_of: computes first tokens from the number of rows and their distance.
+        compute: computes the rows of one source.
     """
     parts: dict[str, list[np.ndarray]] = {}
     sources, costs, base, rows, pieces = [], [], 0, 0, 0
+    devices: set[str] = set()
     for name, own in lengths.items():
-        tokens = int(own.sum())
-        if strategy in PACKED:
-            packed = pack(own, sequence_length, strategy)
-            arrays = {
-                "rows": packed.rows[bool(rows or pieces) :] + pieces,
-                "pieces": packed.pieces + np.array([base, 0]),
-            }
-            count, pieces = len(packed.rows) - 1, pieces + len(packed.pieces)
-            costs.append(costs_packed(packed, own, sequence_length))
+        found = compute(own, strategy, sequence_length, stride)
+        if found.pieces is None:
+            arrays = {"rows": found.rows + base}
         else:
-            starts = starts_of(row_count(tokens, sequence_length, stride), stride or sequence_length)
-            arrays, count = {"rows": starts + base}, len(starts)
-            costs.append(costs_of_starts(starts, own, sequence_length))
+            arrays = {"rows": found.rows[bool(parts) :] + pieces, "pieces": found.pieces + np.array([base, 0])}
+            pieces += len(found.pieces)
         for array_name, array in arrays.items():
             parts.setdefault(array_name, []).append(array)
-        sources.append(SourceRows(name=name, rows=count))
-        base, rows = base + tokens, rows + count
+        sources.append(SourceRows(name=name, rows=len(found)))
+        costs.append(costs_of(found, own, sequence_length))
+        devices.add(found.device)
+        base, rows = base + int(own.sum()), rows + len(found)
     joined = {name: several[0] if len(several) == 1 else np.concatenate(several) for name, several in parts.items()}
-    return Table(joined, rows, tuple(sources), _together(costs, [source.rows for source in sources]))
+    return Table(joined, rows, tuple(sources), _together(costs, [source.rows for source in sources]), devices)
 
 
 def _together(costs: list[RowCosts], rows: list[int]) -> RowCosts:
@@ -167,11 +165,15 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     Raises:
         DataError: a split, or a source's training text, is shorter than one row.
     """
-    # Packing is sequential, so only numpy does it, whatever device is requested.
-    device = "cpu" if data.strategy in PACKED else resolve_device(data.device)
-    starts_of = partial(compute_starts, device=device)
+    device = resolve_device(data.device, data.strategy)
+    if device == "cpu" and data.device.startswith("cuda"):
+        log.info(
+            "data.strategy=%s is computed on the CPU: it is sequential, so that data.device does not apply",
+            data.strategy,
+        )
     content = read_dataset(dataset).content
-    built = {split: _table_of(data, dataset, split, content[split], starts_of) for split in SPLITS}
+    with rows_on(device) as compute:
+        built = {split: _table_of(data, dataset, split, content[split], compute) for split in SPLITS}
     train, validation = (built[split] for split in SPLITS)
     facts = RowTableContent(
         strategy=data.strategy,
@@ -182,7 +184,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     )
     meta = RowTableMeta(
         key=key,
-        device=device,
+        device=",".join(sorted(train.devices | validation.devices)),
         packing=BySplit(train=train.costs, validation=validation.costs),
         infini_llama=version("infini-llama"),
     )
@@ -197,7 +199,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
         raise
 
 
-def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent, starts_of: RowStarts) -> Table:
+def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent, compute: ComputeRows) -> Table:
     """The row table of one split, once it has text for it; see `write_table`."""
     length, strategy = data.sequence_length, data.strategy
     lengths = lengths_by_source(dataset, content.shards)
@@ -210,7 +212,7 @@ def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent
                 f"one sequence of data.sequence_length={length} and its last label; lower it, add text, or change "
                 "data.validation_fraction."
             )
-    table = build_table(lengths, strategy, length, data.stride, starts_of)
+    table = build_table(lengths, strategy, length, data.stride, compute)
     if not table.rows:
         raise DataError(
             f"no source has {split} text for one sequence of data.sequence_length={length} and its last label; lower "

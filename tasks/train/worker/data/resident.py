@@ -19,11 +19,12 @@ log = logging.getLogger("infini_llama.worker")
 
 
 class ResidentTokens:
-    """The token stream of a split and where its documents begin, on one device.
+    """The token stream of a split and where its documents and answers begin, on one device.
 
     Attributes:
         stream: tokens in their stored width, [tokens].
         beginnings: first tokens of documents, int64, ascending and distinct.
+        answers: first tokens of documents, and of their answers (data.loss_on: answer), int64 [documents] each; else None.
     """
 
     def __init__(self, reader: TokenReader, device: torch.device, documents: bool) -> None:
@@ -34,12 +35,27 @@ class ResidentTokens:
             # A copy in memory: torch takes no read-only view of a file.
             self.stream[filled : filled + len(tokens)] = torch.from_numpy(tokens.view(signed).copy()).to(device)
             filled += len(tokens)
-        begins = np.unique(reader.document_offsets()[:-1]) if documents else np.empty(0, np.int64)
-        self.beginnings = torch.from_numpy(begins).to(device)
+        offsets = reader.document_offsets()[:-1] if documents or reader.loss_on_answers else np.empty(0, np.int64)
+        self.beginnings = torch.from_numpy(np.unique(offsets)).to(device)
+        self.answers = None
+        if reader.loss_on_answers:
+            begins = (
+                offsets,
+                offsets + np.concatenate([reader.prompts[number] for number in range(len(reader.paths))]),
+            )
+            self.answers = tuple(torch.from_numpy(places).to(device) for places in begins)
 
     def at(self, places: torch.Tensor) -> torch.Tensor:
         """Tokens int64 at these places of the stream, of the same shape."""
         return self.stream[places].long() & self.mask
+
+    def of_answers(self, labels: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """`labels` of these places of the stream; where answers alone are learned, IGNORE_INDEX for all others."""
+        if self.answers is None:
+            return labels
+        documents, answers = self.answers
+        document = torch.searchsorted(documents, places.contiguous(), right=True) - 1
+        return labels.masked_fill(places < answers[document], IGNORE_INDEX)
 
 
 class ResidentRows:
@@ -63,10 +79,11 @@ class ResidentRows:
             return self._packed(rows, self.pieces, isolate)
         places = self.starts[rows][:, None] + self.places
         tokens = self.tokens.at(places)
+        labels = self.tokens.of_answers(tokens[:, 1:], places[:, 1:])
         if not isolate:
-            return tokens[:, :-1], tokens[:, 1:]
+            return tokens[:, :-1], labels
         numbers = torch.searchsorted(self.tokens.beginnings, places, right=True)
-        return tokens[:, :-1], tokens[:, 1:], (numbers - numbers[:, :1]).int()[:, :-1]
+        return tokens[:, :-1], labels, (numbers - numbers[:, :1]).int()[:, :-1]
 
     def _packed(self, rows: torch.Tensor, pieces: torch.Tensor, isolate: bool) -> tuple[torch.Tensor, ...]:
         """Row i holds pieces starts[i] … starts[i + 1] - 1, read as if every row had as many as the one with the most."""
@@ -83,7 +100,7 @@ class ResidentRows:
         stream = torch.where(filled, begin.gather(1, piece) + offsets, 0)
         tokens = torch.where(filled, self.tokens.at(stream), self.padding)
         counts = (filled & (offsets > 0))[:, 1:]  # nothing in the row leads to a piece's first token
-        labels = tokens[:, 1:].masked_fill(~counts, IGNORE_INDEX)
+        labels = self.tokens.of_answers(tokens[:, 1:].masked_fill(~counts, IGNORE_INDEX), stream[:, 1:])
         if not isolate:
             return tokens[:, :-1], labels
         return tokens[:, :-1], labels, torch.where(filled, piece, -1).int()[:, :-1]

@@ -2,12 +2,14 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from infini_llama import configs
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.configs.schema import PipelineConfig
@@ -129,3 +131,11 @@ def test_a_plan_of_another_machine(tmp_path):
         run.estimate(
             load_config("tiny_20m", [*overrides[:2], "train.global_batch_size=64", "train.micro_batch_size=16"])
         )
+
+
+@pytest.mark.parametrize(("name", "workers"), [("xl", 1), ("7b", 8)])
+def test_a_preset_for_gpus_of_80_gb_states_its_estimate_and_fits(name, workers, tmp_path):
+    record = run.estimate(load_config(name, [f"runtime.home={tmp_path}"]))
+    layout, total = record.layout, record.memory["total"]
+    assert (layout.workers, layout.device, layout.precision) == (workers, "cuda", "bf16") and total < 0.8 * 80e9
+    assert f"{total / 1e9:.1f} GB" in Path(configs.__path__[0], f"{name}.yaml").read_text().split("data:")[0]

@@ -302,6 +302,8 @@ def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
         ({"flash2": "", "varlen": ""}, {"environment": {"device": "cpu"}}, "sdpa"),
         ({"flash2": "", "varlen": ""}, {"environment": {"attention_backend": "sdpa"}}, "sdpa"),
         ({"flash2": "", "varlen": ""}, {"model": {"hidden_size": 256, "num_attention_heads": 8}}, "sdpa"),
+        ({"flash2": ""}, {"model": {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 64}}, "flash2"),
+        ({"flash2": ""}, {"model": {"head_dim": 96}}, "sdpa"),
         ({"flash4": ""}, {"model": {"attention_dropout": 0.1}}, "sdpa"),
         ({}, {}, "sdpa"),
     ],

@@ -11,7 +11,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
-from infini_llama.tasks.preprocess.rows.packing import PACKED, Packed, costs_of_starts, costs_packed, pack
+from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays, costs_of, costs_of_starts, pack
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of, to_batch
@@ -20,7 +20,7 @@ from support.stages import describe, preprocess, verify
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=40)
 
 
-def rows_of(packed: Packed) -> list[list[tuple[int, int]]]:
+def rows_of(packed: RowArrays) -> list[list[tuple[int, int]]]:
     """Rows as lists of (first token, tokens)."""
     bounds = packed.rows.tolist()
     return [[tuple(piece) for piece in packed.pieces[a:b].tolist()] for a, b in pairwise(bounds)]
@@ -80,7 +80,7 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     targets = [start + k for row in found for start, size in row for k in range(1, size)]
     firsts = np.cumsum([0, *lengths[:-1]]).tolist()
     assert sorted(targets) == [token for token in range(sum(lengths)) if token not in firsts]
-    costs = costs_packed(packed, np.array(lengths), length).to_json()
+    costs = costs_of(packed, np.array(lengths), length).to_json()
     assert costs["targets"] == len(targets) and costs["lost_tokens"] == lengths.count(1)
     assert costs["cut_documents"] == sum(size > length + 1 for size in lengths)
     places = len(found) * (length + 1)
@@ -110,7 +110,7 @@ def test_best_fit_wastes_less_than_a_thousandth_on_realistic_lengths_and_is_fast
     started = time.perf_counter()
     packed = pack(lengths, 2048, "best_fit")
     seconds = time.perf_counter() - started
-    assert costs_packed(packed, lengths, 2048).efficiency >= 0.999
+    assert costs_of(packed, lengths, 2048).efficiency >= 0.999
     assert seconds / len(packed.pieces) < 2e-5
     assert pack(lengths, 2048, "first_fit").rows.size < pack(lengths, 2048, "greedy").rows.size
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model import flash
@@ -11,27 +10,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.trainer import optimizer_step
 from support.one_rank import OneRank, single_rank
-
-# Operations whose result's value or size the host has to know; indexing by a mask is one by its argument.
-READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique_dim", "_unique2", "equal")
-METHODS = ("tolist", "numpy", "item", "__bool__", "__float__", "__int__", "__index__")
-
-
-class Reads(TorchDispatchMode):
-    """Lists what reads a tensor's value, between `accumulate`'s begin and end only while `on`."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        masks = name in ("index", "index_put", "index_put_") and any(
-            part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1]
-        )
-        if name in READS or masks:
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
+from support.reads import Reads, reads
 
 
 def plain_varlen(q, k, v, starts, _, longest, __, **options):
@@ -64,17 +43,11 @@ def batches(count=3, documents=False):
     return found
 
 
-def reads_of(monkeypatch, strategy, data):
+def reads_of(strategy, data):
     """What is read while the micro-batches of a step are computed."""
-    with Reads() as mode:
-        for name in METHODS:
-            own = getattr(torch.Tensor, name)
-            monkeypatch.setattr(
-                torch.Tensor, name, lambda self, *args, own=own, name=name: mode.found.append(name) or own(self, *args)
-            )
+    with reads() as found:
         strategy.accumulate(data, 200)
-        monkeypatch.undo()
-    return mode.found
+    return found
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -91,22 +64,20 @@ def reads_of(monkeypatch, strategy, data):
     ],
     ids=str,
 )
-def test_no_value_is_read_between_micro_batches(fields, packed, checkpointing, monkeypatch):
+def test_no_value_is_read_between_micro_batches(fields, packed, checkpointing):
     model = model_of(**fields)
     model.checkpoint_activations(checkpointing)
     model.loss_chunk, model.z_loss = 20, 1e-4
-    assert reads_of(monkeypatch, single_rank(model), batches(documents=packed)) == []
+    assert reads_of(single_rank(model), batches(documents=packed)) == []
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention": "infini"}], ids=str)
 def test_flash_attention_of_documents_reads_no_value_where_their_number_is_bounded(fields, varlen):
     model = model_of("flash2", **fields)
-    reads = []
+    found = []
     for model.most_documents in (None, 3):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(flash, "function_of", lambda backend: plain_varlen)
-            reads.append(reads_of(patch, single_rank(model), batches(documents=True)))
-    assert "nonzero" in reads[0] and reads[1] == []
+        found.append(reads_of(single_rank(model), batches(documents=True)))
+    assert "nonzero" in found[0] and found[1] == []
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention": "infini"}], ids=str)
@@ -121,7 +92,7 @@ def test_a_bound_changes_no_bit(fields, varlen):
     assert losses[:2] == losses[2:4] == losses[4:]
 
 
-def test_a_step_reads_the_loss_and_the_norm_once(monkeypatch):
+def test_a_step_reads_the_loss_and_the_norm_once():
     strategy, data = single_rank(model_of(), TrainingConfig()), GlobalBatch(batches(), 200)
     optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, OneRank())
     with Reads() as mode:

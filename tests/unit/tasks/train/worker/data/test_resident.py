@@ -10,6 +10,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.worker.data import resident
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
+from support.reads import reads
 
 CPU = torch.device("cpu")
 
@@ -66,6 +67,17 @@ def test_every_strategy_has_the_bytes_of_the_host(text, settings, isolate, devic
     for batch, other in zip(found, expected, strict=True):
         assert [part.dtype for part in batch] == [part.dtype for part in other] and len(batch) == 2 + isolate
         assert all(torch.equal(part.cpu(), host) for part, host in zip(batch, other, strict=True))
+
+
+@strategies
+@pytest.mark.parametrize("answers", [False, True])
+def test_no_value_is_read_to_build_a_batch(text, settings, answers):
+    settings = settings | ({"loss_on": "answer", "answer_after": "w"} if answers else {})
+    batches = TrainBatches(stages_of(readers(text, sequence_length=24, **settings)), 3, 8, 4, 0, 1, True)
+    batches.keep_on(CPU)
+    with reads() as found:
+        assert len(list(batches.micro_batches(0, CPU))) == 2
+    assert found == []
 
 
 @strategies

@@ -1,0 +1,54 @@
+"""Rows as tensor operations on a torch device, with the bytes of `chunking.compute_rows`.
+
+Not of first_fit and best_fit: there the row of a piece depends on what all rows hold by then, one piece after another.
+"""
+
+import numpy as np
+import torch
+
+from infini_llama.tasks.preprocess.rows.chunking import row_count
+from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays
+
+
+def compute_rows(
+    lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None, device: str
+) -> RowArrays:
+    """The rows of documents of these `lengths`, int64 [documents], by padded, greedy, concat or window."""
+    if strategy not in PACKED:
+        count = row_count(int(lengths.sum()), sequence_length, stride)
+        starts = torch.arange(count, dtype=torch.int64, device=device).mul_(stride or sequence_length)
+        return RowArrays(starts.cpu().numpy(), device=str(starts.device))
+    pieces = pieces_of(torch.from_numpy(lengths).to(device), sequence_length)
+    if strategy == "padded":
+        rows = torch.arange(len(pieces) + 1, device=device)
+    else:
+        rows = greedy_rows(pieces[:, 1].contiguous(), sequence_length + 1)
+    return RowArrays(rows.cpu().numpy(), pieces.cpu().numpy(), str(pieces.device))
+
+
+def pieces_of(lengths: torch.Tensor, sequence_length: int) -> torch.Tensor:
+    """`packing.pieces_of`: int64 [pieces, 2], first token in the stream and tokens."""
+    counts = (lengths - 1 + sequence_length - 1) // sequence_length  # of pieces; 0 for a document of one token
+    number = torch.arange(int(counts.sum()), device=lengths.device)
+    number -= (counts.cumsum(0) - counts).repeat_interleave(counts)  # of a piece in its document
+    skipped = number * sequence_length
+    starts = (lengths.cumsum(0) - lengths).repeat_interleave(counts) + skipped
+    sizes = (lengths.repeat_interleave(counts) - skipped).clamp(max=sequence_length + 1)
+    return torch.stack((starts, sizes), dim=1)
+
+
+def greedy_rows(sizes: torch.Tensor, capacity: int) -> torch.Tensor:
+    """int64 [rows + 1]: which of pieces of these sizes, int64 [pieces], begin rows of next fit, and the number of pieces.
+
+    Each piece points to the one that begins the next row if it begins a row itself. What the first one leads to is found by doubling
+    the distance of all pointers, in log2(rows) rounds (Wyllie 1979, "The Complexity of Parallel Computations").
+    """
+    count, ends = len(sizes), sizes.cumsum(0)
+    following = torch.searchsorted(ends, ends - sizes + capacity, right=True)
+    following = torch.cat((following, following.new_full((1,), count)))  # the end points to itself
+    begins = torch.zeros_like(following, dtype=torch.bool)
+    begins[0] = True
+    while not begins[count]:
+        begins[following[begins]] = True
+        following = following[following]
+    return begins.nonzero()[:, 0]

@@ -1,0 +1,96 @@
+"""Rows computed by torch have the bytes of numpy's, and a manifest names the device that computed them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.rows import devices
+from infini_llama.tasks.preprocess.rows.chunking import compute_rows
+from infini_llama.tasks.preprocess.rows.devices import resolve_device, rows_by_torch
+from infini_llama.tasks.preprocess.rows.packing import PACKED, SEQUENTIAL
+from support.stages import preprocess, read_manifest
+
+HAS_GPU = Path("/dev/nvidiactl").exists()
+ON_DEVICES = ("concat", "window", *(strategy for strategy in PACKED if strategy not in SEQUENTIAL))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40) | st.integers(1, 6), max_size=60),
+    length=st.integers(2, 20),
+    stride=st.integers(1, 20),
+    strategy=st.sampled_from(ON_DEVICES),
+)
+@example(lengths=[2**42 + 1, 1, 7], length=2**40, stride=2**40 - 1, strategy="window")
+@example(lengths=[2**42 + 1, 1, 7], length=2**40, stride=1, strategy="greedy")
+@example(lengths=[1, 1], length=2, stride=1, strategy="greedy")
+@example(lengths=[1, 1], length=2, stride=1, strategy="padded")
+def test_torch_gives_the_bytes_of_numpy(lengths, length, stride, strategy):
+    documents = np.array(lengths, dtype=np.int64)
+    step = min(stride, length) if strategy == "window" else None
+    expected = compute_rows(documents, strategy, length, step)
+    found = rows_by_torch(documents, strategy, length, step, "cpu")
+    assert len(found) == len(expected) and found.device == "cpu"
+    for array, other in ((found.rows, expected.rows), (found.pieces, expected.pieces)):
+        assert (array is None) is (other is None)
+        assert array is None or (array.dtype, array.shape) == (other.dtype, other.shape)
+        assert array is None or (array.tobytes() == other.tobytes() and array.flags.c_contiguous)
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A driver, and a function that replaces the work of a GPU by torch's on the CPU, which calls itself another device."""
+    monkeypatch.setattr(devices, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(devices, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+
+    def called(name):
+        def compute(*arguments):
+            return replace(rows_by_torch(*arguments[:-1], "cpu"), device=name)
+
+        monkeypatch.setattr(devices, "rows_by_torch", compute)
+
+    return called
+
+
+@pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
+@pytest.mark.parametrize("working", ["cuda:0", "cpu"])
+def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked(
+    data, tmp_path, digests, gpu, strategy, working
+):
+    gpu(working)
+    changed, named = {"strategy": strategy} | ({"stride": 5} if strategy == "window" else {}), []
+    for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
+        found = preprocess(data(**changed, device=requested), str(tmp_path / name))
+        manifest = read_manifest(tmp_path / name / found["path"] / "chunks" / found["chunks"], "chunks")
+        named.append(manifest["meta"]["device"])
+    assert named == ["cpu" if strategy in SEQUENTIAL else working, "cpu"]
+    assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
+
+
+def test_device_names(monkeypatch, gpu):
+    assert resolve_device("cuda:1", "concat") == "cuda:1" and resolve_device("cuda", "greedy") == "cuda"
+    assert resolve_device("cpu", "concat") == resolve_device("auto", "concat") == "cpu"
+    assert {resolve_device("cuda", strategy) for strategy in SEQUENTIAL} == {"cpu"}
+    for visible in ("2,0", "1,-1,2", "GPU-8932f937"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert resolve_device("cuda", "concat") == "cuda"
+    for none in ("", "-1", " -1", "-1,0", ",0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        with pytest.raises(ConfigError):
+            resolve_device("cuda", "concat")
+
+
+@pytest.mark.skipif(HAS_GPU, reason="here the GPU works")
+def test_a_named_gpu_that_is_not_there_is_refused():
+    for device in ("cuda", "cuda:1"):
+        for strategy in ("concat", "best_fit"):
+            with pytest.raises(ConfigError, match=rf"data\.device={device}.*data\.device=auto"):
+                resolve_device(device, strategy)
