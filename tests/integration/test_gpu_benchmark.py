@@ -18,8 +18,14 @@ ROOT = Path(__file__).parents[2]
 # What a GPU machine has, what benchmarks/gpu/collect_wheels.sh brings, and what must not be needed though another package may want it.
 MACHINE = ("torch", "numpy", "tokenizers", "pyarrow", "transformers", "tensorboard")
 CARRIED = ("infini-llama", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "blake3", "orjson")
+PEERS = ("accelerate", "psutil")  # for transformers' Trainer
 CHARTS = ("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "python-dateutil", "six")
 REFUSED = ("rich", "prefect", "datasets", "pydantic-settings")
+STARTING_RUNS = {
+    "resume",
+    "out of memory",
+    "checkpoint",
+}  # cases that start whole runs: the slow test, and tests/integration
 FINDER = """
 import sys
 from importlib.machinery import PathFinder
@@ -51,7 +57,7 @@ def with_requirements(*names):
 @pytest.fixture
 def bare(tmp_path):
     """Variables of a process that can import no other package."""
-    there = (with_requirements(*MACHINE) | {*CARRIED, *CHARTS}) - set(REFUSED)
+    there = (with_requirements(*MACHINE) | {*CARRIED, *PEERS, *CHARTS}) - set(REFUSED)
     owners = {module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()}
     hidden = {module for module, names in owners.items() if not names & there}
     (tmp_path / "blocker").mkdir()
@@ -73,29 +79,22 @@ def cases(out, part):
     return json.loads((out / f"{part}.json").read_text())["cases"]
 
 
-CASES = (
-    "models",
-    "switches",
-    "infini",
-    "ceilings",
-    "estimates",
-    "chunking",
-    "masks",
-    "batches",
-    "attention",
-    "delta_bounded",
-)
-CONTESTANTS = ("ours, compile block", "transformers in a loop", "plain torch, compiled")
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
+    return importlib.import_module("run")
 
 
 @pytest.mark.timeout(600)
-def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
-    names = [*CASES, *(f"125M at 2048: {who}" for who in CONTESTANTS)]
-    result = rehearse(bare, tmp_path / "out", "--together", "--case", *names)
+def test_every_part_runs_on_a_bare_machine(bare, run, tmp_path):
+    names = {name for part in run.PARTS for name in run.cases_of(part)} - STARTING_RUNS
+    result = rehearse(bare, tmp_path / "out", "--together", "--case", *sorted(names))
     assert result.returncode == 0, result.stdout + result.stderr
-    for part in ("correctness", "throughput", "memory", "data", "infini", "long"):
+    for part in run.PARTS:
         found = cases(tmp_path / "out", part)
-        assert found and all(case["rows"] for case in found.values())
+        assert found.keys() == run.cases_of(part).keys() - STARTING_RUNS and all(
+            case["rows"] for case in found.values()
+        )
         assert all(row.get("passed", True) for case in found.values() for row in case["rows"])
         assert (tmp_path / "out" / f"{part}.md").read_text().count("|") > 5
 
@@ -118,12 +117,6 @@ def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
     assert rehearse(os.environ, out, "--part", "data", "--case", "chunking", "preparing ahead").returncode == 0
     assert cases(out, "data")["chunking"] == before
     assert "rows" in cases(out, "data")["preparing ahead"]
-
-
-@pytest.fixture
-def run(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
-    return importlib.import_module("run")
 
 
 def test_the_parts_but_for_the_long_one_are_planned_for_less_than_40_minutes(run):

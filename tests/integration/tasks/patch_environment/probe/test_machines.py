@@ -10,8 +10,9 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.patch_environment.doctor import DoctorReport, doctor
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.records.plan import Finding
-from support.machines import GIB, H100, T4, lay_out, settings
+from support.machines import GIB, H100, T4, in_home, lay_out, settings
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by flash_attn_2_cuda.so)"
 
@@ -69,7 +70,7 @@ def test_an_old_driver(tmp_path, monkeypatch):
         (None, "flash2", "warning", "flash-attn-4"),
     ],
 )
-def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, package, backend, severity, words):
+def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, backend, severity, words):
     folder = tmp_path / "site" / "flash_attn"
     (folder / "cute").mkdir(parents=True)
     (folder / "cute" / "__init__.py").write_text("def flash_attn_varlen_func(*arguments, **options): ...")
@@ -86,6 +87,11 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, package, backend,
         assert findings(found)["attention by flash4"].severity == "ok"
         fine = report(machine, tmp_path, environment={"attention_backend": "flash4"})
         assert fine.plan.attention_backend == "flash4"
+    monkeypatch.setattr("infini_llama.tasks.patch_environment.stage.probe", lambda *_: facts)
+    with caplog.at_level("INFO", "infini_llama.environment"):
+        plan = patch_environment(in_home(settings(), tmp_path), "run").plan
+    reason = plan.reasons["attention_backend"]
+    assert [line.args for line in caplog.records if reason in line.getMessage()] == [(plan.attention_backend, reason)]
     refused = report(machine, tmp_path, environment={"attention_backend": backend})
     assert refused.exit_code == 64 and refused.plan is None
     assert refused.findings[0].sentence.startswith("environment.attention_backend=flash2")
