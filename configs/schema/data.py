@@ -149,8 +149,8 @@ class DataConfig(TextConfig):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = free(
         default="auto",
         title="Row table device",
-        description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU, which is faster at every size. first_fit and "
-        "best_fit are sequential and always computed on the CPU. The dataset does not depend on it.",
+        description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU. first_fit and best_fit "
+        "are computed on the CPU with any setting. The dataset does not depend on it.",
     )
 
     residency: Literal["auto", "device", "host"] = free(

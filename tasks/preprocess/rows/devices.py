@@ -11,16 +11,18 @@ import numpy as np
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.rows.chunking import ComputeRows, compute_rows
-from infini_llama.tasks.preprocess.rows.packing import PACKED, SEQUENTIAL, RowArrays
+from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays
 
 DEVICES = Path("/dev")
+ON_A_GPU = ("concat", "window", "padded", "greedy")  # the strategies that `tensors` computes
 
 
 def resolve_device(requested: str, strategy: str) -> str:
-    """The device that computes row tables; auto is the CPU, which is faster at every size, and SEQUENTIAL strategies know no other.
+    """The device that computes row tables: the requested one for strategies ON_A_GPU; the CPU for others, and for auto.
 
-    A GPU works in a process of its own, so that no CUDA context stays beside training. To return the table from that process took 4.6
-    times as long as numpy takes for all of it at 67 million rows, and 6 times at 134 million (2 busy cores, without CUDA's start).
+    A GPU works in a process of its own, so that no CUDA context stays beside training. To return a table of concat from that process
+    took 4.6 times as long as numpy takes for all of it at 67 million rows, and 6 times at 134 million (2 busy cores, without CUDA's
+    start). What packs has not been timed on a GPU.
 
     Raises:
         ConfigError: a GPU is requested, and there is none. torch is not imported to find out.
@@ -31,7 +33,7 @@ def resolve_device(requested: str, strategy: str) -> str:
         raise ConfigError(
             f"data.device={requested}, but this machine has no working NVIDIA driver; use data.device=auto or cpu."
         )
-    return "cpu" if requested == "auto" or strategy in SEQUENTIAL else requested
+    return "cpu" if requested == "auto" or strategy not in ON_A_GPU else requested
 
 
 @contextmanager

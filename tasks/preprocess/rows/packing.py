@@ -12,7 +12,6 @@ import numpy as np
 from infini_llama.tasks.records.manifest import RowCosts
 
 PACKED = ("greedy", "first_fit", "best_fit", "padded")
-SEQUENTIAL = ("first_fit", "best_fit")  # one piece after another, by what all rows hold by then
 
 
 @dataclass(frozen=True, eq=False)

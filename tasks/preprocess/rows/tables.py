@@ -168,7 +168,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     device = resolve_device(data.device, data.strategy)
     if device == "cpu" and data.device.startswith("cuda"):
         log.info(
-            "data.strategy=%s is computed on the CPU: it is sequential, so that data.device does not apply",
+            "data.strategy=%s is computed on the CPU: it places one piece after another, which no GPU speeds up",
             data.strategy,
         )
     content = read_dataset(dataset).content

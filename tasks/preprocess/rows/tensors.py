@@ -13,7 +13,7 @@ from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays
 def compute_rows(
     lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None, device: str
 ) -> RowArrays:
-    """The rows of documents of these `lengths`, int64 [documents], by padded, greedy, concat or window."""
+    """The rows of documents of these `lengths`, int64 [documents], by one of `devices.ON_A_GPU`."""
     if strategy not in PACKED:
         count = row_count(int(lengths.sum()), sequence_length, stride)
         starts = torch.arange(count, dtype=torch.int64, device=device).mul_(stride or sequence_length)

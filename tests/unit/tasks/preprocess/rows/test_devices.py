@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.rows import devices
 from infini_llama.tasks.preprocess.rows.chunking import compute_rows
-from infini_llama.tasks.preprocess.rows.devices import resolve_device, rows_by_torch
-from infini_llama.tasks.preprocess.rows.packing import PACKED, SEQUENTIAL
+from infini_llama.tasks.preprocess.rows.devices import ON_A_GPU, resolve_device, rows_by_torch
+from infini_llama.tasks.preprocess.rows.packing import PACKED
 from support.stages import preprocess, read_manifest
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
-ON_DEVICES = ("concat", "window", *(strategy for strategy in PACKED if strategy not in SEQUENTIAL))
 
 
 @settings(max_examples=300, deadline=None)
@@ -25,7 +24,7 @@ ON_DEVICES = ("concat", "window", *(strategy for strategy in PACKED if strategy 
     lengths=st.lists(st.integers(1, 40) | st.integers(1, 6), max_size=60),
     length=st.integers(2, 20),
     stride=st.integers(1, 20),
-    strategy=st.sampled_from(ON_DEVICES),
+    strategy=st.sampled_from(ON_A_GPU),
 )
 @example(lengths=[2**42 + 1, 1, 7], length=2**40, stride=2**40 - 1, strategy="window")
 @example(lengths=[2**42 + 1, 1, 7], length=2**40, stride=1, strategy="greedy")
@@ -71,14 +70,14 @@ def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked
         found = preprocess(data(**changed, device=requested), str(tmp_path / name))
         manifest = read_manifest(tmp_path / name / found["path"] / "chunks" / found["chunks"], "chunks")
         named.append(manifest["meta"]["device"])
-    assert named == ["cpu" if strategy in SEQUENTIAL else working, "cpu"]
+    assert named == [working if strategy in ON_A_GPU else "cpu", "cpu"]
     assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
 
 
 def test_device_names(monkeypatch, gpu):
     assert resolve_device("cuda:1", "concat") == "cuda:1" and resolve_device("cuda", "greedy") == "cuda"
     assert resolve_device("cpu", "concat") == resolve_device("auto", "concat") == "cpu"
-    assert {resolve_device("cuda", strategy) for strategy in SEQUENTIAL} == {"cpu"}
+    assert resolve_device("cuda", "first_fit") == resolve_device("cuda", "best_fit") == "cpu"
     for visible in ("2,0", "1,-1,2", "GPU-8932f937"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert resolve_device("cuda", "concat") == "cuda"
