@@ -47,7 +47,7 @@ OURS = ("ours eager", "ours compiled")
 SETTINGS = ("precision", "attention_backend", "fuse_projections", "loss_chunk", "allocator")
 PEERS = ("trainer", "transformers", "litgpt", "plain loop")
 ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
-TUNED = {"s": 3000, "m": 600}  # steps of the run whose settings are chosen: 5 % of its time is for trials, some minutes
+TUNED = {"s": 1500, "m": 400}  # steps of the run whose settings are chosen: its trials may take 5 % of its time, some minutes
 
 
 class Contestant:

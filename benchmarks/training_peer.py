@@ -83,7 +83,7 @@ def profile_of(step: Step, rows: torch.Tensor) -> dict[str, dict[str, float]]:
     with torch.profiler.profile() as profiler:
         step(rows)
     parts, functions = Counter[str](), Counter[str]()
-    for event in profiler.events():
+    for event in profiler.events() or ():
         parts[part_of(event)] += event.self_cpu_time_total
         functions[event.name[:60]] += event.self_cpu_time_total
     total = sum(parts.values())
