@@ -11,9 +11,10 @@ all run in fp32, which is the default of each and faster than emulated bf16 (--p
 turns, a few steps each, so that a busy machine strikes all of them. What counts is the median over the rounds of the ratio to Trainer
 as shipped, of wall time and of processor time, which neighbours disturb less.
 
-Ours is `optimizer_step` of the workers. Attention backend, fused projections, loss chunk and allocator are what the trials of
-environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole. `shipped`: every process with its
-library's defaults and the system's allocator; `our allocator`: with the variables of our allocator, too. Threads are the same everywhere.
+Ours is `optimizer_step` of the workers. Attention backend, fused projections and allocator are what the trials of
+environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole and train.loss_chunk=0, as they do.
+`shipped`: every process with its library's defaults and the system's allocator; `our allocator`: with the variables of our allocator,
+too. Threads are the same everywhere.
 Where the time goes: the parts of one more step of ours, and the limit: what its products alone take at the fastest speed measured.
 The denominator of MFU is the fastest matrix product of all turns, so the one that neighbours disturbed least.
 Results go to benchmarks/results/training.json, a row per size, vocabulary, processor and precision.
@@ -47,7 +48,10 @@ OURS = ("ours eager", "ours compiled")
 SETTINGS = ("precision", "attention_backend", "fuse_projections", "loss_chunk", "allocator")
 PEERS = ("trainer", "transformers", "litgpt", "plain loop")
 ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
-TUNED = {"s": 1500, "m": 400}  # steps of the run whose settings are chosen: its trials may take 5 % of its time, some minutes
+TUNED = {
+    "s": 1500,
+    "m": 400,
+}  # steps of the run whose settings are chosen: its trials may take 5 % of its time, some minutes
 
 
 class Contestant:

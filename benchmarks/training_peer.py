@@ -130,7 +130,8 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
     """The workers' own step under the plan."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(one)
-    plan = EnvironmentPlan.from_json(order["plan"] | {"compile": "whole" if compiled else "off"})
+    # As tuning does, compiled code computes the loss at once.
+    plan = EnvironmentPlan.from_json(order["plan"] | ({"compile": "whole", "loss_chunk": 0} if compiled else {}))
     ranks = Ranks("cpu", "gloo")
     model.loss_chunk = plan.loss_chunk
     model.fuse_projections(plan.fuse_projections == "on")

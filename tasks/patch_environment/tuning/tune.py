@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.flops import flops_per_token
-from infini_llama.tasks.patch_environment.planning.estimate import model_of
+from infini_llama.tasks.patch_environment.planning import estimate
 from infini_llama.tasks.patch_environment.planning.pin import requested, with_settings
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.planning.speed import HALF_ONLY, compile_fault, cuda_graph_fault
@@ -195,7 +195,8 @@ class _Search:
                 continue
             if not self._is_affordable(START[plan.device] + COMPILING, f"compile={what}"):
                 continue
-            measured = self._measure({"compile": what})
+            changes = {"compile": what} | (self._whole_logits() if what == "whole" else {})
+            measured = self._measure(changes)
             if measured is None:
                 continue
             steps = train.planned_steps(self.config.data.sequence_length)
@@ -203,9 +204,18 @@ class _Search:
             gain = measured.tokens_per_second / base.tokens_per_second
             if gain >= WORTH and saved > measured.first:
                 why = f"measured: {gain:.2f}x the speed without, and the {measured.first:.0f} s of compiling come back"
-                self._keep({"compile": what}, why)
+                self._keep(changes, why)
                 base = measured
         self._cuda_graphs(base)
+
+    def _whole_logits(self) -> dict[str, str | int]:
+        """No loss in parts, if that is open and all logits fit: code compiled for the whole loss passes over them no more often."""
+        plan = self.plan({"compile": "whole", "loss_chunk": 0})
+        have = estimate.memory_per_worker(self.facts, plan.gpus, plan.nproc_per_node)
+        is_open = requested(self.config, "loss_chunk") == "auto" and self.plan().loss_chunk > 0
+        whole = with_settings(self.config, self.settings | {"loss_chunk": 0})
+        fits = estimate.fits(estimate.bytes_of_plan(whole, plan), have)
+        return {"loss_chunk": 0} if is_open and fits and plan.device == "cpu" else {}
 
     def _cuda_graphs(self, base: StepTiming) -> None:
         plan = self.plan()
@@ -245,7 +255,7 @@ def _seconds_of(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFac
     length = config.data.sequence_length
     tokens = config.train.planned_steps(length) * config.train.global_batch_size * length
     units = facts.cores if plan.device == "cpu" else plan.nproc_per_node
-    return flops_per_token(model_of(config), length) * tokens / (SPEED[plan.device] * units)
+    return flops_per_token(estimate.model_of(config), length) * tokens / (SPEED[plan.device] * units)
 
 
 def _key(config: PipelineConfig, facts: MachineFacts, plan: EnvironmentPlan) -> str:

@@ -71,6 +71,17 @@ def test_quick_takes_the_fastest_allocator_and_tries_nothing_else_in_steps(case,
     assert {trial.tried for trial in found.trials} >= {"allocator=system", "allocator=jemalloc"}
 
 
+def test_wholly_compiled_code_computes_the_loss_at_once_if_all_logits_fit(case, tmp_path, monkeypatch):
+    speeds(monkeypatch, lambda plan: 200 if plan.compile == "whole" else 100)
+    monkeypatch.setattr("infini_llama.tasks.patch_environment.tuning.tune._seconds_of", lambda *arguments: 1e6)
+    config, facts = case()
+    config = config.with_vocab_size(200_000)
+    assert tune(config, facts, tmp_path).settings.items() >= {"compile": "whole", "loss_chunk": 0}.items()
+    little = changed(facts, {"memory": facts.memory.model_copy(update={"available": 2 * 1024**3})})
+    found = tune(config, little, tmp_path / "another home").settings
+    assert found["compile"] == "whole" and "loss_chunk" not in found
+
+
 def test_cuda_graphs_are_tried_on_compiled_layers(case, tmp_path, monkeypatch):
     tried = speeds(monkeypatch, lambda plan: 100 * (1.2 if plan.compile_mode == "reduce-overhead" else 1))
     config, facts = case()
