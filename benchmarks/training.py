@@ -12,8 +12,8 @@ turns, a few steps each, so that a busy machine strikes all of them. What counts
 as shipped, of wall time and of processor time, which neighbours disturb less.
 
 Ours is `optimizer_step` of the workers. Attention backend, fused projections and allocator are what the trials of
-environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole and train.loss_chunk=0, as they do.
-`shipped`: every process with its library's defaults and the system's allocator; `our allocator`: with the variables of our allocator,
+environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole and train.loss_chunk=0, as they do;
+`ours compiled, sdpa` shows what the attention backend changes. `shipped`: every process with its library's defaults and the system's allocator; `our allocator`: with the variables of our allocator,
 too. Threads are the same everywhere.
 Where the time goes: the parts of one more step of ours, and the limit: what its products alone take at the fastest speed measured.
 The denominator of MFU is the fastest matrix product of all turns, so the one that neighbours disturbed least.
@@ -44,7 +44,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 
 RESULTS = Path(__file__).with_name("results") / "training.json"
 PEER = Path(__file__).with_name("training_peer.py")
-OURS = ("ours eager", "ours compiled")
+OURS = ("ours eager", "ours compiled", "ours compiled, sdpa")
 SETTINGS = ("precision", "attention_backend", "fuse_projections", "loss_chunk", "allocator")
 PEERS = ("trainer", "transformers", "litgpt", "plain loop")
 ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")

@@ -145,7 +145,7 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
         return strategy.accumulate(parts(batch_of(0, order["vocabulary"])), ROWS * LENGTH).item()
 
     if compiled:
-        run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}"
+        run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}-{model.attention_backend}"
         run.mkdir(parents=True, exist_ok=True)
         if compile_if_it_agrees(strategy.module, model, plan, first_batch, ranks, run) is None:
             raise RuntimeError((run / "compile.json").read_text(encoding="utf-8"))
@@ -259,7 +259,7 @@ def main() -> None:
     hidden, inner, layers, heads, kv = SIZES[order["size"]]
     config = LlamaConfig(order["vocabulary"], hidden, inner, layers, heads, kv, LENGTH, tie_word_embeddings=False)
     torch.manual_seed(1)
-    backend = order["plan"]["attention_backend"] if name.startswith("ours") else "sdpa"
+    backend = order["plan"]["attention_backend"] if name in ("ours eager", "ours compiled") else "sdpa"
     model, turns = Llama(config, backend), Turns(order, config)
     if name == "trainer":
         trainer(transformers_model(model, config), turns)
@@ -279,7 +279,7 @@ def main() -> None:
     elif name == "plain loop":
         take_turns(plain(model, lambda rows: model.loss(rows[:, :-1], rows[:, 1:])[0] / (ROWS * LENGTH), order), turns)
     else:
-        take_turns(ours(model, order, compiled=name == "ours compiled"), turns)
+        take_turns(ours(model, order, compiled=name != "ours eager"), turns)
 
 
 if __name__ == "__main__":
