@@ -13,8 +13,8 @@ as shipped, of wall time and of processor time, which neighbours disturb less.
 
 Ours is `optimizer_step` of the workers. Attention backend, fused projections and allocator are what the trials of
 environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole and train.loss_chunk=0, as they do;
-`ours compiled, sdpa` shows what the attention backend changes. `shipped`: every process with its library's defaults and the system's allocator; `our allocator`: with the variables of our allocator,
-too. Threads are the same everywhere.
+`ours compiled, sdpa` shows what the attention backend changes. `shipped`: every process with its library's defaults and the system's
+allocator; `our allocator`: with the variables of our allocator, too. Threads are the same everywhere.
 Where the time goes: the parts of one more step of ours, and the limit: what its products alone take at the fastest speed measured.
 The denominator of MFU is the fastest matrix product of all turns, so the one that neighbours disturbed least.
 Results go to benchmarks/results/training.json, a row per size, vocabulary, processor and precision.
