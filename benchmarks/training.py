@@ -120,7 +120,13 @@ def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: str
     finally:
         for _, contestant in contestants:
             contestant.end()
-    tokens = arguments.steps * turns[lanes[0][0]][0]["tokens"]
+    settings = {name: value for name, value in settings_of(plan).to_json().items() if name in SETTINGS}
+    return {"size": size, "vocabulary": vocabulary, "settings": settings} | summary(turns, arguments.steps)
+
+
+def summary(turns: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]:
+    """Of the turns of each contestant, the first of which does not count, of `steps` each; the limit includes attention's products."""
+    tokens = steps * next(iter(turns.values()))[0]["tokens"]
     found: dict[str, Any] = {}
     for label, measured in turns.items():
         timed = measured[1:]
@@ -140,14 +146,12 @@ def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: str
         flops = measured[0]["flops_per_token"] * tokens
         found[label]["mfu"] = spread([flops / turn["wall"] / peak for turn in measured[1:]])
         if profile := measured[-1].get("profile"):
-            step = statistics.median(turn["wall"] for turn in measured[1:]) / arguments.steps
-            limit = flops / arguments.steps / peak
+            step = statistics.median(turn["wall"] for turn in measured[1:]) / steps
+            limit = flops / steps / peak
             found[label] |= {"step_seconds": step, "limit_seconds": limit, "where the time goes": profile}
     first = [entry["losses"] for entry in found.values()]
     apart = max(abs(a - b) / a for losses in first for a, b in zip(first[0], losses, strict=True))
-    settings = {name: value for name, value in settings_of(plan).to_json().items() if name in SETTINGS}
-    row = {"size": size, "vocabulary": vocabulary, "settings": settings, "contestants": found}
-    return row | {"losses_differ_relatively_by_at_most": apart}
+    return {"contestants": found, "losses_differ_relatively_by_at_most": apart}
 
 
 def processor_name() -> str:

@@ -77,7 +77,7 @@ def test_wholly_compiled_code_computes_the_loss_at_once_if_all_logits_fit(case, 
     config, facts = case()
     config = config.with_vocab_size(200_000)
     assert tune(config, facts, tmp_path).settings.items() >= {"compile": "whole", "loss_chunk": 0}.items()
-    little = changed(facts, {"memory": facts.memory.model_copy(update={"available": 2 * 1024**3})})
+    little = changed(facts, {"memory": facts.memory.model_copy(update={"available": 1024**3})})
     found = tune(config, little, tmp_path / "another home").settings
     assert found["compile"] == "whole" and "loss_chunk" not in found
 
