@@ -50,8 +50,7 @@ def reads_of(strategy, data):
     return found
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("packed", "checkpointing"), [(False, "full"), (True, "none")])
 @pytest.mark.parametrize(
     "fields",
     [
