@@ -16,7 +16,8 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
     """Variables of every worker of this plan."""
     threads, several = str(plan.threads), plan.world_size > 1
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-    if plan.device == "cpu" and plan.threads > 1 and facts.load >= facts.cores:
+    has_the_cores = config.environment.tune != "off" and facts.load < facts.cores
+    if plan.device == "cpu" and plan.threads > 1 and not has_the_cores:
         # Waiting threads otherwise spin, on the cores that the threads they wait for would need: with two busy neighbours on two cores,
         # steps took 3.3 times as long (3.0 to 4.6). Without neighbours, spinning saves 6 %.
         variables["OMP_WAIT_POLICY"] = "passive"
