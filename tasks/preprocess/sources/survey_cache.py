@@ -1,6 +1,7 @@
 """What was found in text that has not changed since, so that a command again reads none of it."""
 
 import json
+import logging
 import os
 import shutil
 import time
@@ -27,8 +28,10 @@ from infini_llama.tasks.preprocess.sources.scanning import (
 )
 from infini_llama.tasks.preprocess.sources.sources import Source
 from infini_llama.tasks.preprocess.sources.tables import Rows
+from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum, write_atomic
 
+log = logging.getLogger("infini_llama.preprocess")
 SURVEYS_VERSION = 5  # tables on disk
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed less long ago may change again without a new time
 SEVERAL = 16  # small tables of one folder of text; more are joined
@@ -63,6 +66,7 @@ def cached_scans(
         else:
             stale.append(Stale(number, source, key, stamp, size_here(source)))
     fresh: dict[str, Notes] = defaultdict(dict)
+    done, total = 0, sum(one.size for one in stale)
 
     def remember() -> None:
         for key, new in fresh.items() if tables.notes else ():
@@ -78,6 +82,9 @@ def cached_scans(
                 stamp = one.stamp
                 if result.is_readable and stamp and _is_settled(stamp, begun) and one.source.stamp() == stamp:
                     fresh[one.key][places[one.number]] = stamp, result
+            done += sum(one.size for one in batch.stale)
+            if done < total:
+                log.info("surveying text", extra={"progress": megabytes(done, total)})
             if time.monotonic() - noted > NOTED_EVERY:
                 remember()
                 noted = time.monotonic()

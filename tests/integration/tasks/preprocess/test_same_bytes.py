@@ -20,8 +20,10 @@ BUILD = """
 import json, sys
 from pathlib import Path
 from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources import scanning
 from infini_llama.tasks.preprocess.stage import preprocess
 if __name__ == "__main__":
+    scanning.WORTH_WORKERS = 0
     print("begun", flush=True)
     print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
 """

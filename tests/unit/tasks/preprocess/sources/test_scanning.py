@@ -1,7 +1,9 @@
 """The workers of a cluster find what this process finds, of the same text alone."""
 
 import json
+import logging
 import pickle
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.preprocess.sources import scanning, survey_cache
 from infini_llama.tasks.preprocess.sources import survey as surveys
+from infini_llama.tasks.progress import progress_of
 from support.stages import survey
 
 
@@ -57,14 +60,19 @@ def text(tmp_path):
     return tmp_path
 
 
-def test_a_cluster_finds_what_this_process_finds_and_is_opened_once(data, text, tmp_path, cluster):
+@pytest.mark.parametrize("changes", [{}, {"near_duplicates": 0.8}])
+def test_a_cluster_finds_what_this_process_finds_and_is_opened_once(data, text, tmp_path, cluster, caplog, changes):
+    if changes:
+        pytest.importorskip("rensa")
     sources = [{"name": name, "files": [str(text / name)]} for name in ("a", "b")]
-    given = data(files=[], sources=sources, on_bad_input="skip", deduplicate=True)
+    given = data(files=[], sources=sources, on_bad_input="skip", deduplicate=True, **changes)
     expected, notes = survey(given), tmp_path / "notes"
     assert cluster.opened == 0
+    caplog.set_level(logging.INFO)
     found = survey(given | {"engine": "dask", "num_workers": 3}, notes)
     assert (found.identity, found.report) == (expected.identity, expected.report)
     assert cluster.opened == 1 and len(cluster.runs) == 2 and min(cluster.runs) > 4
+    assert len(list(filter(None, map(progress_of, caplog.records)))) == sum(cluster.runs) - 2  # not where all is done
     assert not [path for path in notes.iterdir() if "lost" in path.name or path.name.startswith(scanning.PASSING)]
     again = survey(given, notes)  # without a cluster, from what it has noted
     assert (again.identity, again.report) == (expected.identity, expected.report)
@@ -99,8 +107,6 @@ def test_a_worker_with_other_text_is_refused(text, tmp_path, data):
 
 
 def test_an_engine_that_is_not_installed_is_named(data, text, tmp_path, monkeypatch):
-    import sys
-
     monkeypatch.setattr(scanning, "WORTH_WORKERS", 0)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"data\.engine=ray.*infini-llama\[ray\]"):
