@@ -1,8 +1,13 @@
-"""The folder of datasets and runs, as it is named."""
+"""Where a run is and what it is called: the folder of datasets and runs, and names in full."""
 
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import PipelineConfig
 
 
 def usable_home(home: Path, name: str) -> Path:
@@ -16,3 +21,20 @@ def usable_home(home: Path, name: str) -> Path:
     if not existing.is_dir():
         raise ConfigError(f"{name}={home}: {existing} is a file; name a folder.")
     return path
+
+
+def resolved(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
+    """The configuration of one run, with its name in full and the absolute path of home, and nothing of its deployment.
+
+    Args:
+        due: scheduled start, for names with {date} or {time} (local time zone); None: now.
+    """
+    home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
+    runtime = config.runtime.model_copy(update={"home": home, "name": name})
+    return config.model_copy(update={"runtime": runtime, "deployment": type(config.deployment)()})
+
+
+def run_name(template: str, due: datetime | None = None) -> str:
+    """nightly-{date} as nightly-2026-11-21; {time} is hours, minutes and seconds."""
+    moment = datetime.now() if due is None else due.astimezone()
+    return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")

@@ -1,12 +1,11 @@
 """The sequence of stages without Prefect, with the same files and the same retry policy."""
 
 import time
-from datetime import datetime
 from typing import Any
 
-from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks
-from infini_llama.flows.home import usable_home
+from infini_llama.flows.home import resolved
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
@@ -36,23 +35,6 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     preparation = Preparation(settings.data, settings.runtime.home)
     restore_dataset(settings, preparation.planned)
     return verify_and_train(settings, preparation.build()).to_json()
-
-
-def resolved(config: PipelineConfig, due: datetime | None = None) -> PipelineConfig:
-    """The configuration of one run, with its name in full and the absolute path of home, and nothing of its deployment.
-
-    Args:
-        due: scheduled start, for names with {date} or {time} (local time zone); None: now.
-    """
-    home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
-    runtime = config.runtime.model_copy(update={"home": home, "name": name})
-    return config.model_copy(update={"runtime": runtime, "deployment": DeploymentConfig()})
-
-
-def run_name(template: str, due: datetime | None = None) -> str:
-    """nightly-{date} as nightly-2026-11-21; {time} is hours, minutes and seconds."""
-    moment = datetime.now() if due is None else due.astimezone()
-    return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")
 
 
 def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineResult:

@@ -14,9 +14,10 @@ from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.api_logs import api_logs
 from infini_llama.flows.form import AsConfig, PipelineFlow, changed
 from infini_llama.flows.heartbeats import heartbeats
+from infini_llama.flows.home import resolved, run_name
 from infini_llama.flows.late_runs import superseded
 from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
-from infini_llama.flows.pipeline import resolved, run_name, with_pages
+from infini_llama.flows.pipeline import with_pages
 from infini_llama.flows.settings import TAGS
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.formatting import RunPage

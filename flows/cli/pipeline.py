@@ -67,7 +67,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
 
     from infini_llama.configs.secrets import masked, without_secrets
     from infini_llama.flows.cli.tables import as_text, estimate_text
-    from infini_llama.flows.pipeline import resolved
+    from infini_llama.flows.home import resolved
     from infini_llama.tasks.estimate.run import estimate, plan_of
     from infini_llama.tasks.preprocess.stage import lookup
     from infini_llama.tasks.runs.record import RunRecord
@@ -97,7 +97,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
 def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.tables import reference_text
-    from infini_llama.flows.pipeline import resolved
+    from infini_llama.flows.home import resolved
     from infini_llama.tasks.preprocess import stage
 
     config = load_config(arguments.config, arguments.overrides)
@@ -145,7 +145,7 @@ def doctor(arguments: Namespace) -> Answer:
     config, home = None, home_folder()
     if arguments.config is not None:
         from infini_llama.configs.loading import load_config
-        from infini_llama.flows.pipeline import resolved
+        from infini_llama.flows.home import resolved
 
         config = resolved(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
@@ -163,7 +163,8 @@ def train(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.console import summary_text
     from infini_llama.flows.datasets import reference_for
-    from infini_llama.flows.pipeline import resolved, verify_and_train
+    from infini_llama.flows.home import resolved
+    from infini_llama.flows.pipeline import verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.stage import lookup
 
@@ -207,7 +208,7 @@ def _joins(config: "PipelineConfig") -> Answer | None:
     environment = config.environment
     if environment.node_rank in ("auto", 0):
         return None
-    from infini_llama.flows.pipeline import resolved
+    from infini_llama.flows.home import resolved
     from infini_llama.tasks.clusters.node import NodeSettings
 
     runtime = resolved(config).runtime

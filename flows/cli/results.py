@@ -37,7 +37,7 @@ def inspect(arguments: Namespace) -> Answer:
 def estimate(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.tables import estimate_text
-    from infini_llama.flows.pipeline import resolved
+    from infini_llama.flows.home import resolved
     from infini_llama.tasks.estimate.run import estimate
 
     record = estimate(resolved(load_config(arguments.config, arguments.overrides)))

@@ -3,7 +3,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.flows.cli.paths import home_folder
-from infini_llama.flows.pipeline import resolved
+from infini_llama.flows.home import resolved
 
 
 @pytest.fixture(params=["file", "file/below"])
