@@ -120,7 +120,7 @@ class EnvironmentConfig(Section):
         title="Tune",
         description="How `auto` values are tuned for speed. off: not tuned. quick: known settings for this machine, "
         "and short trials of attention backends and allocators. full: also trials of compilation, workers, "
-        "threads, precision, fused projections and loss chunks. Trials take at most 5 % of the run's time.",
+        "threads, precision and fused projections. Trials take at most 5 % of the run's time.",
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
