@@ -23,12 +23,12 @@ from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 
-def settings(model: dict | None = None, train: dict | None = None) -> PipelineConfig:
+def settings(model: dict | None = None, train: dict | None = None, backend: str = "auto") -> PipelineConfig:
     sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4}
     data = {"source": "python-stdlib", "sequence_length": 256, "tokenizer": {"vocab_size": 1000}}
     batch = {"micro_batch_size": 3, "global_batch_size": 6}
     given = {"data": data, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
-    return parse_config(given)
+    return parse_config(given | {"environment": {"attention_backend": backend}})
 
 
 class LiveBytes(TorchDispatchMode):
@@ -58,7 +58,7 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     gc.collect()
     with LiveBytes() as live:
-        model = Llama(LlamaConfig.from_dict(fields))
+        model = Llama(LlamaConfig.from_dict(fields), config.environment.attention_backend.replace("auto", "sdpa"))
         save_memory(model, train, loss_chunk)
         optimizer = build_optimizer(model, train)
         for micro_batches in (1, 2):
@@ -74,16 +74,18 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("model", "train", "precision"),
+    ("model", "train", "precision", "backend"),
     [
-        ({}, {}, "fp32"),
-        ({}, {"loss_chunk": 64}, "bf16"),
-        ({"attention": "infini"}, {}, "bf16"),
-        ({"attention": "infini"}, {"activation_checkpointing": "full"}, "fp32"),
+        ({}, {}, "fp32", "auto"),
+        ({}, {}, "fp32", "blocked"),
+        ({}, {"loss_chunk": 64}, "bf16", "auto"),
+        ({"attention": "infini"}, {}, "bf16", "auto"),
+        ({"attention": "infini"}, {}, "bf16", "blocked"),
+        ({"attention": "infini"}, {"activation_checkpointing": "full"}, "fp32", "auto"),
     ],
 )
-def test_the_count_is_that_of_real_tensors(model, train, precision):
-    config = settings(model, train)
+def test_the_count_is_that_of_real_tensors(model, train, precision, backend):
+    config = settings(model, train, backend)
     counted = sum(bytes_needed(config, 3, precision, "cpu", 1).values())
     chunk = train.get("loss_chunk", 0)
     assert counted == pytest.approx(real_peak(config, precision, chunk), rel=0.15)
