@@ -4,7 +4,7 @@
 
 passkey: five ordered digits behind a mark in one earlier segment, and a question for them in the last one (chance: 1 in 100,000).
 recall: six facts of one token each, (key, value), at random places; the six keys are asked for in the last segment (chance 1 in 16).
-pairs: three facts of two key tokens and two value tokens; one is asked for (chance of a whole value: 1 in 100).
+pairs: three facts of two key tokens and two value tokens (chance of a whole value: 1 in 100; by one of the key's tokens: 0.81).
 overwritten: four facts as of recall that each get another value later; the later one is asked for (chance 1 in 16; 1/2 without order).
 
 Rows have segments of 16 tokens, of which the filler is drawn at random, and a fact stands whole inside one segment. All tasks train on
@@ -18,7 +18,7 @@ import argparse
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from memory_rows import (
     DIGITS,
     FILLERS,
     KEYS,
+    LETTERS,
     SEGMENT,
     VALUES,
     Rows,
@@ -57,7 +58,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 class Recipe:
     """How a task is trained. segments: fewest and most of a row; tokens: of a batch; the rates are peaks of a warm-up and linear decay.
 
-    jitter: of the memories that have one.
+    jitter: of the memories that have one. lower_gates: where the gates of all layers but the last begin, before the sigmoid.
     """
 
     segments: tuple[int, int] = (2, 8)
@@ -69,17 +70,19 @@ class Recipe:
     warmup: int = 100
     decay: float = 0.3  # of the steps
     jitter: float = 32.0
+    lower_gates: float = 0.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """Rows of one kind; `answer`: tokens that belong together and are right as a whole or not."""
+    """Rows of one kind; `answer`: tokens that belong together and are right as a whole or not; `settings`: of its models."""
 
     rows: Callable[[int, int, torch.Generator, bool], Rows]
     vocabulary: int
     answer: int
     recipe: Recipe
     nearest: int = 1  # segment ends
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 TASKS = {
@@ -93,7 +96,13 @@ TASKS = {
     "overwritten": Task(
         overwritten_rows, FILLERS + KEYS * VALUES + KEYS + VALUES, 1, Recipe(segments=(4, 4), steps=1000), 2
     ),
-    "pairs": Task(pairs_rows, FILLERS + DIGITS + 6, 2, Recipe()),
+    "pairs": Task(
+        pairs_rows,
+        FILLERS + DIGITS + 2 * LETTERS + 2,
+        2,
+        Recipe(segments=(2, 4), steps=3000, lower_gates=-3.0),
+        settings={"rope_theta": 100.0},
+    ),
 }
 
 
@@ -101,22 +110,24 @@ def train(
     task: Task, settings: dict[str, Any], seed: int, until: int | None = None
 ) -> tuple[Llama, list[dict[str, Any]]]:
     """A model of two layers, width 64, two heads and `settings`, and what was measured every 250 steps; `until` ends it sooner."""
-    if settings.get("memory_write_jitter"):
+    if settings.get("memory_write_jitter") is True:  # the task's
         settings = settings | {"memory_write_jitter": task.recipe.jitter}
     torch.manual_seed(seed)
-    recipe, size = task.recipe, {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
+    recipe, size = task.recipe, {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = LlamaConfig(
         task.vocabulary,
-        **size,
-        num_attention_heads=2,
-        num_key_value_heads=2,
+        hidden_size=64,
+        intermediate_size=192,
         max_position_embeddings=recipe.segments[1] * SEGMENT,
         segment_length=SEGMENT,
         initializer_range=0.1,
         tie_word_embeddings=False,
-        **settings,
+        **size | task.settings | settings,
     )
     model = Llama(config)
+    if config.attention == "infini":
+        for layer in model.model.layers[:-1]:
+            torch.nn.init.constant_(layer.self_attn.gate, recipe.lower_gates)
     groups = parameter_groups(model, recipe.weight_decay)
     peaks = [recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate for group in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
@@ -135,8 +146,11 @@ def train(
             model.eval()
             found = measure(task, model, recipe.segments[1] - 1, count=128)
             model.train()
-            curve.append({"step": step + 1, "whole": found["whole"], "gates": gates(model)})
-            print(f"  seed {seed} step {step + 1}: {found['whole']:.3f} {curve[-1]['gates']}", flush=True)
+            curve.append({"step": step + 1, **found, "gates": gates(model)})
+            print(
+                f"  seed {seed} step {step + 1}: {found['whole']:.3f} {found['tokens']} {curve[-1]['gates']}",
+                flush=True,
+            )
     return model.eval(), curve
 
 

@@ -127,7 +127,17 @@ def capacity() -> str:
     return markdown(["update", "head_dim", "numbers in M", "seeds", *(f"{count} facts" for count in facts)], rows)
 
 
-TABLES = {"distances": distances, "text": text, "capacity": capacity}
+def pairs() -> str:
+    """What one change of the recipe of `pairs` does: the first token of the value, the second after it, and both."""
+    rows = [
+        [one["variant"], *(f"{part:.2f}" for cell in one["found"] for part in (*cell["tokens"], cell["whole"]))]
+        for one in results("memory_pairs")
+    ]
+    ends = [cell["distance"] for cell in results("memory_pairs")[0]["found"]]
+    return markdown(["change", *(f"{part}, {end}" for end in ends for part in ("first", "second", "both"))], rows)
+
+
+TABLES = {"distances": distances, "text": text, "capacity": capacity, "pairs": pairs}
 
 
 def with_tables(page: str) -> str:

@@ -4,7 +4,7 @@ import torch
 
 from infini_llama.model.loss import IGNORE_INDEX
 
-SEGMENT, FILLERS, DIGITS, KEYS, VALUES = 16, 20, 10, 16, 16
+SEGMENT, FILLERS, DIGITS, LETTERS, KEYS, VALUES = 16, 20, 10, 8, 16, 16
 Rows = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -79,26 +79,42 @@ def overwritten_rows(count: int, segments: int, generator: torch.Generator, far:
     return inputs, labels
 
 
-def pairs_rows(count: int, segments: int, generator: torch.Generator, far: bool) -> Rows:
-    """As `passkey_rows`, of three facts (mark, two of four letters, two digits), of which one is asked for.
+def pairs_rows(
+    count: int, segments: int, generator: torch.Generator, far: bool, letters: int = 0, shared: bool = False
+) -> Rows:
+    """As `passkey_rows`, of three facts: a mark, a first and a second letter, and two digits, the first of which no two facts share.
 
-    A fact has one of three places in its segment, so that two facts of one segment do not overlap.
+    A fact has one of three places in its segment, so that two facts of one segment do not overlap, and so has a question. All facts
+    are asked for, in another order, and training scores all of a question that can be known: the second letter and the digits.
+    With `far`, only the digits of the first question are, as a later one can be answered by what is left.
+
+    Args:
+        letters: first letters that occur, and second ones; 0: 2 to 8, drawn per batch, and 4 with `far`. Of few, facts share more.
+        shared: the second letters are the same tokens as the first ones.
     """
-    letters, facts, size = 4, 3, 5
-    first_letter = FILLERS + DIGITS
-    key, question = first_letter + letters, first_letter + letters + 1
+    facts, size, first_letter, key = 3, 5, FILLERS + DIGITS, FILLERS + DIGITS + 2 * LETTERS
+    letters = letters or (4 if far else int(torch.randint(2, LETTERS + 1, (), generator=generator)))
     inputs = torch.randint(FILLERS, (count, segments * SEGMENT), generator=generator)
     labels = torch.full_like(inputs, IGNORE_INDEX)
     names = draw(generator, count, letters * letters, facts)
-    digits = FILLERS + torch.randint(DIGITS, (count, facts, 2), generator=generator)
-    names = first_letter + torch.stack((names // letters, names % letters), dim=2)
+    names = first_letter + torch.stack((names // letters, names % letters + (0 if shared else LETTERS)), dim=2)
+    digits = FILLERS + torch.stack(
+        (draw(generator, count, DIGITS, facts), torch.randint(DIGITS, (count, facts), generator=generator)), dim=2
+    )
     content = torch.cat((torch.full((count, facts, 1), key), names, digits), dim=2)  # [count, facts, size]
-    places = draw(generator, count, 3 if far else 3 * (segments - 1), facts)
-    starts = (places // 3 * SEGMENT + places % 3 * size + torch.randint(2, (count, 1), generator=generator))[..., None]
-    inputs.scatter_(1, (starts + torch.arange(size)).flatten(1), content.flatten(1))
-    asked = (segments - 1) * SEGMENT + torch.randint(SEGMENT - size + 1, (count, 1), generator=generator)
-    query = content[:, 0].clone()  # which of the facts is first is random
-    query[:, 0] = question
-    inputs.scatter_(1, asked + torch.arange(size), query)
-    labels.scatter_(1, asked + 2 + torch.arange(2), digits[:, 0])
+    last, asked = 3 * (segments - 1), content.clone()
+    asked[..., 0] = key + 1
+    where = []
+    for slots, tokens in (
+        (draw(generator, count, 3 if far else last, facts), content),
+        (last + draw(generator, count, 3, 3), asked),
+    ):
+        starts = slots // 3 * SEGMENT + slots % 3 * size + torch.randint(2, (count, 1), generator=generator)
+        where = starts[..., None] + torch.arange(size)  # [count, facts, size]
+        inputs.scatter_(1, where.flatten(1), tokens.flatten(1))
+    if far:
+        first = torch.arange(count), starts.argmin(dim=1)
+        labels.scatter_(1, where[first][:, 2:4], asked[first][:, 3:])
+    else:
+        labels.scatter_(1, where[..., 1:4].flatten(1), asked[..., 2:].flatten(1))
     return inputs, labels

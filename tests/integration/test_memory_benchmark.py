@@ -46,15 +46,27 @@ def test_a_passkey_lies_in_an_earlier_segment_and_is_queried_in_the_last(segment
     assert seen == ({0} if far else set(range(segments - 1)))
 
 
-def test_a_pair_is_queried_by_its_key_only():
-    key, question = memory.FILLERS + 14, memory.FILLERS + 15
-    for row, wanted in rows("pairs", 5, False):
+@pytest.mark.parametrize(("segments", "far"), [(2, False), (5, False), (5, True)])
+def test_pairs_are_queried_by_their_keys_only(segments, far):
+    key = memory.FILLERS + memory.DIGITS + 2 * memory.LETTERS
+    orders = set()
+    for row, wanted in rows("pairs", segments, far):
         starts = [place for place, token in enumerate(row) if token == key]
         facts = {tuple(row[start + 1 : start + 3]): row[start + 3 : start + 5] for start in starts}
-        asked = row.index(question)
-        assert len(starts) == 3 == len(facts) and asked // 16 == (asked + 4) // 16 == 4
-        answer = facts[row[asked + 1], row[asked + 2]]
-        assert wanted == {asked + 2: answer[0], asked + 3: answer[1]}
+        asked = [place for place, token in enumerate(row) if token == key + 1]
+        assert len(starts) == len(facts) == len(asked) == 3 == len({value[0] for value in facts.values()})
+        assert all(place // 16 == (place + 4) // 16 == segments - 1 for place in asked)
+        assert all(place // 16 == (place + 4) // 16 < (1 if far else segments - 1) for place in starts)
+        names = [tuple(row[place + 1 : place + 3]) for place in asked]
+        orders.add(tuple(list(facts).index(name) for name in names))
+        answers = {
+            place + 2 + digit: facts[name][digit] for place, name in zip(asked, names, strict=True) for digit in (0, 1)
+        }
+        if far:  # the first question's digits, which nothing else in the segment tells
+            assert wanted == dict(list(answers.items())[:2])
+        else:
+            assert wanted == answers | {place + 1: name[1] for place, name in zip(asked, names, strict=True)}
+    assert len(orders) == 6  # a model cannot go by the order of the facts
 
 
 @pytest.mark.parametrize(("segments", "far"), [(4, False), (3, True), (9, True)])
