@@ -113,7 +113,7 @@ def test_a_measurement_is_that_of_the_whole_rows_at_once(monkeypatch):
 def test_recall_beyond_the_trained_length():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model, _ = memory.train(memory.TASKS["recall"], memory.MEMORIES["jitter"], seed=0)
+    model, _ = memory.train(memory.TASKS["recall"], memory.MEMORIES["jitter"], seed=0, until=750)
     assert memory.measure(memory.TASKS["recall"], model, 32)["whole"] > 0.9
     model.use_memory(False)
     assert memory.measure(memory.TASKS["recall"], model, 4)["whole"] < 0.12
