@@ -113,21 +113,24 @@ def train(
     if settings.get("memory_write_jitter") is True:  # the task's
         settings = settings | {"memory_write_jitter": task.recipe.jitter}
     torch.manual_seed(seed)
-    recipe, size = task.recipe, {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    recipe = task.recipe
     config = LlamaConfig(
         task.vocabulary,
         hidden_size=64,
         intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
         max_position_embeddings=recipe.segments[1] * SEGMENT,
         segment_length=SEGMENT,
         initializer_range=0.1,
         tie_word_embeddings=False,
-        **size | task.settings | settings,
+        **task.settings | settings,
     )
     model = Llama(config)
-    if config.attention == "infini":
-        for layer in model.model.layers[:-1]:
-            torch.nn.init.constant_(layer.self_attn.gate, recipe.lower_gates)
+    by_layer = [parameter for name, parameter in model.named_parameters() if name.endswith(".gate")]
+    for gate in by_layer[:-1]:
+        torch.nn.init.constant_(gate, recipe.lower_gates)
     groups = parameter_groups(model, recipe.weight_decay)
     peaks = [recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate for group in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
