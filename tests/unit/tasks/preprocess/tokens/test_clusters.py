@@ -81,6 +81,14 @@ def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path)
         do_part(max, 1, 2, Terms(own, tmp_path / "elsewhere" / "seen"))
 
 
+def test_workers_need_the_library_of_sketches_where_these_are_made(tmp_path):
+    wanted = versions(DataConfig(near_duplicates=0.8))
+    assert wanted.keys() - versions(DataConfig()).keys() == {"rensa"}
+    (tmp_path / "seen").touch()
+    with pytest.raises(PipelineError, match=r"rensa .*, not 0\.0\.1"):
+        do_part(max, 1, 2, Terms(wanted | {"rensa": "0.0.1"}, tmp_path / "seen"))
+
+
 def test_neither_engine_nor_address_is_part_of_a_key(data, tmp_path):
     settings = data(), data(engine="ray", engine_address="head:6379")
     assert plan(settings[0], str(tmp_path)) == plan(settings[1], str(tmp_path))
