@@ -4,7 +4,7 @@ Parameter names are those of Hugging Face's LlamaForCausalLM, so that a softmax 
 Infini-attention adds model.layers.<i>.self_attn.gate.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -128,6 +128,13 @@ class Llama(nn.Module):
                 parameter[:used].normal_(0.0, self.config.initializer_range, generator=generator)
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
+
+    @torch.no_grad()
+    def set_gates(self, values: Sequence[float]) -> None:
+        """Sets the gates of all heads of each layer to the layer's value, before the sigmoid, where the layer has a memory."""
+        for layer, value in zip(self._layers(), values, strict=True):
+            if isinstance(layer.self_attn, InfiniAttention) and layer.self_attn.has_memory:
+                layer.self_attn.gate.fill_(value)
 
     def use_memory(self, on: bool) -> None:
         """Lets Infini-attention read its memory or leaves it out, gates and all; what was trained stays as it is."""

@@ -26,11 +26,11 @@ class OptimizationConfig(ReportingConfig):
         "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
     )
-    init_gate: float = exact(
+    init_gate: float | list[float] = exact(
         default=-2.0,
         title="Initial gates",
         description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
-        " of the memory.",
+        " of the memory. A list has a value per layer and also sets the gates of random weights, which otherwise start at 0.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = exact(
         default=None,

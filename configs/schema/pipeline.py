@@ -111,6 +111,12 @@ class PipelineConfig(Section):
                 f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
+        gates = self.train.init_gate
+        if isinstance(gates, list) and len(gates) != self.model.num_hidden_layers:
+            problems.append(
+                f"train.init_gate has {len(gates)} values, but model.num_hidden_layers={self.model.num_hidden_layers}; "
+                "write one value per layer"
+            )
         processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
         nodes, together = self.environment.nnodes, self.train.context_parallel
         workers = (processes if isinstance(processes, int) and processes % together == 0 else together) * nodes

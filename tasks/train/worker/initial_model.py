@@ -22,10 +22,19 @@ def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPla
     torch.manual_seed(train.seed)
     model = Llama(config, plan.attention_backend).to(device)
     save_memory(model, train, plan.loss_chunk)
+    init_gates(model, train)
     model.fuse_projections(plan.fuse_projections == "on")
     if plan.precision == "fp8":
         use_fp8(model)
     return model
+
+
+def init_gates(model: Llama, train: TrainingConfig) -> None:
+    """Sets train.init_gate: a list in any case, a number where train.init_from is to replace the other weights."""
+    if isinstance(train.init_gate, list):
+        model.set_gates(train.init_gate)
+    elif train.init_from:
+        model.set_gates([train.init_gate] * model.config.num_hidden_layers)
 
 
 def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int) -> None:
@@ -57,8 +66,8 @@ def use_fp8(model: Llama) -> None:
 
 
 @torch.no_grad()
-def load_pretrained(model: Llama, path: Path, gate: float) -> None:
-    """Fill the model with the weights in a Hugging Face folder; gates that the folder lacks are set to `gate`.
+def load_pretrained(model: Llama, path: Path) -> None:
+    """Fill the model with the weights in a Hugging Face folder; gates that the folder lacks stay as they are.
 
     A sequence of one segment never reads the memory, so it has the outputs of the model in the folder, whatever the gates.
 
@@ -76,7 +85,4 @@ def load_pretrained(model: Llama, path: Path, gate: float) -> None:
     for name, tensor in folder.tensors("pt"):
         if not hf.ignored(name, model.config):
             parameters[name][: len(tensor)].copy_(tensor)  # not the rows that pad a vocabulary
-    new = [name for name in parameters if hf.is_gate(name) and name not in found]
-    for name in new:
-        parameters[name].fill_(gate)
-    log.info("started from %s: %d tensors%s", path, len(found), f", gates at {gate:g}" if new else "")
+    log.info("started from %s: %d tensors", path, len(found))

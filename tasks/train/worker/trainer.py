@@ -73,7 +73,7 @@ class Trainer:
         self.state = TrainState(world_size=ranks.world_size, model=job.model.to_dict(), dataset=job.dataset_digest)
         model = build_model(job.model, train, plan, ranks.device)
         if job.init_from:
-            load_pretrained(model, job.init_from, train.init_gate)
+            load_pretrained(model, job.init_from)
         ranks.use_context_parallel(train.context_parallel)
         self.strategy = build_strategy(model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer)
 

@@ -76,6 +76,7 @@ def test_an_unknown_key_gets_the_nearest_name(mapping, key, answer):
             },
             ["sequence_length=64", "segment_length=64"],
         ),
+        ({"model": {"num_hidden_layers": 3}, "train": {"init_gate": [0, 0]}}, ["init_gate", "num_hidden_layers=3"]),
         ({"train": {"max_steps": 10, "warmup_steps": 10}}, ["warmup_steps=10", "max_steps=10"]),
         (
             {"data": {"source": "python-stdlib", "tokenizer": {"vocab_size": 256}}},

@@ -115,7 +115,7 @@ def test_a_pickle_in_any_file_of_an_export(run_of, tmp_path, mark, poison):
 
     def take_in(folder) -> None:
         write_configuration(folder, folder.parent / "run.yaml")
-        load_pretrained(type(model)(open_folder(folder).config), folder, -2.0)
+        load_pretrained(type(model)(open_folder(folder).config), folder)
 
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     refused = []

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
-from infini_llama.configs.schema import ModelConfig, PipelineConfig
+from infini_llama.configs.schema import ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.starting import write_configuration
@@ -23,7 +23,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.lineage import claim
-from infini_llama.tasks.train.worker.initial_model import load_pretrained
+from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -46,7 +46,8 @@ def theirs(built, tmp_path):
 
 def imported(path, gate=-2.0, **changes):
     model = Llama(LlamaConfig.from_dict(open_folder(path).config.to_dict() | changes))
-    load_pretrained(model, path, gate)
+    init_gates(model, TrainingConfig(init_from=str(path), init_gate=gate))
+    load_pretrained(model, path)
     return model.eval()
 
 
@@ -67,7 +68,7 @@ def test_their_model_computes_the_same_here(theirs, changes):
         torch.testing.assert_close(imported(path)(ids), model(ids).logits, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("gate", [-2.0, 0.0, 5.0])
+@pytest.mark.parametrize("gate", [-2.0, 0.0, [1.0, 5.0]])
 def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, gate):
     path, model = theirs()
     infini = imported(path, gate, attention="infini", segment_length=16)
@@ -76,7 +77,16 @@ def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, g
         torch.testing.assert_close(infini(ids[:, :16]), model(ids[:, :16]).logits, rtol=0, atol=1e-5)
         assert torch.equal(infini(ids[:, :16]), imported(path)(ids[:, :16]))
         assert not torch.allclose(infini(ids)[:, 17:], imported(path)(ids)[:, 17:])
-    assert infini.model.layers[1].self_attn.gate.tolist() == [gate] * 4
+    gates = gate if isinstance(gate, list) else [gate] * 2
+    assert [layer.self_attn.gate.tolist() for layer in infini.model.layers] == [[value] * 4 for value in gates]
+
+
+@pytest.mark.parametrize(("gate", "expected"), [(-2.0, [0.0, 0.0]), ([-3.0, 1.0], [-3.0, 1.0])])
+def test_random_weights_take_gates_from_a_list_alone(gate, expected):
+    fields = {"vocab_size": 50, "num_key_value_heads": 2, "max_position_embeddings": 64, "segment_length": 16}
+    model = Llama(LlamaConfig(**(SIZES | fields), attention="infini"))
+    init_gates(model, TrainingConfig(init_gate=gate))
+    assert [layer.self_attn.gate.tolist() for layer in model.model.layers] == [[value] * 4 for value in expected]
 
 
 def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path):
