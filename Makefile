@@ -4,6 +4,9 @@
 demo: setup
 	.venv/bin/infini-llama run configs/tiny.yaml
 
+# one thread for each of two test processes: with more, they would wait for one another's threads on two cores
+quick test: export OMP_NUM_THREADS = 1
+
 # unit and contract tests: no process of ours, no server, no sleep
 quick: setup-dev
 	.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/contracts

@@ -14,9 +14,8 @@ from support.laboratory import exact_metrics, kill
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
 SHORT = {
     ("torchrun", "infini", 2),
-    ("flow", "softmax", 1),
     ("save", "infini", 2),
-}
+}  # test_flow.py kills the flow
 CELLS = list(product(("worker", "torchrun", "flow", "save"), ("softmax", "infini"), (1, 2)))
 MARKED = [
     pytest.param(*cell, marks=[] if cell in SHORT else pytest.mark.slow, id="-".join(map(str, cell))) for cell in CELLS

@@ -20,7 +20,7 @@ def no_process(request, monkeypatch):
             refuse(command)
         popen(self, command, *arguments, **options)
 
-    if not request.node.get_closest_marker("slow") and "clusters" not in request.node.nodeid:
+    if not request.node.get_closest_marker("slow"):
         monkeypatch.setattr(subprocess.Popen, "__init__", start)
         monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
         monkeypatch.setattr(os, "fork", refuse)

@@ -142,7 +142,7 @@ def identities_of(several: Sequence[Documents]) -> list[list[Any]]:
     found = []
     for one, parts in zip(several, by_length(hashes, map(len, several)), strict=True):
         if one.count == 1:
-            digest = parts[0].tobytes().hex()
+            digest = next(parts).tobytes().hex()
         else:
             joined = blake3()
             for part in parts:

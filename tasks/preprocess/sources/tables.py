@@ -86,15 +86,21 @@ def _temporary(folder: Path) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder)
 
 
-def by_length(blocks: Iterable[np.ndarray], lengths: Iterable[int]) -> Iterator[list[np.ndarray]]:
-    """The same rows in runs of these lengths, each as a list of arrays."""
-    rest: np.ndarray | None = None
+def by_length(blocks: Iterable[np.ndarray], lengths: Iterable[int]) -> Iterator[Iterator[np.ndarray]]:
+    """The same rows in runs of these lengths, each as arrays that are read when they are asked for, before the next run."""
     several = iter(blocks)
-    for length in lengths:
-        run: list[np.ndarray] = []
+    rest: list[np.ndarray] = []
+
+    def run(length: int) -> Iterator[np.ndarray]:
         while length:
-            block = rest if rest is not None and len(rest) else next(several)
-            run.append(block[:length])
-            length -= len(run[-1])
-            rest = block[len(run[-1]) :]
-        yield run
+            block = rest.pop() if rest else next(several)
+            yield block[:length]
+            if len(block) > length:
+                rest.append(block[length:])
+            length -= min(length, len(block))
+
+    for length in lengths:
+        parts = run(length)
+        yield parts
+        for _ in parts:  # what nobody asked for
+            pass

@@ -50,8 +50,11 @@ class Plan:
         ends = np.cumsum([len(documents) for documents in self.documents[split]])
         return self.documents[split][int(np.searchsorted(ends, number, side="right"))].source
 
-    def hashes(self, split: str) -> Iterator[tuple[Unit, list[np.ndarray]]]:
-        """The units of a split, and of each the hashes of its documents in order, uint8 [several, 32] at a time."""
+    def hashes(self, split: str) -> Iterator[tuple[Unit, Iterator[np.ndarray]]]:
+        """The units of a split, and of each the hashes of its documents in order, uint8 [several, 32] at a time.
+
+        They are read when they are asked for, before the next unit.
+        """
         units = [unit for unit in self.units if unit.split == split]
         blocks = (block["hash"] for block in blocks_of(self.documents[split]))
         return zip(units, by_length(blocks, [unit.documents for unit in units]), strict=True)

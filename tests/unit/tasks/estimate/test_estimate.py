@@ -25,7 +25,7 @@ from infini_llama.tasks.train.worker.optimizer import build_optimizer
 
 def settings(model: dict | None = None, train: dict | None = None, backend: str = "auto") -> PipelineConfig:
     sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4}
-    data = {"source": "python-stdlib", "sequence_length": 256, "tokenizer": {"vocab_size": 1000}}
+    data = {"source": "python-stdlib", "sequence_length": 128, "tokenizer": {"vocab_size": 1000}}
     batch = {"micro_batch_size": 3, "global_batch_size": 6}
     given = {"data": data, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
     return parse_config(given | {"environment": {"attention_backend": backend}})
@@ -54,7 +54,7 @@ class LiveBytes(TorchDispatchMode):
 def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
     """The most bytes of real tensors in training: after one update, so with its state, in the second of two micro-batches."""
     train = config.train
-    fields = config.model.architecture(config.data.tokenizer.vocab_size, 256)
+    fields = config.model.architecture(config.data.tokenizer.vocab_size, 128)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     gc.collect()
     with LiveBytes() as live:
@@ -63,7 +63,7 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
         optimizer = build_optimizer(model, train)
         for micro_batches in (1, 2):
             for _ in range(micro_batches):
-                ids, labels = torch.zeros((3, 256), dtype=torch.long), torch.zeros((3, 256), dtype=torch.long)
+                ids, labels = torch.zeros((3, 128), dtype=torch.long), torch.zeros((3, 128), dtype=torch.long)
                 with half:
                     loss, _ = model.loss(ids, labels)
                 loss.backward()
@@ -96,7 +96,7 @@ def test_parts_match_their_names():
     single = bytes_needed(config, 3, "fp32", "cpu", 1)
     whole = 4 * parameters(model_of(config))
     assert single["weights"] == single["gradients"] == whole and single["optimizer"] == 2 * whole
-    assert single["logits"] == 3 * 256 * 1000 * 12 and single["batches"] == 2 * 8 * 3 * 256
+    assert single["logits"] == 3 * 128 * 1000 * 12 and single["batches"] == 2 * 8 * 3 * 128
     sharded = bytes_needed(settings(train={"parallel": "fsdp"}), 3, "fp32", "cpu", 4, 2)
     assert sharded["optimizer"] == 2 * (whole // 8) and whole // 8 < sharded["weights"] < whole
     chunked = settings(train={"loss_chunk": 16})

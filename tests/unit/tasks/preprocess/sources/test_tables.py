@@ -69,3 +69,13 @@ def test_many_tables_of_a_folder_become_one(tmp_path, monkeypatch):
         found = survey({"files": [str(tmp_path / "text")]}, tmp_path / "notes").identity
         assert found == survey({"files": [str(tmp_path / "text")]}).identity
     assert len(list((tmp_path / "notes").glob("*.rows"))) <= 3
+
+
+def test_runs_have_the_rows_in_order_and_are_read_as_they_are_asked_for():
+    read = []
+    blocks = (read.append(start) or np.arange(start, start + 10) for start in range(0, 60, 10))
+    runs = tables.by_length(blocks, [25, 0, 5, 30])
+    first = next(runs)
+    assert next(first).tolist() == list(range(10)) and read == [0], "not the whole run"
+    found = [[value for part in run for value in part.tolist()] for run in runs]
+    assert found == [[], list(range(25, 30)), list(range(30, 60))], "what nobody asked for is passed over"
