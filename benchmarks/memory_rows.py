@@ -80,7 +80,13 @@ def overwritten_rows(count: int, segments: int, generator: torch.Generator, far:
 
 
 def pairs_rows(
-    count: int, segments: int, generator: torch.Generator, far: bool, letters: int = 0, shared: bool = False
+    count: int,
+    segments: int,
+    generator: torch.Generator,
+    far: bool,
+    letters: int = 0,
+    shared: bool = False,
+    ambiguous: float = 0.0,
 ) -> Rows:
     """As `passkey_rows`, of three facts: a mark, a first and a second letter, and two digits, the first of which no two facts share.
 
@@ -91,12 +97,18 @@ def pairs_rows(
     Args:
         letters: first letters that occur, and second ones; 0: 2 to 8, drawn per batch, and 4 with `far`. Of few, facts share more.
         shared: the second letters are the same tokens as the first ones.
+        ambiguous: share of the rows of a training in which one fact shares its first letter with the second fact and its second
+            letter with the third, so that neither letter tells it apart.
     """
     facts, size, first_letter, key = 3, 5, FILLERS + DIGITS, FILLERS + DIGITS + 2 * LETTERS
     letters = letters or (4 if far else int(torch.randint(2, LETTERS + 1, (), generator=generator)))
     inputs = torch.randint(FILLERS, (count, segments * SEGMENT), generator=generator)
     labels = torch.full_like(inputs, IGNORE_INDEX)
     names = draw(generator, count, letters * letters, facts)
+    if ambiguous and not far:
+        (a, other_a), (b, other_b) = (draw(generator, count, letters, 2).T for _ in range(2))
+        alike = torch.stack((a * letters + b, a * letters + other_b, other_a * letters + b), dim=1)
+        names = torch.where(torch.rand(count, 1, generator=generator) < ambiguous, alike, names)
     names = first_letter + torch.stack((names // letters, names % letters + (0 if shared else LETTERS)), dim=2)
     digits = FILLERS + torch.stack(
         (draw(generator, count, DIGITS, facts), torch.randint(DIGITS, (count, facts), generator=generator)), dim=2

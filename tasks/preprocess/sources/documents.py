@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +156,5 @@ def select(several: Sequence[Documents], mask: np.ndarray) -> list[Documents]:
     """Of these sources, none of which is empty, the documents for which `mask`, bool over all of them in order, holds."""
     if mask.all():
         return list(several)
-    ends = np.cumsum([0, *map(len, several)])
-    counts = np.add.reduceat(mask, ends[:-1], dtype=np.int64) if several else ends[:0]
-    return [
-        one if count == one.count else one.keep(mask[first:last])
-        for one, count, (first, last) in zip(several, counts.tolist(), pairwise(ends.tolist()), strict=True)
-        if count
-    ]
+    parts = [mask[first:last] for first, last in pairwise(accumulate(map(len, several), initial=0))]
+    return [one if part.all() else one.keep(part) for one, part in zip(several, parts, strict=True) if part.any()]
