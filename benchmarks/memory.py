@@ -43,6 +43,13 @@ from infini_llama.model.loss import IGNORE_INDEX
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 256)  # segment ends crossed
 LONGEST = 1_000_000 // SEGMENT
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 PIECE = 16_384  # tokens of the longest rows that are read at a time
 MEMORIES: dict[str, dict[str, Any]] = {
     "jitter": {"attention": "infini", "memory_write_jitter": True},
@@ -116,16 +123,11 @@ def train(
     recipe = task.recipe
     config = LlamaConfig(
         task.vocabulary,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
         max_position_embeddings=recipe.segments[1] * SEGMENT,
         segment_length=SEGMENT,
         initializer_range=0.1,
         tie_word_embeddings=False,
-        **task.settings | settings,
+        **SIZES | task.settings | settings,
     )
     model = Llama(config)
     by_layer = [parameter for name, parameter in model.named_parameters() if name.endswith(".gate")]

@@ -37,6 +37,14 @@ VARIANTS = {
     "always 8 letters of each kind": Variant(rows={"letters": 8}),
     "always 4 letters of each kind": Variant(rows={"letters": 4}),
     "the same letters first and second": Variant(rows={"shared": True}),
+    "7 of 10 rows ambiguous": Variant(rows={"ambiguous": 0.7}),
+    "7 of 10 rows ambiguous, full attention": Variant(
+        rows={"ambiguous": 0.7}, model={"attention": "softmax", "memory_write_jitter": 1.0}
+    ),
+    "7 of 10 rows ambiguous, three layers": Variant(rows={"ambiguous": 0.7}, model={"num_hidden_layers": 3}),
+    "7 of 10 rows ambiguous, four heads": Variant(
+        rows={"ambiguous": 0.7}, model={"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
+    ),
     "no jitter": Variant(recipe={"jitter": 1.0}),
     "no jitter, head_dim 64": Variant(model={"head_dim": 64}, recipe={"jitter": 1.0}),
     "no jitter, delta_bounded": Variant(model={"memory_update": "delta_bounded"}, recipe={"jitter": 1.0}),

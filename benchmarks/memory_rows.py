@@ -30,13 +30,18 @@ def passkey_rows(count: int, segments: int, generator: torch.Generator, far: boo
 
 
 def recall_rows(
-    count: int, segments: int, generator: torch.Generator, far: bool, keys: int = KEYS, facts: int = 6
+    count: int,
+    segments: int,
+    generator: torch.Generator,
+    far: bool,
+    keys: int = KEYS,
+    facts: int = 6,
+    values: int = VALUES,
 ) -> Rows:
     """As `passkey_rows`, of facts (key, value) as one token each; with `far` they are in the first segment, else in all but the last.
 
     At most a segment of them is asked for.
     """
-    values = VALUES
     first_fact = FILLERS
     first_query = first_fact + keys * values
     first_answer = first_query + keys

@@ -102,5 +102,5 @@ def by_length(blocks: Iterable[np.ndarray], lengths: Iterable[int]) -> Iterator[
     for length in lengths:
         parts = run(length)
         yield parts
-        for _ in parts:  # what nobody asked for
+        for _ in parts:  # the rows that were not read
             pass

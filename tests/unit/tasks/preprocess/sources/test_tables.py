@@ -78,4 +78,4 @@ def test_runs_have_the_rows_in_order_and_are_read_as_they_are_asked_for():
     first = next(runs)
     assert next(first).tolist() == list(range(10)) and read == [0], "not the whole run"
     found = [[value for part in run for value in part.tolist()] for run in runs]
-    assert found == [[], list(range(25, 30)), list(range(30, 60))], "what nobody asked for is passed over"
+    assert found == [[], list(range(25, 30)), list(range(30, 60))], "what was not read is passed over"
