@@ -20,7 +20,7 @@ from memory_rows import FILLERS, SEGMENT, Rows, recall_rows
 from infini_llama.model.loss import IGNORE_INDEX
 
 FACTS, KEYS, VALUES, SEGMENTS = (2, 4, 8, 16, 32, 64), 64, 4, 8
-RECIPE = Recipe(segments=(SEGMENTS, SEGMENTS), steps=1500, gate_learning_rate=0.01)
+RECIPE = Recipe(segments=(SEGMENTS, SEGMENTS), steps=2500, gate_learning_rate=0.01)
 
 
 def rows(count: int, segments: int, generator: torch.Generator, far: bool) -> Rows:

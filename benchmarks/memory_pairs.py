@@ -1,4 +1,4 @@
-"""What does the recipe of `pairs` need? One change at a time, 1,000 steps each.
+"""What does the recipe of `pairs` need? One change at a time, 1,000 steps each where the name says nothing else.
 
     .venv/bin/python benchmarks/memory_pairs.py [--variants NAME …] [--seed 0]
 
@@ -27,23 +27,28 @@ class Variant:
     rows: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     recipe: dict[str, Any] | None = None
+    steps: int = STEPS
 
 
+FULL = {"attention": "softmax", "memory_write_jitter": 1.0}
+AMBIGUOUS = {"ambiguous": 0.7}
 VARIANTS = {
     "the recipe": Variant(),
     "the first layer's gates start at 0.5": Variant(recipe={"lower_gates": 0.0}),
-    "full attention": Variant(model={"attention": "softmax", "memory_write_jitter": 1.0}),
+    "full attention": Variant(model=FULL),
     "rope_theta 10,000": Variant(model={"rope_theta": 10_000.0}),
     "always 8 letters of each kind": Variant(rows={"letters": 8}),
     "always 4 letters of each kind": Variant(rows={"letters": 4}),
     "the same letters first and second": Variant(rows={"shared": True}),
-    "7 of 10 rows ambiguous": Variant(rows={"ambiguous": 0.7}),
-    "7 of 10 rows ambiguous, full attention": Variant(
-        rows={"ambiguous": 0.7}, model={"attention": "softmax", "memory_write_jitter": 1.0}
-    ),
-    "7 of 10 rows ambiguous, three layers": Variant(rows={"ambiguous": 0.7}, model={"num_hidden_layers": 3}),
+    "7 of 10 rows ambiguous": Variant(AMBIGUOUS),
+    "7 of 10 rows ambiguous, full attention": Variant(AMBIGUOUS, FULL),
+    "7 of 10 rows ambiguous, full attention, 2,000 steps": Variant(AMBIGUOUS, FULL, steps=2000),
+    "7 of 10 rows ambiguous, three layers": Variant(AMBIGUOUS, {"num_hidden_layers": 3}),
     "7 of 10 rows ambiguous, four heads": Variant(
-        rows={"ambiguous": 0.7}, model={"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
+        AMBIGUOUS, {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
+    ),
+    "7 of 10 rows ambiguous, no jitter, head_dim 64, three layers, 2,000 steps": Variant(
+        AMBIGUOUS, {"head_dim": 64, "num_hidden_layers": 3}, {"jitter": 1.0}, 2000
     ),
     "no jitter": Variant(recipe={"jitter": 1.0}),
     "no jitter, head_dim 64": Variant(model={"head_dim": 64}, recipe={"jitter": 1.0}),
@@ -56,8 +61,13 @@ def run(name: str, seed: int) -> dict[str, Any]:
     variant, task, started = VARIANTS[name], TASKS["pairs"], time.process_time()
     task = replace(task, rows=partial(pairs_rows, **variant.rows or {}))
     task = replace(task, recipe=replace(task.recipe, **variant.recipe or {}))
-    model, curve = train(task, MEMORIES["jitter"] | (variant.model or {}), seed, STEPS)
-    result = {"variant": name, "seed": seed, "cpu_seconds": round(time.process_time() - started, 1), "steps": STEPS}
+    model, curve = train(task, MEMORIES["jitter"] | (variant.model or {}), seed, variant.steps)
+    result = {
+        "variant": name,
+        "seed": seed,
+        "cpu_seconds": round(time.process_time() - started, 1),
+        "steps": variant.steps,
+    }
     result |= {
         "changes": asdict(variant),
         "recipe": asdict(task.recipe),
