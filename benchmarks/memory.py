@@ -43,7 +43,7 @@ from infini_llama.model.loss import IGNORE_INDEX
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 256)  # segment ends crossed
 LONGEST = 1_000_000 // SEGMENT
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 192,
     "num_hidden_layers": 2,
