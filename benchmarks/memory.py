@@ -130,9 +130,7 @@ def train(
         **SIZES | task.settings | settings,
     )
     model = Llama(config)
-    by_layer = [parameter for name, parameter in model.named_parameters() if name.endswith(".gate")]
-    for gate in by_layer[:-1]:
-        torch.nn.init.constant_(gate, recipe.lower_gates)
+    model.set_gates([recipe.lower_gates] * (config.num_hidden_layers - 1) + [0.0])
     groups = parameter_groups(model, recipe.weight_decay)
     peaks = [recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate for group in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))

@@ -94,9 +94,7 @@ def test_the_tables_of_the_page_are_those_of_the_stored_results():
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_measurement_is_that_of_the_whole_rows_at_once(monkeypatch):
-    monkeypatch.setattr(
-        memory, "PIECE", 64
-    )  # below a row's 128 tokens: rows are drawn one by one and read in two pieces
+    monkeypatch.setattr(memory, "PIECE", 64)  # below a row's 128 tokens, so each row is read by itself in two pieces
     task = memory.TASKS["recall"]
     with torch.inference_mode(False):
         model, _ = memory.train(
