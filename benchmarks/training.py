@@ -12,7 +12,7 @@ turns, a few steps each, so that a busy machine strikes all of them. What counts
 as shipped, of wall time and of processor time, which neighbours disturb less.
 
 Ours is `optimizer_step` of the workers. Attention backend, fused projections and allocator are what the trials of
-environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole and train.loss_chunk=0, as they do;
+environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole;
 `ours compiled, sdpa` shows what the attention backend changes. `shipped`: every process with its library's defaults and the system's
 allocator; `our allocator`: with the variables of our allocator, too. Threads are the same everywhere.
 Where the time goes: the parts of one more step of ours, and the limit: what its products alone take at the fastest speed measured.

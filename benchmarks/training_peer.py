@@ -31,7 +31,7 @@ ROWS, LENGTH, RATE = 4, 512, 1e-3
 PARTS = {
     "optimizer and clipping": ("Optimizer.step", "fused_adamw", "linalg_vector_norm"),
     "compiled: norms, elementwise and loss": ("CompiledFxGraph",),
-    "loss": ("_Chunked", "cross_entropy", "NllLoss", "LogSoftmax", "nll_loss", "log_softmax"),
+    "loss": ("cross_entropy", "NllLoss", "LogSoftmax", "nll_loss", "log_softmax"),
 }
 SIZES = {"s": (256, 768, 6, 8, 4), "m": (512, 1408, 8, 8, 4)}
 Step = Callable[[torch.Tensor], torch.Tensor | float]  # rows [4, 513] of tokens to the loss before the update
@@ -130,8 +130,7 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
     """The workers' own step under the plan."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(one)
-    # As tuning does, compiled code computes the loss at once.
-    plan = EnvironmentPlan.from_json(order["plan"] | ({"compile": "whole", "loss_chunk": 0} if compiled else {}))
+    plan = EnvironmentPlan.from_json(order["plan"] | ({"compile": "whole"} if compiled else {}))
     ranks = Ranks("cpu", "gloo")
     model.loss_chunk = plan.loss_chunk
     model.fuse_projections(plan.fuse_projections == "on")

@@ -37,6 +37,7 @@ KEYS = {
     "fp16": "environment.precision",
     "fp8": "environment.precision",
     "fuse_qkv": "environment.fuse_projections",
+    "fp32_master_weights": "environment.half_weights",
     "gpu": "environment.gpus or data.device",
     "gpu_device": "data.device or environment.gpus",
     "gpu_id": "data.device or environment.gpus",

@@ -53,63 +53,91 @@ def chunked_cross_entropy_sum(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    total: Any = _Chunked.apply(hidden.flatten(0, 1).to(dtype), weight, labels.flatten(), chunk, z_loss, vocabulary)
+    learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    rows, targets = hidden.flatten(0, 1).to(dtype), labels.flatten()
+    total = loss_and_gradients(rows, weight, targets, chunk, z_loss, vocabulary, learns)[0]
     return total, (labels != IGNORE_INDEX).sum()
 
 
-class _Chunked(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        labels: torch.Tensor,
-        chunk: int,
-        z_loss: float,
-        vocabulary: int | None,
-    ) -> torch.Tensor:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        narrow = weight.to(hidden.dtype)
-        total = torch.zeros((), dtype=wide, device=hidden.device)
-        learns = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        grad_hidden = torch.empty_like(hidden) if learns else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if learns else None
-        with torch.autocast(hidden.device.type, enabled=False):
-            for part in range(0, hidden.shape[0], chunk):
-                x, label = hidden[part : part + chunk], labels[part : part + chunk]
-                targets = label != IGNORE_INDEX
-                label = torch.where(targets, label, 0)[:, None]
-                logits = (x @ narrow.T).to(wide)
-                if vocabulary is not None:
-                    logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
-                log_z = logits.logsumexp(dim=1, keepdim=True)
-                total += ((log_z - logits.gather(1, label))[:, 0] * targets).sum()
-                if grad_hidden is None or grad_weight is None:
-                    continue
-                gradient = logits.sub_(log_z).exp_()
-                if z_loss:
-                    gradient *= 1 + 2 * z_loss * log_z
-                gradient.scatter_add_(1, label, torch.full_like(log_z, -1.0))
-                gradient = (gradient * targets[:, None]).to(hidden.dtype)
-                grad_hidden[part : part + chunk] = gradient @ narrow
-                if grad_weight.dtype == gradient.dtype:
-                    grad_weight.addmm_(gradient.T, x)
-                else:  # sums over chunks stay in fp32
-                    grad_weight += gradient.T @ x
-        if learns:
-            ctx.save_for_backward(grad_hidden, grad_weight)
-            ctx.weight_dtype = weight.dtype
-        return total
+@torch.library.custom_op("infini_llama::chunked_cross_entropy", mutates_args=())
+def loss_and_gradients(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    chunk: int,
+    z_loss: float,
+    vocabulary: int | None,
+    learns: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sum of losses and, with `learns`, its gradients: of hidden [N, D] in its type, and of weight [V, D] in fp32 at least."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    narrow = weight.to(hidden.dtype)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    grad_hidden, grad_weight = _gradients_like(hidden, weight, learns)
+    with torch.autocast(hidden.device.type, enabled=False):
+        for part in range(0, hidden.shape[0], chunk):
+            x, label = hidden[part : part + chunk], labels[part : part + chunk, None]
+            is_target = label != IGNORE_INDEX
+            label = torch.where(is_target, label, 0)
+            logits = (x @ narrow.T).to(wide)
+            if vocabulary is not None:
+                logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
+            of_label, largest = logits.gather(1, label), logits.amax(1, keepdim=True)
+            probabilities = torch.softmax(logits, 1, out=logits)
+            log_z = (
+                largest - probabilities.amax(1, keepdim=True).log()
+            )  # the largest one is 1 / sum of exp(logit - largest)
+            log_p = of_label - log_z
+            total -= (log_p * is_target).sum()
+            if not learns:
+                continue
+            if z_loss:
+                probabilities *= 1 + 2 * z_loss * log_z
+            # p - 1 of the label, without the difference of two numbers that are almost the same.
+            probabilities.scatter_(1, label, log_p.expm1() + 2 * z_loss * log_z * log_p.exp())
+            gradient = probabilities.to(hidden.dtype)
+            grad_hidden[part : part + chunk] = (gradient @ narrow) * is_target
+            x = x * is_target
+            if grad_weight.dtype == gradient.dtype:
+                grad_weight.addmm_(gradient.T, x)
+            else:  # sums over chunks stay in fp32
+                grad_weight += gradient.T @ x
+    return total, grad_hidden, grad_weight
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (scale,) = grad_outputs
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return (
-            (grad_hidden * scale).to(grad_hidden.dtype),
-            (grad_weight * scale).to(ctx.weight_dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+
+def _gradients_like(hidden: torch.Tensor, weight: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the gradients are written to; empty where nothing learns."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    if not learns:
+        return hidden.new_empty(0), weight.new_empty(0, dtype=wide)
+    return torch.empty_like(hidden), torch.zeros_like(weight, dtype=wide)
+
+
+@loss_and_gradients.register_fake
+def _(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    chunk: int,
+    z_loss: float,
+    vocabulary: int | None,
+    learns: bool,
+) -> Any:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return hidden.new_empty((), dtype=wide), *_gradients_like(hidden, weight, learns)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output[1:])
+    ctx.weight_dtype = inputs[1].dtype
+
+
+def _backward(ctx: Any, scale: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
+    grad_hidden, grad_weight = ctx.saved_tensors
+    of_hidden, of_weight = (grad_hidden * scale).to(grad_hidden.dtype), (grad_weight * scale).to(ctx.weight_dtype)
+    return of_hidden, of_weight, None, None, None, None, None
+
+
+loss_and_gradients.register_autograd(_backward, setup_context=_setup)

@@ -55,6 +55,12 @@ class EnvironmentConfig(Section):
         "projection as another. Parameters and checkpoints do not change. auto: on for GPUs (not with "
         "train.parallel=deepspeed or precision=fp8); on CPUs with environment.tune=full, if it is faster.",
     )
+    half_weights: Literal["auto", "on", "off"] = exact(
+        default="auto",
+        title="Half weights",
+        description="In bf16 with one worker, cast the layers' weights to bf16 once per step instead of once per "
+        "micro-batch. Parameters and optimizer stay in fp32. auto: on CPUs with environment.tune=full, if it is faster.",
+    )
     allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = exact(
         default="auto",
         title="Allocator",

@@ -22,7 +22,7 @@ class TrainingConfig(OptimizationConfig):
         default="auto",
         title="Loss chunk",
         description="Number of tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for "
-        "small micro-batches, otherwise 256 on a CPU and 4096 on a GPU.",
+        "small micro-batches, otherwise 128 MiB of logits on a CPU and 4096 tokens on a GPU.",
     )
     z_loss: Annotated[float, Field(ge=0, le=1)] = exact(
         default=0.0,

@@ -22,6 +22,7 @@ class PinnedSettings(Record):
     precision: str
     attention_backend: str
     fuse_projections: str = "off"
+    half_weights: str = "off"
     compile: str = "off"
     compile_mode: str = "default"
     micro_batch_size: int | None = None

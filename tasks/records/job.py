@@ -126,6 +126,11 @@ class StepTrial(Record):
     sequence_length: int
     seconds: float
 
+    @property
+    def micro_batches(self) -> int:
+        """Of a step: two where the run's have several, so that what is done once per step has a part in the time."""
+        return min(2, self.plan.accumulation_steps)
+
 
 class StepTrialResult(Record):
     """Seconds of the first step, and the median of the other `steps`."""

@@ -50,6 +50,7 @@ class EnvironmentPlan(Record):
     precision: Precision
     attention_backend: str
     fuse_projections: OnOff = "off"
+    half_weights: OnOff = "off"
     allocator: str = "system"
     compile: Compile = "off"
     compile_mode: CompileMode = "default"

@@ -84,6 +84,44 @@ def test_blocked_attention(bench, cell):
     assert max(abs(one["loss"] - two["loss"]) for one, two in losses) < 2e-2
 
 
+HALF = {"world": 1, "parallel": "ddp", "precision": "bf16", "attention": "infini", "accumulation": 4, "dropout": 0.1}
+HALF |= {"half": "on", "resumed": 1, "epoch": "within", "save": "async", "compile": "off"}
+
+
+@pytest.mark.timeout(900)
+def test_half_weights_have_the_bits_of_autocast(bench):
+    bench.attempt("autocast", HALF | {"half": "off"})
+    assert interrupted_equals_uninterrupted(bench, [("half", HALF)]) == {"half": []}
+    half, other = bench.result("half-calm"), bench.result("autocast")
+    assert half["weights_sha256"] == other["weights_sha256"]
+
+
+WHOLE = {
+    "world": 1,
+    "parallel": "ddp",
+    "resumed": 1,
+    "epoch": "within",
+    "save": "async",
+    "compile": "whole",
+    "chunk": 40,
+}
+WHOLE |= {"backend": "blocked", "fused": "on"}
+WHOLE_CELLS = [
+    {"precision": "fp32", "attention": "softmax", "dropout": 0.0, "accumulation": 1, "half": "off"},
+    {"precision": "bf16", "attention": "infini", "dropout": 0.0, "accumulation": 4, "half": "on"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_model_compiled_with_all_that_makes_a_cpu_faster(bench):
+    cells = [(f"whole-{name_of(cell)}", WHOLE | cell) for cell in WHOLE_CELLS]
+    assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
+    for name, _ in cells:
+        compiled = json.loads((bench.run(f"{name}-calm").path / "compile.json").read_text())
+        assert (compiled["compile"], compiled["reason"]) == ("whole", "")
+
+
 SHARED = {"attention": "infini", "save": "async", "epoch": "within", "optimizer": "adamw", "resumed": 1}
 SHARED_ROWS = [
     {

@@ -52,8 +52,10 @@ def bytes_needed(
     total = 4 * parameters(model)
     shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards
+    layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
+    if config.environment.half_weights == "on":
+        weights += layers * layer // 2
     if shards > 1:
-        layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
         root = total - layers * layer
         weights += root + layer * (2 if train.reshard_after_forward else layers)
         gradients += max(layer, root)

@@ -19,6 +19,7 @@ EXACT = {
     "precision": "numbers are rounded differently",
     "attention_backend": "attention is computed by another function",
     "fuse_projections": "matrix products are summed in another order",
+    "half_weights": "compiled code rounds differently",
     "compile": "compiled code rounds differently",
     "compile_mode": "compiled code is another one",
     "micro_batch_size": "gradients are summed over other parts of a batch",

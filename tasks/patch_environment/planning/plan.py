@@ -57,6 +57,7 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
         precision=precision,
         attention_backend=speed.attention(config, devices, precision, facts, notes),
         fuse_projections=speed.fuse_projections(config, device, notes),
+        half_weights=speed.half_weights(config, devices, precision, notes),
         allocator=speed.allocator(config, device, facts, notes),
         compile=compiled,
         compile_mode=speed.compile_mode(config, device, compiled, notes),

@@ -11,9 +11,11 @@ FLASH = ("flash2", "flash4")
 FLASH_OF_DOCUMENTS = ("flash2", "flash4", "varlen")
 FP8_MULTIPLE = 16  # of every size in a product
 TRIED_HEAD_SIZES = (64, 128)  # by the probe (tuning/attention_trial.py)
-# Bytes of fp32 logits of one micro-batch from which they are computed in parts, and the tokens of one; measured in benchmarks/loss.py.
+# Bytes of fp32 logits of one micro-batch from which they are computed in parts. On a CPU a part is the largest power of two of
+# tokens whose logits take so many bytes: the head's weights and gradient are read for each, so that smaller parts are slower, even
+# such as a cache holds (benchmarks/loss.py). On a GPU it has so many tokens.
 LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
-CHUNK = {"cpu": 256, "cuda": 4096}
+CPU_CHUNK_BYTES, GPU_CHUNK = 128 * 2**20, 4096
 
 
 def precision(config: PipelineConfig, devices: Devices, facts: MachineFacts, notes: Notes) -> Precision:
@@ -150,6 +152,23 @@ def fuse_projections(config: PipelineConfig, device: Device, notes: Notes) -> On
     return "on" if device == "cuda" and not fault else "off"
 
 
+def half_weights(config: PipelineConfig, devices: Devices, number: Precision, notes: Notes) -> OnOff:
+    """The configuration's environment.half_weights, checked; off where it leaves that open."""
+    requested, workers = config.environment.half_weights, devices.processes * config.environment.nnodes
+    fault = ""
+    if number != "bf16":
+        fault = f"this run's precision is {number}, and the copies are in bf16"
+    elif workers > 1:
+        fault = f"it needs one worker, and this run has {workers}"
+    elif config.train.parallel == "deepspeed":
+        fault = "it cannot be combined with train.parallel=deepspeed"
+    if requested == "on" and fault:
+        notes.problems.append(f"environment.half_weights=on, but {fault}; use auto or off.")
+    if requested == "auto":
+        notes.explain("half_weights", fault or "it is on only where a trial found it faster")
+    return "on" if requested == "on" else "off"
+
+
 def compile_fault(device: Device, facts: MachineFacts) -> str:
     """Why torch.compile cannot work here; "" where it can."""
     if device == "cpu":
@@ -205,7 +224,9 @@ def loss_chunk(requested: int | str, device: Device, tokens: int, vocab_size: in
     if notes is not None:
         size = f"{logits / 2**20:,.0f} MiB, {'many' if large else 'few'}"
         notes.explain("loss_chunk", f"the logits of a micro-batch are {size}")
-    return CHUNK[device] if large else 0
+    if not large:
+        return 0
+    return GPU_CHUNK if device == "cuda" else 1 << ((CPU_CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
 
 
 def backend(config: PipelineConfig, device: Device, nccl: bool, notes: Notes) -> str:

@@ -76,7 +76,7 @@ def steps(config: PipelineConfig, plan: EnvironmentPlan, seconds: float, limit: 
     answers = _run(module, case.model_dump_json(), plan.env, plan.nproc_per_node, limit)
     results = [StepTrialResult.from_json(answer) for answer in answers]
     step = max(result.step for result in results)
-    tokens = plan.micro_batch_size * length * train.groups(plan.nproc_per_node)
+    tokens = case.micro_batches * plan.micro_batch_size * length * train.groups(plan.nproc_per_node)
     return StepTiming(tokens / step, max(result.first for result in results), step)
 
 

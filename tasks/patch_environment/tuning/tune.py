@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.flops import flops_per_token
 from infini_llama.tasks.patch_environment.planning import estimate
@@ -21,7 +22,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.storage.artifacts import write_atomic
 
 log = logging.getLogger("infini_llama.environment")
-VERSION = 2
+VERSION = 3
 SHARE = 0.05  # of the time that the run is estimated to take
 WORTH = 1.05  # times the speed that a setting must bring to be taken
 START = {"cpu": 8.0, "cuda": 20.0}  # seconds of a trial before its first step: importing torch, starting CUDA
@@ -126,7 +127,7 @@ class _Search:
             self._try_each(plan, candidates, seconds=1.0)
 
     def steps(self) -> None:
-        """Try threads or workers, precision, fused projections, allocator and compilation in turn; what makes steps faster is kept."""
+        """Try threads or workers, precision, fused projections, half weights, allocator and compilation in turn; keep what is faster."""
         plan = self.plan()
         if (base := self._try_each(plan, self._candidates(plan))) is not None:
             self._compile(base)
@@ -175,6 +176,10 @@ class _Search:
             found.append((f"precision={other}", {"precision": other}))
         if requested(self.config, "fuse_projections") == "auto" and train.parallel != "deepspeed":
             found.append(("fuse_projections=on", {"fuse_projections": "on"}))
+        alone = plan.nproc_per_node * plan.nnodes == 1 and train.parallel != "deepspeed"
+        is_half = plan.precision == "bf16" and plan.accumulation_steps > 1
+        if requested(self.config, "half_weights") == "auto" and alone and is_half:
+            found.append(("half_weights=on", {"half_weights": "on"}))
         return found + self._allocators(plan)
 
     def _allocators(self, plan: EnvironmentPlan) -> list[tuple[str, dict[str, str | int]]]:
@@ -195,27 +200,16 @@ class _Search:
                 continue
             if not self._is_affordable(START[plan.device] + COMPILING, f"compile={what}"):
                 continue
-            changes = {"compile": what} | (self._whole_logits() if what == "whole" else {})
-            measured = self._measure(changes)
+            measured = self._measure({"compile": what})
             if measured is None:
                 continue
-            steps = train.planned_steps(self.config.data.sequence_length)
-            saved = (base.step - measured.step) * steps * plan.accumulation_steps
+            saved = _tokens_of(self.config) * (1 / base.tokens_per_second - 1 / measured.tokens_per_second)
             gain = measured.tokens_per_second / base.tokens_per_second
             if gain >= WORTH and saved > measured.first:
                 why = f"measured: {gain:.2f}x the speed without, and the {measured.first:.0f} s of compiling come back"
-                self._keep(changes, why)
+                self._keep({"compile": what}, why)
                 base = measured
         self._cuda_graphs(base)
-
-    def _whole_logits(self) -> dict[str, str | int]:
-        """No loss in parts, if that is open and all logits fit: code compiled for the whole loss passes over them no more often."""
-        plan = self.plan({"compile": "whole", "loss_chunk": 0})
-        have = estimate.memory_per_worker(self.facts, plan.gpus, plan.nproc_per_node)
-        is_open = requested(self.config, "loss_chunk") == "auto" and self.plan().loss_chunk > 0
-        whole = with_settings(self.config, self.settings | {"loss_chunk": 0})
-        fits = estimate.fits(estimate.bytes_of_plan(whole, plan), have)
-        return {"loss_chunk": 0} if is_open and fits and plan.device == "cpu" else {}
 
     def _cuda_graphs(self, base: StepTiming) -> None:
         plan = self.plan()
@@ -236,7 +230,7 @@ class _Search:
         share, limit = max(2.0, self.left() / 8), max(60.0, self.left())
         try:
             timing = trials.steps(self.config, self.plan(changes), seconds or share, limit)
-        except TrialFailed as failed:
+        except (TrialFailed, ConfigError) as failed:  # a plan refuses what an earlier choice does not allow
             self.trials.append(Trial(tried=tried, error=str(failed)))
             return None
         self.trials.append(Trial(tried=tried, **timing._asdict()))
@@ -252,10 +246,15 @@ class _Search:
 
 def _seconds_of(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> float:
     """About how long the run takes, before anything is measured."""
-    length = config.data.sequence_length
-    tokens = config.train.planned_steps(length) * config.train.global_batch_size * length
     units = facts.cores if plan.device == "cpu" else plan.nproc_per_node
-    return flops_per_token(estimate.model_of(config), length) * tokens / (SPEED[plan.device] * units)
+    flops = flops_per_token(estimate.model_of(config), config.data.sequence_length) * _tokens_of(config)
+    return flops / (SPEED[plan.device] * units)
+
+
+def _tokens_of(config: PipelineConfig) -> int:
+    """That the run trains on."""
+    length = config.data.sequence_length
+    return config.train.planned_steps(length) * config.train.global_batch_size * length
 
 
 def _key(config: PipelineConfig, facts: MachineFacts, plan: EnvironmentPlan) -> str:

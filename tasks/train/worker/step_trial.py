@@ -18,19 +18,21 @@ from infini_llama.tasks.train.worker.trainer import optimizer_step
 
 
 def try_steps(trial: StepTrial) -> StepTrialResult:
-    """Time the trainer's own steps of one micro-batch."""
+    """Time the trainer's own steps."""
     train, plan = trial.train, trial.plan
     torch.set_num_threads(plan.threads)
     ranks = Ranks(plan.device, plan.distributed_backend)
     ranks.use_context_parallel(train.context_parallel)
     llama = build_model(trial.model, train, plan, ranks.device)
-    strategy = build_strategy(llama, train, plan.precision, plan.micro_batch_size, ranks, build_optimizer)
+    half_weights = plan.half_weights == "on"
+    strategy = build_strategy(llama, train, plan.precision, plan.micro_batch_size, ranks, build_optimizer, half_weights)
     if plan.compile != "off":
         strategy.compiled = Compiled(strategy.module, llama, plan.compile, plan.compile_mode)
         strategy.compiled.switch_on()
     shape = (plan.micro_batch_size, trial.sequence_length)
     inputs, labels = (torch.randint(trial.model.vocab_size, shape, device=ranks.device) for _ in range(2))
-    batch = GlobalBatch([(inputs, labels)], labels.numel() * ranks.data_world_size)
+    targets = labels.numel() * trial.micro_batches * ranks.data_world_size
+    batch = GlobalBatch([(inputs, labels)] * trial.micro_batches, targets)
 
     def step() -> float:
         started = time.perf_counter()

@@ -75,7 +75,10 @@ class Trainer:
         if job.init_from:
             load_pretrained(model, job.init_from)
         ranks.use_context_parallel(train.context_parallel)
-        self.strategy = build_strategy(model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer)
+        half_weights = plan.half_weights == "on"
+        self.strategy = build_strategy(
+            model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer, half_weights
+        )
 
         reader_of = partial(TokenReader, job.dataset, verify_on_read=job.verify_on_read)
         shorter = [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum]

@@ -71,6 +71,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "document_isolation": cell.get("isolation", False),
             "optimizer": cell.get("optimizer", "adamw"),
             "compile": cell["compile"],
+            "loss_chunk": cell.get("chunk", "auto"),
             "async_save": cell["save"] == "async",
         },
         "environment": {
@@ -79,6 +80,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "precision": cell["precision"],
             "nproc_per_node": cell["world"],
             "fuse_projections": cell.get("fused", "auto"),
+            "half_weights": cell.get("half", "auto"),
             "attention_backend": cell.get("backend", "auto"),
         },
         "runtime": {"name": name, "home": str(home)},

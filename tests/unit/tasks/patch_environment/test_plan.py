@@ -113,13 +113,26 @@ def test_fp8_computes_attention_as_bf16_does_and_warns_without_compiling(laptop)
     assert [found.name for found in plan.findings if found.severity == "warning" and found.value == "fp8"]
 
 
+def test_half_weights_are_for_one_worker_in_bf16(laptop):
+    assert resolve(config(), laptop).half_weights == "off"
+    bf16 = {"half_weights": "on", "precision": "bf16"}
+    assert resolve(config(bf16), laptop).half_weights == "on"
+    for settings, train in (
+        (bf16 | {"precision": "fp32"}, {}),
+        (bf16 | {"nproc_per_node": 2}, {}),
+        (bf16, {"parallel": "deepspeed"}),
+    ):
+        with pytest.raises(ConfigError, match=r"environment\.half_weights=on"):
+            resolve(config(settings, train), laptop)
+
+
 def test_one_old_gpu_among_others_means_fp32(laptop):
     assert resolve(config(), changed(laptop, {"gpus": [GPU, OLD_GPU], "nccl": True})).precision == "fp32"
 
 
 def test_the_loss_is_cut_where_the_logits_are_large(laptop):
-    """8 rows of 256 tokens: 64 MiB at 8k of vocabulary, 32 at 4k, which is not more than it may be; on a GPU a GiB may be."""
-    for vocab_size, expected in ((8192, 256), (4096, 0)):
+    """8 rows of 256 tokens: 32 MiB at 4k of vocabulary, which is not more than it may be; parts take 128. On a GPU a GiB may be."""
+    for vocab_size, expected in ((8192, 4096), (32_000, 1024), (128_256, 256), (4096, 0)):
         requested = config().with_vocab_size(vocab_size)
         assert (requested.train.micro_batch_size, requested.data.sequence_length) == (8, 256)
         assert resolve(requested, laptop).loss_chunk == expected

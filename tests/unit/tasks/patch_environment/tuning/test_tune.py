@@ -3,6 +3,7 @@
 import pytest
 
 from infini_llama.model import backends, flash
+from infini_llama.tasks.patch_environment.planning.pin import with_settings
 from infini_llama.tasks.patch_environment.tuning import attention_trial, trials
 from infini_llama.tasks.patch_environment.tuning.trials import StepTiming, TrialFailed
 from infini_llama.tasks.patch_environment.tuning.tune import tune
@@ -59,6 +60,27 @@ def test_projections_are_fused_on_a_cpu_where_that_is_faster(case, tmp_path, mon
     assert "fuse_projections" not in tune(config, facts, tmp_path / "another home").settings
 
 
+def test_half_weights_are_tried_in_bf16_where_a_step_has_several_micro_batches(case, tmp_path, monkeypatch):
+    tried = speeds(monkeypatch, lambda plan: 100 * (1.1 if plan.half_weights == "on" else 1))
+    config, facts = case()
+    assert tune(config, facts, tmp_path).settings["half_weights"] == "on"
+    tried.clear()
+    for changes in ({"precision": "fp32"}, {"micro_batch_size": 16}):
+        other = with_settings(config, changes)
+        assert "half_weights" not in tune(other, facts, tmp_path / next(iter(changes))).settings
+    assert tried and all(plan.half_weights == "off" for plan in tried)
+
+
+def test_a_combination_that_the_plan_refuses_is_a_trial_that_failed(case, tmp_path, monkeypatch):
+    """Workers are tried before half weights, which are for one."""
+    speeds(monkeypatch, lambda plan: 100 * plan.nproc_per_node)
+    config, facts = case()
+    found = tune(config, facts, tmp_path)
+    assert found.settings["nproc_per_node"] == 8 and "half_weights" not in found.settings
+    (refused,) = [trial for trial in found.trials if trial.tried == "half_weights=on"]
+    assert "half_weights" in refused.error
+
+
 def test_quick_takes_the_fastest_allocator_and_tries_nothing_else_in_steps(case, tmp_path, monkeypatch):
     fast = {"tcmalloc": 100, "jemalloc": 130, "system": 120}
     tried = speeds(monkeypatch, lambda plan: fast[plan.allocator] * (2 if plan.compile != "off" else 1))
@@ -69,17 +91,6 @@ def test_quick_takes_the_fastest_allocator_and_tries_nothing_else_in_steps(case,
     assert found.settings == {"attention_backend": "sdpa", "allocator": "jemalloc"}
     assert [plan.allocator for plan in tried] == ["tcmalloc", "system", "jemalloc"]
     assert {trial.tried for trial in found.trials} >= {"allocator=system", "allocator=jemalloc"}
-
-
-def test_wholly_compiled_code_computes_the_loss_at_once_if_all_logits_fit(case, tmp_path, monkeypatch):
-    speeds(monkeypatch, lambda plan: 200 if plan.compile == "whole" else 100)
-    monkeypatch.setattr("infini_llama.tasks.patch_environment.tuning.tune._seconds_of", lambda *arguments: 1e6)
-    config, facts = case()
-    config = config.with_vocab_size(200_000)
-    assert tune(config, facts, tmp_path).settings.items() >= {"compile": "whole", "loss_chunk": 0}.items()
-    little = changed(facts, {"memory": facts.memory.model_copy(update={"available": 1024**3})})
-    found = tune(config, little, tmp_path / "another home").settings
-    assert found["compile"] == "whole" and "loss_chunk" not in found
 
 
 def test_cuda_graphs_are_tried_on_compiled_layers(case, tmp_path, monkeypatch):
