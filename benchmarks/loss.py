@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/loss.py [--rounds 5]
 
-2,048 tokens of width 256, vocabularies of 8,192 and 32,000, fp32 and bf16 autocast, one thread. Each variant runs in a process of
-its own, in turn; times are the process's own, memory is the growth of its peak resident size. The result goes to
+2,048 tokens of width 256, vocabularies of 8,192 and 32,000, fp32 and, where the processor multiplies it, bf16 autocast, one thread.
+Each variant runs in a process of its own, in turn; times are the process's own, memory is the growth of its peak resident size. All
+keep freed memory, as workers do where environment.tune chooses an allocator. The result goes to
 benchmarks/results/loss.json.
 """
 
@@ -22,9 +23,13 @@ import torch
 import torch.nn.functional as F
 
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
+from infini_llama.tasks.patch_environment.planning.worker_env import GLIBC_TUNABLES
+from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.probe import cpu
 
 TOKENS, WIDTH = 2048, 256
-VARIANTS = ("all at once", "chunks of 128", "chunks of 256", "chunks of 512", "torch linear_cross_entropy")
+CHUNKS = ("chunks of 64", "chunks of 256", "chunks of 1024", "chunks of 2048")
+VARIANTS = ("all at once", *CHUNKS, "torch linear_cross_entropy")
 
 
 def child(variant: str, vocabulary: int, precision: str) -> None:
@@ -63,13 +68,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return child(options.child[0], int(options.child[1]), options.child[2])
-    cases = {f"{v:,} {p}": (str(v), p) for v in (8192, 32000) for p in ("fp32", "bf16")}
+    precisions = ("fp32", "bf16") if cpu(Machine()).bf16 else ("fp32",)
+    cases = {f"{v:,} {p}": (str(v), p) for v in (8192, 32000) for p in precisions}
     runs: dict[str, dict[str, list[dict]]] = {case: {variant: [] for variant in VARIANTS} for case in cases}
     for _ in range(options.rounds):
         for case, (vocabulary, precision) in cases.items():
             for variant in VARIANTS:
                 command = [sys.executable, __file__, "--child", variant, vocabulary, precision]
-                answer = subprocess.run(command, check=True, capture_output=True, text=True)
+                allocator = os.environ | {"GLIBC_TUNABLES": GLIBC_TUNABLES}
+                answer = subprocess.run(command, check=True, capture_output=True, text=True, env=allocator)
                 runs[case][variant].append(json.loads(answer.stdout))
         store(runs)  # after each round, so that a long measurement that is cut short leaves what it has
     show(runs)
@@ -77,7 +84,14 @@ def main() -> None:
 
 
 def store(runs: dict[str, dict[str, list[dict]]]) -> None:
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    processor = cpu(Machine())
+    machine = {
+        "processor": processor.model,
+        "bf16": processor.bf16,
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "tokens": TOKENS, "runs": runs}
     target = Path(__file__).with_name("results") / "loss.json"
     target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")

@@ -100,7 +100,7 @@ def part_of(event: Any) -> str:
         callers.append(event.name)
     if any(name in caller for caller in callers for name in ("blocked_attention", "scaled_dot_product")):
         return "attention"
-    if callers[0] in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"):
+    if callers[0] in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"):
         return "products"
     for part, names in PARTS.items():
         if any(name in caller for caller in callers for name in names):

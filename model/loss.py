@@ -84,17 +84,14 @@ def loss_and_gradients(
                 logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
             of_label, largest = logits.gather(1, label), logits.amax(1, keepdim=True)
             probabilities = torch.softmax(logits, 1, out=logits)
-            log_z = (
-                largest - probabilities.amax(1, keepdim=True).log()
-            )  # the largest one is 1 / sum of exp(logit - largest)
-            log_p = of_label - log_z
-            total -= (log_p * is_target).sum()
+            # The largest probability is 1 / sum of exp(logit - largest).
+            log_z = largest - probabilities.amax(1, keepdim=True).log()
+            total += ((log_z - of_label) * is_target).sum()
             if not learns:
                 continue
             if z_loss:
                 probabilities *= 1 + 2 * z_loss * log_z
-            # p - 1 of the label, without the difference of two numbers that are almost the same.
-            probabilities.scatter_(1, label, log_p.expm1() + 2 * z_loss * log_z * log_p.exp())
+            probabilities.scatter_add_(1, label, torch.full_like(log_z, -1.0))
             gradient = probabilities.to(hidden.dtype)
             grad_hidden[part : part + chunk] = (gradient @ narrow) * is_target
             x = x * is_target

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from integration.exactness.bench import Bench, interrupted_equals_uninterrupted
-from integration.exactness.cover import FACTORS, each_setting_once, name_of, pairs_of, pairwise_cover, possible
+from integration.exactness.cover import FACTORS, WHOLE, each_setting_once, name_of, pairs_of, pairwise_cover, possible
 
 CELLS = [(name_of(cell), cell) for cell in pairwise_cover(FACTORS, possible)]
 EAGER = [(name, cell) for name, cell in CELLS if cell["compile"] == "off"]
@@ -96,28 +96,11 @@ def test_half_weights_have_the_bits_of_autocast(bench):
     assert half["weights_sha256"] == other["weights_sha256"]
 
 
-WHOLE = {
-    "world": 1,
-    "parallel": "ddp",
-    "resumed": 1,
-    "epoch": "within",
-    "save": "async",
-    "compile": "whole",
-    "chunk": 40,
-}
-WHOLE |= {"backend": "blocked", "fused": "on"}
-WHOLE_CELLS = [
-    {"precision": "fp32", "attention": "softmax", "dropout": 0.0, "accumulation": 1, "half": "off"},
-    {"precision": "bf16", "attention": "infini", "dropout": 0.0, "accumulation": 4, "half": "on"},
-]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_model_compiled_with_all_that_makes_a_cpu_faster(bench):
-    cells = [(f"whole-{name_of(cell)}", WHOLE | cell) for cell in WHOLE_CELLS]
-    assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
-    for name, _ in cells:
+    assert interrupted_equals_uninterrupted(bench, WHOLE) == {name: [] for name, _ in WHOLE}
+    for name, _ in WHOLE:
         compiled = json.loads((bench.run(f"{name}-calm").path / "compile.json").read_text())
         assert (compiled["compile"], compiled["reason"]) == ("whole", "")
 

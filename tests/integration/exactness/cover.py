@@ -21,6 +21,22 @@ FACTORS: dict[str, tuple] = {
     "epoch": ("within", "across"),
 }
 
+# All that makes a CPU faster, together: these are beside the cover, whose factors would multiply.
+FAST = {
+    "world": 1,
+    "parallel": "ddp",
+    "compile": "whole",
+    "backend": "blocked",
+    "fused": "on",
+    "chunk": 40,
+    "dropout": 0.0,
+}
+FAST |= {"resumed": 1, "epoch": "within", "save": "async"}
+WHOLE: list[tuple[str, Cell]] = [
+    ("whole-fp32", FAST | {"precision": "fp32", "attention": "softmax", "accumulation": 1, "half": "off"}),
+    ("whole-bf16", FAST | {"precision": "bf16", "attention": "infini", "accumulation": 4, "half": "on"}),
+]
+
 
 def possible(cell: Cell) -> bool:
     """One worker holds everything, whatever the strategy; Muon needs whole matrices."""

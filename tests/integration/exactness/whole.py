@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from integration.exactness.bench import Bench, interrupted_equals_uninterrupted
-from integration.exactness.cover import FACTORS, name_of, pairwise_cover, possible
+from integration.exactness.cover import FACTORS, WHOLE, name_of, pairwise_cover, possible
 
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks/results/exactness.json"
 
 
 def main() -> int:
-    cells = [(name_of(cell), cell) for cell in pairwise_cover(FACTORS, possible)]
+    cells = [(name_of(cell), cell) for cell in pairwise_cover(FACTORS, possible)] + WHOLE
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="exactness-") as home:
         differing = interrupted_equals_uninterrupted(Bench(Path(home)), cells)

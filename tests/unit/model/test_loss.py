@@ -44,6 +44,18 @@ def test_chunks_in_half_precision_are_as_exact_as_the_plain_loss():
             assert gradient.dtype == torch.float32 and relative(gradient, other) < 2e-2
 
 
+def test_a_label_without_any_probability_has_its_loss():
+    hidden = torch.tensor([[[1.0], [1.0]]], requires_grad=True)
+    weight = torch.tensor([[0.0], [800.0], [799.0]], requires_grad=True)
+    labels = torch.tensor([[0, 2]])
+    plain = cross_entropy_sum(hidden @ weight.T, labels)[0]
+    chunked = chunked_cross_entropy_sum(hidden, weight, labels, 2)[0]
+    assert plain > 800 and torch.allclose(chunked, plain)
+    expected = torch.autograd.grad(plain, (hidden, weight))
+    for found, other in zip(torch.autograd.grad(chunked, (hidden, weight)), expected, strict=True):
+        assert torch.allclose(found, other)
+
+
 def test_z_loss_is_in_the_gradient_and_not_in_the_value():
     """Against its definition: 0.01 log^2 Z of every target."""
     hidden, weight, labels = batch()
