@@ -176,9 +176,9 @@ class _Search:
             found.append((f"precision={other}", {"precision": other}))
         if requested(self.config, "fuse_projections") == "auto" and train.parallel != "deepspeed":
             found.append(("fuse_projections=on", {"fuse_projections": "on"}))
-        alone = plan.nproc_per_node * plan.nnodes == 1 and train.parallel != "deepspeed"
+        has_one_worker = plan.nproc_per_node * plan.nnodes == 1 and train.parallel != "deepspeed"
         is_half = plan.precision == "bf16" and plan.accumulation_steps > 1
-        if requested(self.config, "half_weights") == "auto" and alone and is_half:
+        if requested(self.config, "half_weights") == "auto" and has_one_worker and is_half:
             found.append(("half_weights=on", {"half_weights": "on"}))
         return found + self._allocators(plan)
 
