@@ -71,11 +71,11 @@ def main() -> None:
     precisions = ("fp32", "bf16") if cpu(Machine()).bf16 else ("fp32",)
     cases = {f"{v:,} {p}": (str(v), p) for v in (8192, 32000) for p in precisions}
     runs: dict[str, dict[str, list[dict]]] = {case: {variant: [] for variant in VARIANTS} for case in cases}
+    allocator = os.environ | {"GLIBC_TUNABLES": GLIBC_TUNABLES}
     for _ in range(options.rounds):
         for case, (vocabulary, precision) in cases.items():
             for variant in VARIANTS:
                 command = [sys.executable, __file__, "--child", variant, vocabulary, precision]
-                allocator = os.environ | {"GLIBC_TUNABLES": GLIBC_TUNABLES}
                 answer = subprocess.run(command, check=True, capture_output=True, text=True, env=allocator)
                 runs[case][variant].append(json.loads(answer.stdout))
         store(runs)  # after each round, so that a long measurement that is cut short leaves what it has

@@ -59,8 +59,7 @@ def chunked_cross_entropy_sum(
     return total, (labels != IGNORE_INDEX).sum()
 
 
-@torch.library.custom_op("infini_llama::chunked_cross_entropy", mutates_args=())
-def loss_and_gradients(
+def in_chunks(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
@@ -76,30 +75,47 @@ def loss_and_gradients(
     grad_hidden, grad_weight = _gradients_like(hidden, weight, learns)
     with torch.autocast(hidden.device.type, enabled=False):
         for part in range(0, hidden.shape[0], chunk):
-            x, label = hidden[part : part + chunk], labels[part : part + chunk, None]
-            is_target = label != IGNORE_INDEX
-            label = torch.where(is_target, label, 0)
-            logits = (x @ narrow.T).to(wide)
-            if vocabulary is not None:
-                logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
-            of_label, largest = logits.gather(1, label), logits.amax(1, keepdim=True)
-            probabilities = torch.softmax(logits, 1, out=logits)
-            # The largest probability is 1 / sum of exp(logit - largest).
-            log_z = largest - probabilities.amax(1, keepdim=True).log()
-            total += ((log_z - of_label) * is_target).sum()
-            if not learns:
-                continue
-            if z_loss:
-                probabilities *= 1 + 2 * z_loss * log_z
-            probabilities.scatter_add_(1, label, torch.full_like(log_z, -1.0))
-            gradient = probabilities.to(hidden.dtype)
-            grad_hidden[part : part + chunk] = (gradient @ narrow) * is_target
-            x = x * is_target
-            if grad_weight.dtype == gradient.dtype:
-                grad_weight.addmm_(gradient.T, x)
-            else:  # sums over chunks stay in fp32
-                grad_weight += gradient.T @ x
+            rows = slice(part, part + chunk)
+            gradients = (grad_hidden[rows], grad_weight) if learns else None
+            total += _chunk(hidden[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients)
     return total, grad_hidden, grad_weight
+
+
+def _chunk(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    label: torch.Tensor,
+    z_loss: float,
+    vocabulary: int | None,
+    gradients: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """The sum of losses of x [n, D]; writes the gradient of x, and adds that of the weight. Its logits are freed with it."""
+    is_target = label != IGNORE_INDEX
+    label = torch.where(is_target, label, 0)
+    logits = (x @ weight.T).to(torch.promote_types(x.dtype, torch.float32))
+    if vocabulary is not None:
+        logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
+    of_label, largest = logits.gather(1, label), logits.amax(1, keepdim=True)
+    probabilities = torch.softmax(logits, 1, out=logits)
+    # The largest probability is 1 / sum of exp(logit - largest).
+    log_z = largest - probabilities.amax(1, keepdim=True).log()
+    if gradients is not None:
+        of_x, of_weight = gradients
+        if z_loss:
+            probabilities *= 1 + 2 * z_loss * log_z
+        probabilities.scatter_add_(1, label, torch.full_like(log_z, -1.0))
+        gradient = probabilities.to(x.dtype)
+        of_x.copy_((gradient @ weight) * is_target)
+        x = x * is_target
+        if of_weight.dtype == gradient.dtype:
+            of_weight.addmm_(gradient.T, x)
+        else:  # sums over chunks stay in fp32
+            of_weight += gradient.T @ x
+    return ((log_z - of_label) * is_target).sum()
+
+
+# An operator of its own, so that compiled code calls it as it is.
+loss_and_gradients = torch.library.custom_op("infini_llama::chunked_cross_entropy", in_chunks, mutates_args=())
 
 
 def _gradients_like(hidden: torch.Tensor, weight: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,15 +127,8 @@ def _gradients_like(hidden: torch.Tensor, weight: torch.Tensor, learns: bool) ->
 
 
 @loss_and_gradients.register_fake
-def _(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    chunk: int,
-    z_loss: float,
-    vocabulary: int | None,
-    learns: bool,
-) -> Any:
+def _(hidden: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:
+    *_, learns = others
     wide = torch.promote_types(hidden.dtype, torch.float32)
     return hidden.new_empty((), dtype=wide), *_gradients_like(hidden, weight, learns)
 

@@ -60,7 +60,9 @@ def bytes_needed(
         weights += root + layer * (2 if train.reshard_after_forward else layers)
         gradients += max(layer, root)
     chunk = loss_chunk(train.loss_chunk, device, tokens, model.vocab_size)
-    logits = min(tokens, chunk or tokens) * model.padded_vocab_size * (half + 8)
+    # At once the product, its fp32 copy and gradient; in parts the softmax is in place, and its copy in half precision comes after it.
+    entry = half + 8 if not chunk else 4 if half == 4 else 6
+    logits = min(tokens, chunk or tokens) * model.padded_vocab_size * entry
     activations = tokens * layers * kept
     if train.activation_checkpointing != "none":  # a layer is computed again once the logits are freed
         activations = tokens * layers * 4 * width + max(0, tokens * kept - logits)

@@ -152,16 +152,19 @@ def fuse_projections(config: PipelineConfig, device: Device, notes: Notes) -> On
     return "on" if device == "cuda" and not fault else "off"
 
 
+def half_weights_fault(config: PipelineConfig, workers: int, number: Precision) -> str:
+    """Why weights cannot be copied to bf16 once per step; "" where they can."""
+    if number != "bf16":
+        return f"this run's precision is {number}, and the copies are in bf16"
+    if workers > 1:
+        return f"it needs one worker, and this run has {workers}"
+    return "it cannot be combined with train.parallel=deepspeed" if config.train.parallel == "deepspeed" else ""
+
+
 def half_weights(config: PipelineConfig, devices: Devices, number: Precision, notes: Notes) -> OnOff:
     """The configuration's environment.half_weights, checked; off where it leaves that open."""
-    requested, workers = config.environment.half_weights, devices.processes * config.environment.nnodes
-    fault = ""
-    if number != "bf16":
-        fault = f"this run's precision is {number}, and the copies are in bf16"
-    elif workers > 1:
-        fault = f"it needs one worker, and this run has {workers}"
-    elif config.train.parallel == "deepspeed":
-        fault = "it cannot be combined with train.parallel=deepspeed"
+    requested = config.environment.half_weights
+    fault = half_weights_fault(config, devices.processes * config.environment.nnodes, number)
     if requested == "on" and fault:
         notes.problems.append(f"environment.half_weights=on, but {fault}; use auto or off.")
     if requested == "auto":

@@ -13,7 +13,12 @@ from infini_llama.model.flops import flops_per_token
 from infini_llama.tasks.patch_environment.planning import estimate
 from infini_llama.tasks.patch_environment.planning.pin import requested, with_settings
 from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.planning.speed import HALF_ONLY, compile_fault, cuda_graph_fault
+from infini_llama.tasks.patch_environment.planning.speed import (
+    HALF_ONLY,
+    compile_fault,
+    cuda_graph_fault,
+    half_weights_fault,
+)
 from infini_llama.tasks.patch_environment.tuning import trials
 from infini_llama.tasks.patch_environment.tuning.trials import StepTiming, TrialFailed
 from infini_llama.tasks.records.environment import Trial, TuneResult
@@ -176,9 +181,8 @@ class _Search:
             found.append((f"precision={other}", {"precision": other}))
         if requested(self.config, "fuse_projections") == "auto" and train.parallel != "deepspeed":
             found.append(("fuse_projections=on", {"fuse_projections": "on"}))
-        has_one_worker = plan.nproc_per_node * plan.nnodes == 1 and train.parallel != "deepspeed"
-        is_half = plan.precision == "bf16" and plan.accumulation_steps > 1
-        if requested(self.config, "half_weights") == "auto" and has_one_worker and is_half:
+        can = plan.accumulation_steps > 1 and not half_weights_fault(self.config, plan.world_size, plan.precision)
+        if requested(self.config, "half_weights") == "auto" and can:
             found.append(("half_weights=on", {"half_weights": "on"}))
         return found + self._allocators(plan)
 
@@ -252,7 +256,7 @@ def _seconds_of(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFac
 
 
 def _tokens_of(config: PipelineConfig) -> int:
-    """That the run trains on."""
+    """How many tokens the run trains on."""
     length = config.data.sequence_length
     return config.train.planned_steps(length) * config.train.global_batch_size * length
 

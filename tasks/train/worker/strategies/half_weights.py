@@ -1,38 +1,33 @@
 """bf16 copies of the layers' matrices, made once per step, beside fp32 master weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies.native import Batch, SingleRank
-from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
 class HalfWeights(SingleRank):
     """One rank whose layers multiply by bf16 copies of their matrices; the parameters stay the fp32 master weights.
 
     Under autocast each micro-batch casts all matrices, and each gradient is cast back before it is added up. The copies are made
-    once per step, and their gradients are added to those of the parameters, in fp32, as they are. The bits are the same.
+    once per step, and their gradients are added to those of the parameters, in fp32, as they are. Without compilation,
+    the bits are the same.
     """
 
-    def __init__(
-        self,
-        model: Llama,
-        train: TrainingConfig,
-        ranks: Ranks,
-        autocast: torch.autocast,
-        build_optimizer: Callable[[Llama, TrainingConfig], torch.optim.Optimizer],
-    ) -> None:
-        super().__init__(model, train, ranks, autocast, build_optimizer)
+    copied: list[tuple[nn.Linear, nn.Parameter, nn.Parameter]]
+
+    def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
         linear = [part for part in model.model.layers.modules() if isinstance(part, nn.Linear)]
         self.copied = [(part, part.weight, _copy_of(part.weight)) for part in linear]
+        return module
 
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
         for layer, master, copy in self.copied:
-            copy.data.copy_(master.data)
+            with torch.no_grad():
+                copy.copy_(master)
             layer.weight = copy
         try:
             return super().accumulate(micro_batches, targets, scale)
