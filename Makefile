@@ -12,9 +12,9 @@ quick: setup-dev
 	.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/contracts
 
 # two test processes, one file at a time each: more would make tests of time limits fail; in the order of the folders, so that no
-# long file is last
+# long file is last; a crashed test process ends the run, since pytest-xdist 3.8 can wait forever once it has replaced one
 test: setup-dev
-	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: setup-dev
 	.venv/bin/ruff check .
