@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from support.stages import preprocess, read_manifest
+
 STOPPED_WHILE_CHECKING = """
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -26,6 +28,17 @@ except Stopped:
     print("stopped", flush=True)
     os._exit(0)
 """
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, workers):
+    pytest.importorskip("gigatoken")
+    first = preprocess(data(tokenizer_engine="tokenizers"), str(tmp_path / "slow"))
+    second = preprocess(data(tokenizer_engine="gigatoken", num_workers=workers), str(tmp_path / "fast"))
+    assert first == second
+    assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
+    used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
+    assert used["name"] == "gigatoken" and used["refused"] == {}
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])

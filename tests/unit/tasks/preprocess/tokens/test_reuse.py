@@ -167,7 +167,7 @@ def test_another_engine_or_version_of_it_shares_no_shard(grown, tokenized, monke
     home, settings, _ = grown
     if other == "engine":
         pytest.importorskip("gigatoken")
-        settings |= {"tokenizer_engine": "gigatoken"}
+        settings = settings | {"tokenizer_engine": "gigatoken"}
     else:
         monkeypatch.setattr(engines, "version", lambda name: "0.0.1")
     reference = preprocess(settings, str(home))
