@@ -40,6 +40,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     return _checked(mapping, problems, str(path))
 
 
+def refuse_as_new(output: Path) -> None:
+    """Before a configuration is written: a ConfigError where `output` exists, has no folder or is no name of a YAML file."""
+    if output.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{output} does not end with .yaml; name another file.")
+    if output.exists():
+        raise ConfigError(f"{output} already exists; name another file, or remove it.")
+    if not output.parent.is_dir():
+        raise ConfigError(f"{output}: {output.parent} is not a folder; make it, or name another file.")
+
+
 def parse_config(mapping: JsonValue) -> PipelineConfig:
     """The same from a plain dict; the run is named `run` unless runtime.name says otherwise.
 

@@ -13,6 +13,11 @@ from infini_llama.configs.schema.section import Section, free
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 
 
+def default_home() -> Path:
+    """$INFINI_LLAMA_HOME; ./workspace where it is not set, or empty."""
+    return Path(os.environ.get("INFINI_LLAMA_HOME") or "workspace")
+
+
 class RuntimeConfig(Section):
     """The run's name and how it is operated."""
 
@@ -23,7 +28,7 @@ class RuntimeConfig(Section):
         "{time} are replaced by the scheduled start, so that each start is a new run.",
     )
     home: Path = free(
-        default_factory=lambda: Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")),
+        default_factory=default_home,
         title="Home",
         description="Folder of datasets and runs. Default: $INFINI_LLAMA_HOME, otherwise ./workspace.",
     )

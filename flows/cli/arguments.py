@@ -79,6 +79,12 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def seed(text: str) -> int:
+    if not 0 <= (number := int(text)) < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to 2^63 - 1")
+    return number
+
+
 def tokens(text: str) -> int:
     """A number of tokens, such as 4096, 128k or 1M."""
     written = text[:-1] + text[-1:].replace("m", "M")

@@ -1,14 +1,17 @@
 """`infini-llama init`: a commented configuration for one's own text on this machine."""
 
 import json
+import re
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.loading import parse_config
+from infini_llama.configs.loading import parse_config, refuse_as_new
 from infini_llama.configs.reading import parse_yaml
+from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.tasks.patch_environment.probe.probe import probe
-from infini_llama.tasks.preprocess.sources.sources import sources
+from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
+from infini_llama.tasks.preprocess.sources.sources import Source, sources
 from infini_llama.tasks.records.record import Record
 
 BYTES_PER_TOKEN, PASSES = 3.5, 3  # roughly, for English text and a vocabulary of 8192; passes over it that pay
@@ -19,7 +22,7 @@ data:
   # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, csv, parquet, also compressed
   files: {files}
   sequence_length: {length:<13}# tokens per sequence
-  validation_fraction: {fraction:<9}# fraction of documents to hold out
+  {held_out}
   tokenizer:
     vocab_size: 8192            # learned from your text
 
@@ -64,11 +67,12 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     """Survey the text, probe the machine and write `output`.
 
     Raises:
-        ConfigError: `output` exists, or the name is none.
+        ConfigError: `output` exists, cannot be written, or its name is not that of a configuration and a run.
         DataError: no text is there.
     """
-    if output.exists():
-        raise ConfigError(f"{output} already exists; name another file, or remove it.")
+    if not re.fullmatch(RUN_NAME, name):
+        raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
+    refuse_as_new(output)
     found = sources(TextConfig(files=files))[0]
     size = sum(source.size() for source in found)
     facts = probe(home)
@@ -78,9 +82,9 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     passes = max(1, round(steps * batch * length * BYTES_PER_TOKEN / max(1, size)))
     text = TEMPLATE.format(
         cores=facts.cores, gpus=len(facts.gpus), output=output, files=json.dumps(files), length=length,
-        fraction=0.05 if len(found) >= 40 else 0.2, size=millions, hidden=hidden, inner=inner, layers=layers,
+        held_out=_held_out(found, length), size=millions, hidden=hidden, inner=inner, layers=layers,
         attention=attention, segment=length // 4, steps=steps, passes=passes, batch=batch, micro=micro, rate=rate,
-        warmup=steps // 20, every=steps // 20, name=name,
+        warmup=steps // 20, every=steps // 20, name=json.dumps(name),
     )  # fmt: skip
     parse_config(parse_yaml(text))
     output.write_text(text, encoding="utf-8")
@@ -88,4 +92,21 @@ def write_beginning(output: Path, files: list[str], name: str, attention: str, h
     if size < 4 * length * BYTES_PER_TOKEN:  # a few rows, some of them held out
         warning = f"{size:,} bytes are too little text: one row of data.sequence_length={length} takes about " \
                   f"{length * BYTES_PER_TOKEN:,.0f}; name more files, or lower it."  # fmt: skip
+    elif len(found) == 1 and _is_one_text(found[0]):
+        warning = f"{found[0]} is one document, and whole documents are held out; split it into several files, or " \
+                  "name held-out text in data.validation_files."  # fmt: skip
     return Beginning(config=output, files=len(found), bytes=size, device=device, steps=steps, warning=warning)
+
+
+def _held_out(found: list[Source], length: int) -> str:
+    """The line of the held-out text: of a few files of one document each, a fraction may hold out none."""
+    few = len(found) < 20 and all(map(_is_one_text, found))
+    if len(found) < 2 or not few:
+        return f"validation_fraction: {0.05 if len(found) >= 40 else 0.2:<9}# fraction of documents to hold out"
+    by_size = sorted(found, key=lambda source: source.size())
+    chosen = next((source for source in by_size if source.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1])
+    return f"# held out, instead of a fraction of the files, which are few\n  validation_files: {json.dumps([str(chosen)])}"
+
+
+def _is_one_text(source: Source) -> bool:
+    return (format_of(source.path.name) or PLAIN[0]) in PLAIN

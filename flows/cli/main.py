@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from infini_llama.configs.errors import PipelineError, Preempted, no_space
+from infini_llama.configs.errors import ConfigError, PipelineError, Preempted, no_space
 from infini_llama.flows.cli.parser import build_parser
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
@@ -118,6 +119,12 @@ def explain(error: BaseException) -> tuple[int, str]:
         return code, "stopped; everything committed is kept, and the same command resumes."
     if sentence := no_space(error):
         return UNEXPECTED, sentence
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        where = error.filename or "a file"
+        return ConfigError.exit_code, (
+            f"no permission to use {where} ({os.strerror(error.errno)}); change it, or name another folder "
+            "(runtime.home, INFINI_LLAMA_HOME, --output)."
+        )
     words = next(iter(str(error).splitlines()), "").rstrip(".")
     return (
         UNEXPECTED,

@@ -1,6 +1,7 @@
 """The commands generate, evaluate, passkey, export and import."""
 
 import logging
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def evaluate(arguments: Namespace) -> Answer:
 
 def passkey(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
+    if not arguments.segments and (arguments.form, arguments.filler) != ("passkey", "repeated"):
+        raise ConfigError("--form and --filler need --segments; add it, or remove them.")
     from infini_llama.flows.cli.tables import passkey_text
     from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 
@@ -95,5 +98,8 @@ def import_folder(arguments: Namespace) -> Answer:
     folder = Path(arguments.folder)
     output = Path(arguments.output or f"{folder.resolve().name}.yaml")
     record = write_configuration(folder, output, arguments.attention, arguments.segment_length)
-    text = as_text(record.to_json()) + f"\n\nname your text in {output} (data.files), then: infini-llama run {output}"
+    text = (
+        as_text(record.to_json())
+        + f"\n\nname your text in {output} (data.files), then: infini-llama run {shlex.quote(str(output))}"
+    )
     return record.to_json(), text

@@ -79,8 +79,8 @@ EXIT_CODES = """Exit codes:
    64  invalid configuration or arguments
    65  invalid data
    70  unexpected or repeated failure
-   75  stopped with a checkpoint; run the command again to resume
-  130, 143  stopped without a checkpoint"""
+   75  training was stopped; run the command again to resume
+  130, 143  stopped before or after training"""
 EVERY = """Set any key of the configuration with section.key=value, for example
 train.max_steps=500. Every command has --json (one JSON object on stdout),
 --quiet and --verbose."""

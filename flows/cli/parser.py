@@ -11,6 +11,7 @@ from infini_llama.flows.cli.arguments import (
     at_least_one,
     at_least_two,
     not_negative,
+    seed,
     share,
     share_or_zero,
     some_text,
@@ -153,7 +154,7 @@ def _results(add: Add) -> None:
     passkey.add_argument("--filler", choices=["repeated", "random", "text"], default="repeated",
                          help="with --segments: the text around it; text: the run's own held-out text")  # fmt: skip
     passkey.add_argument("--samples", type=at_least_one, default=10, metavar="N", help="numbers per length and depth")
-    passkey.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the numbers")
+    passkey.add_argument("--seed", type=seed, default=0, metavar="S", help="seed of the numbers")
 
 
 def _models(add: Add) -> None:
@@ -195,7 +196,7 @@ def _models(add: Add) -> None:
         help="end the text at this string; can be repeated",
     )
     generate.add_argument("--no-memory", action="store_true", help="turn off Infini-attention's memory")
-    generate.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampling")
+    generate.add_argument("--seed", type=seed, default=0, metavar="S", help="seed of the sampling")
     export = add("export")
     _run(export)
     _checkpoint(export)

@@ -1,7 +1,6 @@
 """Paths that the commands share."""
 
 import logging
-import os
 from argparse import Namespace
 from pathlib import Path
 
@@ -13,7 +12,9 @@ Answer = tuple[JsonObject, str]  # a record for --json, and text
 
 
 def home_folder() -> Path:
-    return usable_home(Path(os.environ.get("INFINI_LLAMA_HOME", "workspace")), "INFINI_LLAMA_HOME")
+    from infini_llama.configs.schema.runtime import default_home
+
+    return usable_home(default_home(), "INFINI_LLAMA_HOME")
 
 
 def find(name: str, *kinds: str) -> Path:

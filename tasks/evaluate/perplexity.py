@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX
-from infini_llama.tasks.preprocess.sources.sources import sources
-from infini_llama.tasks.preprocess.sources.texts import Fault
+from infini_llama.tasks.preprocess.sources.patterns import matching_files
+from infini_llama.tasks.preprocess.sources.sources import Source
+from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
@@ -132,18 +132,24 @@ def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
     return found
 
 
-def texts_of(files: list[str], text_column: str = "text") -> Iterator[str]:
+def texts_of(files: list[str], text_column: str) -> Iterator[str]:
     """Every text in these files, in the forms that data.files has.
 
     Raises:
-        DataError: nothing matches, or a record is damaged.
+        DataError: nothing matches, a file cannot be read, or a record is damaged.
     """
-    for source in sources(TextConfig(files=files, text_column=text_column))[0]:
-        for record in source.records():
-            if isinstance(record, Fault):
-                raise DataError(f"{source.path} {record.reason}; repair it or remove it.")
-            if record:
-                yield record
+    for path, name in matching_files(files, "--files", "auto"):
+        source = Source(path, name, text_column, "--files")
+        try:
+            for record in source.records():
+                if isinstance(record, Fault):
+                    raise Unreadable(record.reason)
+                if record:
+                    yield record
+        except Unreadable as error:
+            raise DataError(f"{source} {error}; repair it or remove it.") from None
+        except OSError as error:
+            raise DataError(f"{source} cannot be read ({error.strerror}).") from None
 
 
 def over_texts(

@@ -1,5 +1,6 @@
 """Implements `infini-llama evaluate` and `infini-llama passkey`. Results are also kept in the run's folder."""
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -27,8 +28,10 @@ from infini_llama.tasks.records.metrics import EVALUATION_LINE
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.storage.json_lines import append_line
 
+log = logging.getLogger("infini_llama.evaluate")
 Result = TypeVar("Result")
 MOST_FILLER = 100_000  # tokens that filler has before it repeats
 
@@ -45,7 +48,7 @@ def evaluate(
     """Perplexity and bits per byte of a run's model; for Infini-attention with and without its memory.
 
     Args:
-        files: text to read instead of the run's dataset, in the forms of data.files.
+        files: text to read instead of the run's dataset, in the forms of data.files, with the run's data.text_column.
         split: train or validation, of the run's dataset.
         sequences: number of sequences of it; None: all.
         stream: read each text as one, in constant state, not in rows of the length that was trained.
@@ -60,7 +63,9 @@ def evaluate(
     length = lineage.dataset.sequence_length
     token_bytes = np.load(dataset_of(run_dir) / "token_bytes.npy", allow_pickle=False)
     if files:
-        end, texts = end_of_text_of(run_dir), list(texts_of(files))
+        manifest = read_dataset(dataset_of(run_dir))
+        texts = list(texts_of(files, manifest.meta.data.get("text_column", "text")))
+        end = manifest.content.eos_id
         read = partial(over_texts, model, tokenizer, token_bytes, end, texts, length, stream)
         text = tuple(files)
     else:
@@ -190,4 +195,8 @@ def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequ
     measured = datetime.now(UTC).isoformat(timespec="seconds")
     asked = {} if request is None else {"asked": request}
     fields = {"kind": kind, "measured": measured} | result.to_json() | asked
-    append_line(RunFolder(run_dir).evaluations, EVALUATION_LINE.validate_python(fields))
+    path = RunFolder(run_dir).evaluations
+    try:
+        append_line(path, EVALUATION_LINE.validate_python(fields))
+    except OSError as error:
+        log.warning("the result was not written to %s (%s)", path, error.strerror)

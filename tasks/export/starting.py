@@ -1,15 +1,17 @@
 """`infini-llama import`: a configuration that starts from the weights in a Hugging Face folder."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.loading import parse_config
+from infini_llama.configs.loading import parse_config, refuse_as_new
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import ModelConfig
+from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
 from infini_llama.model.config import Attention
 from infini_llama.tasks.records.record import Record
@@ -40,17 +42,18 @@ def write_configuration(
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
 
     Raises:
-        ConfigError: the model cannot be expressed here, or `output` exists.
+        ConfigError: the model cannot be expressed here, or `output` cannot be written.
         DataError: a file is missing or damaged.
     """
-    if output.exists():
-        raise ConfigError(f"--output {output} already exists; name another file.")
+    refuse_as_new(output)
     folder = open_folder(path)
     try:
         hf.check_shapes(folder.shapes(), folder.config)
     except ValueError as error:
         raise ConfigError(f"{folder.path}: its tensors do not match its config.json: {error}.") from None
     mapping = configuration_of(folder, attention, segment_length)
+    if not re.fullmatch(RUN_NAME, output.stem):
+        mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
     config = parse_config(mapping)
     digest = folder.digest()
     head = f"# Goes on training the model in {folder.path.name}, {digest}.\n# Name your text in data.files.\n"
@@ -66,7 +69,9 @@ def configuration_of(folder: Folder, attention: Attention | None, segment_length
     length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config
     if attention is not None and attention != chosen.attention:
         chosen = replace(chosen, attention=attention, segment_length=max(1, length // 4))
-    if chosen.attention != "softmax" and segment_length is not None:
+    if segment_length is not None:
+        if chosen.attention == "softmax":
+            raise ConfigError("--segment-length is for Infini-attention; add --attention infini, or remove it.")
         chosen = replace(chosen, segment_length=segment_length)
     fields = {name: value for name, value in chosen.to_dict().items() if name not in OF_THE_RUN}
     assert fields.keys() <= ModelConfig.model_fields.keys()

@@ -191,10 +191,11 @@ def _build_tokens(preparation: Preparation, journal: Journal) -> None:
     for split, members in plan.documents.items():
         if not members:
             found = sum(unit.documents for unit in plan.units)
+            other = ", change the fraction" if found > 1 else ""
             raise DataError(
                 f"{found} document(s) are too few to leave one for {'training' if split == 'train' else split} at "
-                "data.validation_fraction="
-                f"{data.validation_fraction}; add files, split them into smaller ones, or change the fraction."
+                f"data.validation_fraction={data.validation_fraction}; add files, split them into smaller ones{other}, "
+                "or name held-out text in data.validation_files."
             )
     tokenizer = _tokenizer(data, plan, journal)
     eos = end_of_text(tokenizer, data.tokenizer)

@@ -23,7 +23,7 @@ class TrainedRun(NamedTuple):
     checkpoint: Path
 
 
-def load_run(run_dir: Path, checkpoint: str = "latest") -> TrainedRun:
+def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
     """Load a trained model and its tokenizer; every checksum is verified.
 
     Args:
@@ -34,6 +34,7 @@ def load_run(run_dir: Path, checkpoint: str = "latest") -> TrainedRun:
         ConfigError: no such run or checkpoint.
         DataError: checkpoint or tokenizer is damaged.
     """
+    run_dir = Path(run_dir)
     model, chosen = _load(run_dir, checkpoint)
     tokenizer_file = dataset_of(run_dir) / "tokenizer.json"
     if not tokenizer_file.exists():

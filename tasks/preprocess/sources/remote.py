@@ -36,8 +36,7 @@ class RemoteFile:
     stamp: list[Any] | None = field(default=None, compare=False)  # of its bytes; None where the server gives none
 
     def __str__(self) -> str:
-        """The URL without its query, which may hold a signature."""
-        return self.url.split("?")[0] if self.url.startswith("http") else self.url
+        return _shown(self.url)
 
     @property
     def name(self) -> str:
@@ -112,6 +111,11 @@ def is_remote(pattern: str) -> bool:
 
 
 @cache
+def _shown(url: str) -> str:
+    """A URL for messages: without its query, which may hold a signature."""
+    return url.split("?")[0] if url.startswith("http") else url
+
+
 def filesystem(url: str) -> tuple[Any, str]:
     """The filesystem of a URL and the path in it; credentials are those of the environment.
 
@@ -128,7 +132,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url, **settings)
     except (ValueError, ImportError) as fault:
-        raise ConfigError(f"{url} cannot be read: {fault}") from None
+        raise ConfigError(f"{_shown(url)} cannot be read: {fault}") from None
 
 
 def tried(url: str, request: Callable[[], T]) -> T:
@@ -146,13 +150,15 @@ def tried(url: str, request: Callable[[], T]) -> T:
             fault = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status = _status(fault)
             if status in (404, 410) or (isinstance(fault, FileNotFoundError) and status is None):
-                raise FileNotFoundError(errno.ENOENT, "there is no such file", url) from None
+                raise FileNotFoundError(errno.ENOENT, "there is no such file", _shown(url)) from None
             if status in (401, 403) or isinstance(fault, PermissionError):
-                raise PermissionError(errno.EACCES, "the server refuses access; check the credentials", url) from None
+                raise PermissionError(
+                    errno.EACCES, "the server refuses access; check the credentials", _shown(url)
+                ) from None
             if number + 1 < TRIES:
                 time.sleep(PAUSE * 2**number)
-    reason = " ".join(f"{type(fault).__name__}: {fault}".split())[:200]
-    raise PipelineError(f"{url} cannot be reached ({reason}); run the same command again.") from None
+    reason = " ".join(f"{type(fault).__name__}: {fault}".replace(url, _shown(url)).split())[:200]
+    raise PipelineError(f"{_shown(url)} cannot be reached ({reason}); run the same command again.") from None
 
 
 def _status(fault: BaseException) -> int | None:

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -65,19 +65,7 @@ class Tally:
         self.bad += found.bad[: NAMED - len(self.bad)]
 
     def report(self, duplicates_dropped: bool) -> LeftOut:
-        return LeftOut(
-            records=self.records,
-            empty=self.empty,
-            too_short=self.too_short,
-            duplicates=self.duplicates,
-            near_duplicates=self.near_duplicates,
-            near=tuple(self.near),
-            also_validation=self.also_validation,
-            bad_records=self.bad_records,
-            bad_files=self.bad_files,
-            bad=tuple(self.bad),
-            duplicates_dropped=duplicates_dropped,
-        )
+        return LeftOut(**asdict(self), duplicates_dropped=duplicates_dropped)
 
 
 def survey(data: DataConfig, notes: Path | None = None, sink_for: SinkFor = lambda sources: None) -> Corpus:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ LONGEST_WORD = 4 * 2**20  # characters without a blank: `tokenizers` takes 145 b
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
+FIELDS_NAMED = 10  # of an object without text, in the message
 
 
 class Unreadable(Exception):
@@ -80,7 +82,10 @@ def text_of(value: Any, text_column: str, place: str) -> str | Fault:
     """The text of one JSON value: a string, or the named field of an object."""
     if isinstance(value, dict):
         if text_column not in value:
-            return Fault(f"has no field '{text_column}' in {place}")
+            known = ", ".join(islice(value, FIELDS_NAMED)) or "none"
+            return Fault(
+                f"has no field '{text_column}' in {place} (it has {known}); name the one with the text in data.text_column"
+            )
         value = value[text_column]
     return as_text("" if value is None else value, place)
 

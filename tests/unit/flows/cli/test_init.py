@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
 from infini_llama.flows.cli.init import write_beginning
+from infini_llama.tasks.preprocess.sources.survey import survey
 
 
 @pytest.fixture
@@ -20,12 +22,44 @@ def begin(tmp_path):
 
 
 def test_comments_are_aligned(begin):
-    output, record = begin("a sentence of some words. " * 1000, attention="infini")
+    output, record = begin(*(f"a sentence of {n} words. " * 1000 for n in range(20)), attention="infini")
     lines = output.read_text().splitlines()
     assert {line.index(" # ") for line in lines if re.match(r" *\w+:.* # ", line) and "files" not in line} == {31}
     config = load_config(output)
     assert record.warning is None and f"max_steps: {record.steps}" in output.read_text()
     assert (config.model.attention, config.runtime.name) == ("infini", "my")
+
+
+def test_of_few_files_one_is_held_out(begin):
+    """A fraction of three documents is often none."""
+    output, record = begin("a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2)))
+    data = load_config(output).data
+    assert record.warning is None
+    assert len(data.validation_files) == 1 and "my # 0" not in data.validation_files[0]
+    corpus = survey(data)
+    assert [len(corpus.train), len(corpus.validation)] == [2, 1]
+
+
+def test_one_document_is_reported_before_building(begin):
+    _, record = begin("a sentence of some words. " * 1000)
+    assert "data.validation_files" in record.warning
+
+
+@pytest.mark.parametrize("name", ["my.txt", "my", "my conf.yaml", "-my.yaml", "nowhere/my.yaml"])
+def test_a_name_that_run_would_refuse_is_refused(tmp_path, name):
+    (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
+    output = tmp_path / name
+    with pytest.raises(ConfigError):
+        write_beginning(output, [str(tmp_path / "*.txt")], output.stem, "softmax", tmp_path / "home")
+    assert [path.name for path in tmp_path.iterdir()] == ["my.txt"]
+
+
+@pytest.mark.parametrize("name", ["2024", "null", "1e3"])
+def test_a_name_that_yaml_takes_for_something_else(tmp_path, name):
+    (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
+    output = tmp_path / f"{name}.yaml"
+    write_beginning(output, [str(tmp_path / "*.txt")], output.stem, "softmax", tmp_path / "home")
+    assert load_config(output).runtime.name == name
 
 
 def test_too_little_text_is_reported_before_building(begin):

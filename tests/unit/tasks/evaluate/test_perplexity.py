@@ -13,6 +13,7 @@ from infini_llama.tasks.evaluate.stage import evaluate
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
+from infini_llama.tasks.storage.artifacts import checksum_of
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 
@@ -86,8 +87,25 @@ def test_unreadable_files_are_named(run_of, tmp_path):
         evaluate(folder, files=[str(tmp_path / "bad.jsonl")])
     with pytest.raises(DataError, match="token"):
         evaluate(folder, files=[str(tmp_path / "empty.txt")])
-    with pytest.raises(DataError, match=r"nothing\.txt"):
+    with pytest.raises(DataError, match=r"--files: .*nothing\.txt"):
         evaluate(folder, files=[str(tmp_path / "nothing.txt")])
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match=r"latin\.txt"):
+        evaluate(folder, files=[str(tmp_path / "latin.txt")])
+
+
+def test_files_are_read_by_the_runs_own_column(run_of, tmp_path):
+    text = "the cat sat on the mat, and then the cat sat again. "
+    for column in ("text", "content"):
+        (tmp_path / f"{column}.jsonl").write_text(json.dumps({column: text}) + "\n")
+    folder, _ = run_of()
+    expected = evaluate(folder, files=[str(tmp_path / "text.jsonl")]).model
+    manifest = dataset_of(folder) / "manifest.json"
+    record = json.loads(manifest.read_text())
+    record["meta"]["data"]["text_column"] = "content"
+    record["self_checksum"] = checksum_of({key: value for key, value in record.items() if key != "self_checksum"})
+    manifest.write_text(json.dumps(record, indent=1, ensure_ascii=False))
+    assert evaluate(folder, files=[str(tmp_path / "content.jsonl")]).model == expected
 
 
 def test_measured_values_are_on_the_page_of_the_run(run_of, read_page):
