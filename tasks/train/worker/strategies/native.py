@@ -62,6 +62,7 @@ class SingleRank:
         self.module: nn.Module = LossModule(model, ranks.context)
         self.wrapped = self._wrap(model, self.module)  # before the optimizer, which is given the sharded parameters
         self.optimizer = build_optimizer(model, train)
+        init_optimizer_state(self.optimizer)
         self.compiled: Compiled | None = None
         self.norm = torch.zeros(())
 
@@ -112,7 +113,6 @@ class SingleRank:
         return found
 
     def load_tensors(self, checkpoint: Path) -> None:
-        init_optimizer_state(self.optimizer)
         load_tensors(checkpoint, self.tensors())
 
     def full_parameters(self) -> AbstractContextManager[None]:
@@ -206,10 +206,16 @@ def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
 
 
 def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state, which it otherwise does at its first step, so that it can be loaded into."""
+    """Make the optimizer allocate its state, zeros, which it otherwise does at its first step.
+
+    So a checkpoint has it also if every update so far was skipped, and a resumed run loads into it.
+    """
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.artifacts import check, file_checksum
@@ -69,6 +70,21 @@ def test_an_initialized_optimizer_has_every_tensor_and_changes_no_weight(saved):
     assert strategy.tensors().keys() == state.keys()
     strategy.load_tensors(path)
     assert state_hash(strategy.tensors(), "optimizer.") == state_hash(state, "optimizer.")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path, optimizer):
+    """As after steps whose gradients overflowed."""
+    config = LlamaConfig(61, 16, 32, 2, 2, 1, 16)
+    strategy = single_rank(Llama(config), TrainingConfig(optimizer=optimizer))
+    ids = torch.randint(0, 61, (2, 17), generator=torch.Generator().manual_seed(1))
+    strategy.accumulate([(ids[:, :-1], ids[:, 1:], None)], 32)
+    strategy.clip_gradients()
+    strategy.update(wanted=False)
+    path = save_checkpoint(tmp_path, 1, strategy.tensors(), {"step": 1})
+    other = single_rank(Llama(config), TrainingConfig(optimizer=optimizer))
+    other.load_tensors(path)
+    assert state_hash(other.tensors(), "") == state_hash(strategy.tensors(), "")
 
 
 def test_the_hash_sees_one_bit_a_name_and_a_shape():
