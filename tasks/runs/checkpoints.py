@@ -202,12 +202,7 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
     that the same command carries on after a crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
     """
     if resume == "never":
-        if committed(folder):
-            raise ConfigError(
-                f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or "
-                "runtime.resume=auto to resume."
-            )
-        return None
+        return refuse_any(folder)
     if resume not in ("auto", "must", "best"):
         carried_on = newest_good(folder) if resume == resumed_before else None
         return carried_on or _explicit(folder, Path(resume))
@@ -221,6 +216,15 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
             f"runtime.resume=must, but {folder} has no valid checkpoint; use runtime.resume=auto to start from step 0."
         )
     return chosen
+
+
+def refuse_any(folder: Path) -> None:
+    """For `runtime.resume=never`: a folder without checkpoints, or a ConfigError."""
+    if committed(folder):
+        raise ConfigError(
+            f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or "
+            "runtime.resume=auto to resume."
+        )
 
 
 def _explicit(folder: Path, path: Path) -> Path:

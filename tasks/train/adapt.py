@@ -1,6 +1,7 @@
 """What the training stage changes after an attempt that ran out of memory or diverged; kept in lineage.json."""
 
 import logging
+from collections.abc import Sequence
 
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
@@ -36,15 +37,16 @@ def halve_micro_batch(context: RunContext) -> bool:
     return True
 
 
-def roll_back(run: RunFolder, error: RankError, limit: int) -> bool:
+def roll_back(run: RunFolder, error: RankError, limit: int, spare: int | None = None) -> bool:
     """Go back to the newest checkpoint from before the first skipped update, and skip the samples since.
 
     Args:
         error: of the diverged run: its `first_skip`, and the samples consumed when it gave up.
         limit: how many times a run may do so.
+        spare: samples that may be skipped in all, as the rest is needed; None: as many as it takes (`train.repeat_data`).
 
     Returns:
-        False beyond the limit.
+        False beyond the limit, or where too few samples would be left.
     """
     assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
     lineage = run.require_lineage()
@@ -58,7 +60,15 @@ def roll_back(run: RunFolder, error: RankError, limit: int) -> bool:
     checkpoints.abandon_newer(run.checkpoints, error.first_skip - 1)
     good = checkpoints.newest_good(run.checkpoints)
     skipped = SampleRange(first=checkpoints.read_state(good).samples if good else 0, end=error.samples)
-    run.write_lineage(lineage.model_copy(update={"skipped_samples": (*lineage.skipped_samples, skipped)}))
+    every = (*lineage.skipped_samples, skipped)
+    if spare is not None and _count(every) > spare:
+        log.warning(
+            "the run cannot be rolled back: without samples %d to %d, others would be seen twice, and train.repeat_data is false",
+            skipped.first,
+            skipped.end - 1,
+        )
+        return False
+    run.write_lineage(lineage.model_copy(update={"skipped_samples": every}))
     log.warning(
         "rolling back to %s; samples %d to %d are skipped",
         good.name if good else "the start",
@@ -66,3 +76,12 @@ def roll_back(run: RunFolder, error: RankError, limit: int) -> bool:
         skipped.end - 1,
     )
     return True
+
+
+def _count(ranges: Sequence[SampleRange]) -> int:
+    """How many samples are in any of the ranges."""
+    count = reached = 0
+    for one in sorted(ranges, key=lambda one: one.first):
+        count += max(0, one.end - max(one.first, reached))
+        reached = max(reached, one.end)
+    return count

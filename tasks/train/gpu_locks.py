@@ -1,8 +1,8 @@
 """One run at a time on a GPU of this machine, whoever started it: a lock that the kernel frees with its holder."""
 
 import contextlib
-import getpass
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -31,7 +31,7 @@ def locked(gpus: list[str], each_wait: Callable[[], None], folder: Path | None =
         each_wait: called every second of a wait; what it raises ends the wait.
         folder: of the locks, the same for all runs of the machine.
     """
-    folder = folder or Path(tempfile.gettempdir()) / f"infini-llama-{getpass.getuser()}"
+    folder = folder or Path(tempfile.gettempdir()) / f"infini-llama-{os.getuid()}"
     with contextlib.ExitStack() as locks:
         yield [_take(locks, folder / f"gpu-{gpu}.lock", each_wait) for gpu in gpus]
 

@@ -86,6 +86,11 @@ def record_killed_attempts(run: RunFolder) -> int:
     return max(begun | recorded, default=0)
 
 
+def is_retry(run: RunFolder, invocation: str) -> bool:
+    """Whether this command has made an attempt before."""
+    return any(record.invocation == invocation for record in attempts(run))
+
+
 def choose_checkpoint(context: RunContext) -> tuple[Path | None, int]:
     """The checkpoint to start from and its step, None and 0 for a fresh start.
 
@@ -93,8 +98,7 @@ def choose_checkpoint(context: RunContext) -> tuple[Path | None, int]:
     """
     run, resume = context.run, context.config.runtime.resume
     lineage = run.require_lineage()
-    is_retry = any(record.invocation == context.invocation for record in attempts(run))
-    if resume in ("must", "never", "best") and is_retry:
+    if resume in ("must", "never", "best") and is_retry(run, context.invocation):
         resume = "auto"
     chosen = checkpoints.choose(run.checkpoints, resume, lineage.resumed_from)
     first_step = refuse_other_model(chosen, context.model, context.plan) if chosen else 0
@@ -137,7 +141,6 @@ def training_job(context: RunContext, chosen: Path | None, from_step: int, grace
         dataset=context.dataset_path,
         dataset_digest=dataset.digest,
         chunks=dataset.chunks,
-        sequence_length=dataset.sequence_length,
         curriculum=context.curriculum,
         source_weights=source_weights(context.config.data),
         verify_on_read=context.verify_on_read,
@@ -148,7 +151,6 @@ def training_job(context: RunContext, chosen: Path | None, from_step: int, grace
         config=context.config.model_copy(update={"train": train}),
         max_steps=context.max_steps,
         micro_batch_size=context.micro_batch_size(lineage),
-        compile=context.plan.compile,
         model=context.model,
         plan=context.plan,
         goodput=goodput(context.run, from_step, started.wall),

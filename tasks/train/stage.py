@@ -32,6 +32,7 @@ from infini_llama.tasks.train.launch import LocalLauncher
 from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.length import resolve_max_steps
 from infini_llama.tasks.train.lineage import claim, resolved_settings
+from infini_llama.tasks.train.prepare import is_retry
 from infini_llama.tasks.train.run_context import RunContext
 
 log = logging.getLogger("infini_llama.train")
@@ -74,6 +75,8 @@ def train(
         write_atomic(run.path / "environment.json", json.dumps(environment.record.to_json(), indent=1))
         stages = in_samples(config, dataset, lineage.curriculum_ends or (), lineage.max_steps)
         if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
+            if config.runtime.resume == "never" and not is_retry(run, invocation):
+                checkpoints.refuse_any(run.checkpoints)
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary.steps)
             return summary.model_copy(update={"already_finished": True})
         with locked(
@@ -163,7 +166,9 @@ def should_retry(context: RunContext, outcome: Outcome) -> bool:
         return halve_micro_batch(context)
     if outcome.code == ExitCode.DIVERGED and outcome.error is not None:
         log.warning("diverged: %s", outcome.message)
-        return roll_back(context.run, outcome.error, runtime.max_rollbacks)
+        train, rows = context.config.train, context.dataset.train.rows
+        spare = None if train.repeat_data else rows - context.max_steps * train.global_batch_size
+        return roll_back(context.run, outcome.error, runtime.max_rollbacks, spare)
     return False
 
 

@@ -105,8 +105,8 @@ def test_two_commands_of_one_run(lab, uninterrupted):
 
 def test_resume_rules(lab, finished):
     run_dir, expected = finished("rules")
-    (run_dir / "summary.json").unlink()
     refused(lab.start("rules", *SOFTMAX_2, "runtime.resume=never"), 64, "runtime.resume=never")
+    (run_dir / "summary.json").unlink()
     refused(lab.start("rules-new", *SOFTMAX_2, "runtime.resume=must"), 64, "runtime.resume=must")
     back = f"runtime.resume={run_dir}/checkpoints/step-00000040"
     started = lab.start("rules", *SOFTMAX_2, back)

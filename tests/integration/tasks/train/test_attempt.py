@@ -108,6 +108,16 @@ def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train)
     assert (attempts(run)[-1].kind, attempts(run)[-1].code) == ("preempted", 75)
 
 
+def test_a_request_before_the_first_step_is_no_failure(run, train):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Preempted, match="no checkpoint yet"):
+        train(interrupt)
+    record = attempts(run)[-1]
+    assert (record.kind, record.code, record.checkpoint_step) == ("preempted", 75, 0)
+
+
 def test_a_repeated_request_is_one(run, train):
     """Slurm signals every process of a job, and the job's script passes its own signal on; Prefect's handler raises each time."""
 

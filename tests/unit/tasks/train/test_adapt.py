@@ -61,6 +61,13 @@ def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run):
     assert not roll_back(run, diverged(3, 40), limit=2)
 
 
+def test_no_rollback_where_other_samples_would_be_seen_twice(run):
+    assert roll_back(run, diverged(25, 260), limit=3, spare=100)
+    assert not roll_back(run, diverged(3, 40), limit=3, spare=139)
+    assert run.read(run.lineage)["skipped_samples"] == [{"first": 160, "end": 260}]
+    assert roll_back(run, diverged(3, 280), limit=3, spare=280), "the ranges overlap"
+
+
 def test_skipped_samples_are_passed_over_also_where_ranges_touch():
     ranges = [SampleRange(first=first, end=end) for first, end in ((40, 60), (10, 20), (20, 40))]
     assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [0, 9, 60, 60, 60, 60, 60]

@@ -22,6 +22,14 @@ def test_the_reach_is_the_sum_of_the_rates():
     assert gate_reach(train, 100) == pytest.approx(0.01 * (90 + 5.5))
 
 
+def test_the_reach_of_a_very_long_run_is_estimated_at_once():
+    steps = 10**12
+    train = TrainingConfig(
+        gate_learning_rate=0.01, lr_schedule="linear", min_learning_rate_ratio=0.0, warmup_steps=0, max_steps=steps
+    )
+    assert gate_reach(train, steps) == pytest.approx(0.01 * steps / 2, rel=1e-3)
+
+
 def test_a_schedule_that_cannot_move_a_gate_is_named(caplog):
     for steps, count in ((1000, 0), (50, 1)):
         train = TrainingConfig(gate_learning_rate=0.01, warmup_steps=5, max_steps=steps)
