@@ -71,6 +71,7 @@ class Live(logging.Handler):
 
     def __exit__(self, *_: object) -> None:
         self.logger.removeHandler(self)
+        self.logger.setLevel(self.level_before)
         self.over.set()
         self.news.set()
         self.thread.join(self.seconds)  # the last word, unless it takes too long

@@ -12,7 +12,7 @@ from infini_llama.configs.secrets import masked, without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
-from infini_llama.tasks.records.plan import Compile, EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 
 
@@ -47,7 +47,6 @@ class TrainingJob(JobStart):
             its own here.
         max_steps: resolved from train.max_steps, num_epochs or max_tokens.
         micro_batch_size: in force in this attempt.
-        compile: resolved from train.compile.
         curriculum: the shorter rows that the run starts with, in order.
         source_weights: by source, where data.sources has weights.
         verify_on_read: check each shard's checksum when it is first opened.
@@ -63,7 +62,6 @@ class TrainingJob(JobStart):
     dataset: Path
     dataset_digest: str
     chunks: str
-    sequence_length: int
     curriculum: tuple[CurriculumStage, ...] = ()
     source_weights: dict[str, float] | None = None
     verify_on_read: bool = False
@@ -74,7 +72,6 @@ class TrainingJob(JobStart):
     config: PipelineConfig
     max_steps: int
     micro_batch_size: int
-    compile: Compile = "off"
     model: LlamaConfig
     plan: EnvironmentPlan
     goodput: Goodput = Field(default_factory=Goodput)
@@ -87,7 +84,7 @@ class TrainingJob(JobStart):
             return fields
         config = fields["config"]
         data, train = config["data"], config["train"]
-        resolved = {name: train[name] for name in ("max_steps", "micro_batch_size", "compile")}
+        resolved = {name: train[name] for name in ("max_steps", "micro_batch_size")}
         return super().upgrade(fields) | {
             **resolved,
             "curriculum": data["curriculum"],
@@ -107,7 +104,11 @@ class TrainingJob(JobStart):
 
     def settings(self) -> JsonObject:
         """The configuration with the values that were resolved, for experiment trackers."""
-        resolved = {"max_steps": self.max_steps, "micro_batch_size": self.micro_batch_size, "compile": self.compile}
+        resolved = {
+            "max_steps": self.max_steps,
+            "micro_batch_size": self.micro_batch_size,
+            "compile": self.plan.compile,
+        }
         config = self.config.model_copy(update={"train": self.config.train.model_copy(update=resolved)})
         return config.model_dump(mode="json", exclude={"deployment"})
 

@@ -119,11 +119,9 @@ def save_picture(chart: Chart, target: Path | BinaryIO) -> None:
     drawn.savefig(target, format="png", dpi=120, facecolor="white")
 
 
-def thinned(
-    x: np.ndarray, y: np.ndarray, most: int = MOST_POINTS
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Means of x and y, and the least and greatest y, of at most `most` groups of neighbours of nearly equal size."""
-    edges = np.linspace(0, len(x), min(most, len(x)) + 1).astype(np.int64)[:-1]
+def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Means of x and y, and the least and greatest y, of at most MOST_POINTS groups of neighbours of nearly equal size."""
+    edges = np.linspace(0, len(x), min(MOST_POINTS, len(x)) + 1).astype(np.int64)[:-1]
     sizes = np.diff([*edges, len(x)])
     x_mean, y_mean = (np.add.reduceat(values, edges) / sizes for values in (x, y))
     return x_mean, y_mean, np.minimum.reduceat(y, edges), np.maximum.reduceat(y, edges)

@@ -19,6 +19,7 @@ from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
 DAMAGED = re.compile(r".+\.damaged-\d+")
+UNFINISHED = re.compile(r"\..*\.(work|work-parts|journal|journal\.part)")
 log = logging.getLogger("infini_llama.gc")
 
 
@@ -74,7 +75,7 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
             yield Leftover(path, "temporary", lock)
         elif DAMAGED.fullmatch(path.name):
             yield Leftover(path, "damaged, moved aside", lock)
-        elif path.parent == datasets and path.name.startswith(".") and path.suffix in (".work", ".journal"):
+        elif path.parent == datasets and UNFINISHED.fullmatch(path.name):
             yield Leftover(path, "unfinished build", lock)
         elif rules.unused_datasets and path.parent == datasets and _unused(path, used):
             yield Leftover(path, "dataset of no run", lock)

@@ -156,9 +156,9 @@ def read_dataset(path: Path, key: str | None = None) -> DatasetManifest:
     return _read(path, "dataset", key, DatasetManifest)
 
 
-def read_row_table(path: Path, key: str | None = None) -> RowTableManifest:
+def read_row_table(path: Path) -> RowTableManifest:
     """The manifest of the row table at `path`; see `read_manifest`."""
-    return _read(path, "chunks", key, RowTableManifest)
+    return _read(path, "chunks", None, RowTableManifest)
 
 
 def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:

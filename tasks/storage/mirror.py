@@ -11,7 +11,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, is_complete, read_manifest, staging, sync
+from infini_llama.tasks.storage.artifacts import (
+    MANIFEST,
+    Damaged,
+    check,
+    is_complete,
+    move_aside,
+    read_manifest,
+    staging,
+    sync,
+)
 
 log = logging.getLogger("infini_llama.mirror")
 TRIES, PAUSE = 3, 1.0  # of one transfer; seconds before the second, doubled for each further one
@@ -111,6 +120,8 @@ class Mirror:
             raise
         for file in staged.rglob("*"):
             sync(file)
+        if path.exists():  # not complete, as seen above
+            move_aside(path)
         staged.rename(path)
         sync(path.parent)
         log.info("%s was restored from %s", path.relative_to(self.home), self.url)

@@ -98,7 +98,8 @@ class Trainer:
         self.data = Prefetch(self.batches, ranks.device, self._following, threads)
         if train.document_isolation and model.attention_backend in BY_BOUNDARIES:
             model.most_documents = self.batches.most_documents()
-        heartbeat.sample_rows = lambda: self.batches.rows(self.state.samples).tolist()
+        self.step_samples = 0  # the first sample of the step that runs, or ran last
+        heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
         token_bytes = np.load(job.dataset / "token_bytes.npy", allow_pickle=False)
         validation = validation_set(reader_of(job.chunks, "validation"), token_bytes, train, job.micro_batch_size)
@@ -109,7 +110,7 @@ class Trainer:
         evaluation = Evaluation(self.strategy, validation, train, job.max_steps, ranks, self.metrics, heartbeat)
         self.callbacks: list[Callback] = [
             self.policy,
-            Profiler(job.run_dir / "profile", train.profile_steps, ranks.rank, job.max_steps),
+            Profiler(job.run_dir / "profile", train.profile_steps, ranks.rank),
             self.metrics,
             evaluation,
             Samples(job, self.strategy, ranks, evaluation, self.metrics),
@@ -149,7 +150,7 @@ class Trainer:
         state, train = self.state, self.job.config.train
         started = time.perf_counter()
         self.heartbeat.beat("data", state.step)
-        state.samples = next_sample(state.samples, self.job.skipped_samples)
+        self.step_samples = state.samples = next_sample(state.samples, self.job.skipped_samples)
         # Everything random in a step depends on these three numbers alone, so no generator's state is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
         rate = set_learning_rate(self.strategy.optimizer, train, self.job.max_steps, state.step)

@@ -23,6 +23,7 @@ def report(done: int, total: int | None = 100) -> None:
 
 def test_many_reports_are_few_calls_and_the_last_one_is_among_them():
     shown = []
+    before = log.level
     with Live(log.name, lambda percent, words: shown.append((percent, words)), seconds=0.2):
         for done in range(1, 101):
             report(done)
@@ -31,6 +32,7 @@ def test_many_reports_are_few_calls_and_the_last_one_is_among_them():
     assert shown[-1] == (100.0, "step 100") and 1 <= len(shown) <= 6, shown
     report(50)
     assert shown[-1] == (100.0, "step 100"), "nobody listens any more"
+    assert log.level == before
 
 
 def test_an_unreachable_page_is_reported_once_and_stops_nothing(caplog):

@@ -20,11 +20,10 @@ class Profiler(Callback):
     Args:
         folder: becomes `rank-R.trace.json.gz` and `rank-R.txt`.
         span: of `train.profile_steps`; None: nothing is recorded.
-        max_steps: the last step of the run, with which an unfinished span ends.
     """
 
-    def __init__(self, folder: Path, span: list[int] | None, rank: int, max_steps: int) -> None:
-        self.folder, self.span, self.rank, self.max_steps = folder, span, rank, max_steps
+    def __init__(self, folder: Path, span: list[int] | None, rank: int) -> None:
+        self.folder, self.span, self.rank = folder, span, rank
         self.running: profile | None = None
 
     def on_step_start(self, state: TrainState) -> None:
@@ -36,13 +35,20 @@ class Profiler(Callback):
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         if self.running is None or self.span is None:
             return
-        if state.step < min(self.span[1], self.max_steps) and not result.update.stop_requested:
-            return
+        if state.step >= self.span[1]:
+            self._write(f"steps {self.span[0]} to {state.step}")
+
+    def on_train_end(self, finished: bool) -> None:
+        if self.running is not None and self.span is not None:
+            self._write(f"the steps from {self.span[0]} on")
+
+    def _write(self, steps: str) -> None:
+        assert self.running is not None
         self.running.stop()
         self.folder.mkdir(exist_ok=True)
         self.running.export_chrome_trace(str(self.folder / f"rank-{self.rank}.trace.json.gz"))
         order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         table = self.running.key_averages().table(sort_by=order, row_limit=MOST_ROWS)
         (self.folder / f"rank-{self.rank}.txt").write_text(table, encoding="utf-8")
-        log.info("profile of steps %d to %d is in %s", self.span[0], state.step, self.folder)
+        log.info("profile of %s is in %s", steps, self.folder)
         self.running = None

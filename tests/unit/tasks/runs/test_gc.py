@@ -45,9 +45,10 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
         staging(run / "checkpoints" / "step-00000120"),
         staging(dataset),
         staging(dataset / "chunks" / built[1]["chunks"]),
-        dataset.with_name(f".{dataset.name}.work"),
+        *(dataset.with_name(f".{dataset.name}.{ending}") for ending in ("work", "work-parts", "journal.part")),
     ]
-    left[-1].mkdir()
+    for folder in left[-3:]:
+        folder.mkdir()
     half = run / ".summary.json.123-0123abcd.tmp"
     half.write_text("{")
     expected = sorted(path.relative_to(home).as_posix() for path in [*left, half])

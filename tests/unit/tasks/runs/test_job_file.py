@@ -38,7 +38,7 @@ def test_the_order_json_of_an_older_version_is_read_as_a_job(tmp_path):
     (tmp_path / "order.json").write_text(json.dumps(order))
     (tmp_path / "job.json").write_text(json.dumps({"launcher": "slurm", "name": "old", "job": 7}))
     job = read_job(tmp_path)
-    assert (job.max_steps, job.sequence_length, job.config.data.curriculum) == (250, 256, [])
+    assert (job.max_steps, job.config.data.curriculum) == (250, [])
     assert (job.from_step, job.started.wall) == (0, order["began"]["wall"])
     assert job.micro_batch_size == order["config"]["train"]["micro_batch_size"]
     assert job.lineage is not None and job.lineage.skipped_samples == ()

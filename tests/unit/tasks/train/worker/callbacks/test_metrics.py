@@ -121,16 +121,17 @@ def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
 
 
 def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):
-    profiler = Profiler(tmp_path / "profile", [2, 9], 0, max_steps=3)
+    profiler = Profiler(tmp_path / "profile", [2, 9], 0)
     result = StepResult(Update(2.0, 1.0, False, False), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
     for number in (1, 2, 3):
         profiler.on_step_start(TrainState(step=number - 1))
         assert (profiler.running is not None) == (number >= 2)
         torch.ones(8, 8) @ torch.ones(8, 8)
         profiler.on_step_end(TrainState(step=number), result)
+    profiler.on_train_end(True)
     assert "aten::mm" in (tmp_path / "profile/rank-0.txt").read_text()
     assert (tmp_path / "profile/rank-0.trace.json.gz").stat().st_size > 0
-    Profiler(tmp_path / "none", None, 0, 3).on_step_start(TrainState())
+    Profiler(tmp_path / "none", None, 0).on_step_start(TrainState())
     assert not (tmp_path / "none").exists()
 
 
