@@ -49,7 +49,7 @@ class TrainFailed(PipelineError):
 
 
 class Preempted(PipelineError):
-    """Training was stopped on request and saved a checkpoint; the same command resumes."""
+    """Training was stopped on request, with a checkpoint where it had done a step; the same command resumes."""
 
     exit_code = ExitCode.PREEMPTED
 

@@ -66,12 +66,14 @@ def attempt(context: RunContext) -> Outcome:
     fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
     if fault is not None:
         outcome = Outcome("failed", ExitCode.UNEXPECTED, f"watching the workers failed: {fault!r}", outcome.step)
-    why = "" if interrupted is None else f"run {run.path.name} was stopped"
-    if fault is None and interrupted is not None and outcome.kind == "failed" and outcome.error is None:
+    elif (
+        interrupted is not None and outcome.code == ExitCode.UNEXPECTED and outcome.error is None
+    ):  # no rank had begun, or had time
         outcome = Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", outcome.step)
     step = record_attempt(run, attempt_dir, context.invocation, outcome)
     if fault is not None:
         raise fault
+    why = "" if interrupted is None else f"run {run.path.name} was stopped"
     if (why := why or launched.cancelled()) and outcome.kind != "done":
         newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
         raise Preempted(f"{why}; {newest}. Run the same command to resume.") from interrupted

@@ -64,7 +64,7 @@ def train(
 
     Raises:
         ConfigError, DataError: it is not retried.
-        Preempted: this process was asked to stop; a checkpoint is committed.
+        Preempted: this process was asked to stop; where a step was done, a checkpoint is committed.
         TrainFailed: the workers failed; `retryable` says whether another call may help.
         Busy: another process, here or on another machine, trains this run.
     """
