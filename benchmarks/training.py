@@ -11,8 +11,7 @@ all run in fp32, which is the default of each and faster than emulated bf16 (--p
 turns, a few steps each, so that a busy machine strikes all of them. What counts is the median over the rounds of the ratio to Trainer
 as shipped, of wall time and of processor time, which neighbours disturb less.
 
-Ours is `optimizer_step` of the workers. Attention backend, fused projections and allocator are what the trials of
-environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole;
+Ours is `optimizer_step` of the workers under the default plan, without compilation; `ours compiled` adds train.compile=whole;
 `ours compiled, sdpa` shows what the attention backend changes. `shipped`: every process with its library's defaults and the system's
 allocator; `our allocator`: with the variables of our allocator, too. Threads are the same everywhere.
 Where the time goes: the parts of one more step of ours, and the limit: what its products alone take at the fastest speed measured.
@@ -35,23 +34,18 @@ from typing import Any
 from training_peer import LENGTH, ROWS, SIZES
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.planning.pin import settings_of, with_settings
+from infini_llama.tasks.patch_environment.planning.pin import settings_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu, probe
-from infini_llama.tasks.patch_environment.tuning.tune import tune
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
 RESULTS = Path(__file__).with_name("results") / "training.json"
 PEER = Path(__file__).with_name("training_peer.py")
 OURS = ("ours eager", "ours compiled", "ours compiled, sdpa")
-SETTINGS = ("precision", "attention_backend", "fuse_projections", "loss_chunk", "allocator")
+SETTINGS = ("precision", "attention_backend", "loss_chunk", "allocator")
 PEERS = ("trainer", "transformers", "litgpt", "plain loop")
 ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
-TUNED = {
-    "s": 1500,
-    "m": 400,
-}  # steps of the run whose settings are chosen: its trials may take 5 % of its time, some minutes
 
 
 class Contestant:
@@ -84,26 +78,26 @@ class Contestant:
         self.process.wait()
 
 
-def tuned_plan(size: str, vocabulary: int, arguments: argparse.Namespace, home: str) -> EnvironmentPlan:
-    """What environment.tune=full chooses for our step without compilation, on a machine that has nothing else to do."""
+def default_plan(size: str, vocabulary: int, arguments: argparse.Namespace, home: str) -> EnvironmentPlan:
+    """The default plan of our step, without compilation, on a machine that has nothing else to do."""
     hidden, inner, layers, heads, kv = SIZES[size]
     model = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
-    environment = {"device": "cpu", "tune": "full", "nproc_per_node": 1, "threads": arguments.threads}
+    environment = {"device": "cpu", "nproc_per_node": 1, "threads": arguments.threads}
     sections = {
         "data": {"source": "python-stdlib", "sequence_length": LENGTH, "tokenizer": {"vocab_size": vocabulary}},
         "model": model | {"num_attention_heads": heads, "num_key_value_heads": kv},
-        "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS, "compile": "off", "max_steps": TUNED[size]},
+        "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS, "compile": "off"},
         "environment": environment | {"precision": arguments.precision},
         "runtime": {"home": home},
     }
     facts = probe(Path(home)).model_copy(update={"load": 0.0})
     config = PipelineConfig.model_validate(sections)
-    return resolve(with_settings(config, tune(config, facts, Path(home)).settings), facts)
+    return resolve(config, facts)
 
 
 def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: str) -> dict[str, Any]:
     """One size and vocabulary: medians, ratios and losses of every contestant."""
-    plan = tuned_plan(size, vocabulary, arguments, home)
+    plan = default_plan(size, vocabulary, arguments, home)
     order = {"size": size, "vocabulary": vocabulary, "threads": arguments.threads, "steps": arguments.steps}
     order |= {"turns": arguments.rounds + 1, "litgpt": arguments.litgpt, "home": home, "plan": plan.to_json()}
     ours, system = {name: value for name, value in plan.env.items() if name in ALLOCATOR}, {}

@@ -133,7 +133,6 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
     plan = EnvironmentPlan.from_json(order["plan"] | ({"compile": "whole"} if compiled else {}))
     ranks = Ranks("cpu", "gloo")
     model.loss_chunk = plan.loss_chunk
-    model.fuse_projections(plan.fuse_projections == "on")
     train = TrainingConfig(learning_rate=RATE, weight_decay=0.0)
     strategy = build_strategy(model, train, plan.precision, ROWS, ranks, build_optimizer)
 
@@ -146,7 +145,7 @@ def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
     if compiled:
         run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}-{model.attention_backend}"
         run.mkdir(parents=True, exist_ok=True)
-        if compile_if_it_agrees(strategy.module, model, plan, first_batch, ranks, run) is None:
+        if compile_if_it_agrees(strategy.module, model, plan, "default", first_batch, ranks, run) is None:
             raise RuntimeError((run / "compile.json").read_text(encoding="utf-8"))
 
     def step(rows: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeGuard, get_args, get_origin
 from pydantic import BaseModel, ByteSize, ValidationError
 from pydantic_core import ErrorDetails
 
-from infini_llama.configs.keys import REMOVED, all_keys, nearest, place, section_of, words
+from infini_llama.configs.keys import all_keys, nearest, place, section_of, words
 from infini_llama.configs.schema import PipelineConfig
 
 NUMBERS = (int, float, ByteSize)
@@ -47,7 +47,7 @@ def validate(mapping: Settings) -> tuple[PipelineConfig | None, list[str]]:
     lines: list[str] = []
     wrong: set[str] = set()
     doubtful: set[str] = set()  # what an unknown key probably meant to set
-    rest = _without_removed_keys(_with_empty_sections(mapping, PipelineConfig), lines)
+    rest = _with_empty_sections(mapping, PipelineConfig)
     for steps, fields, line, meant in [*_unknown_keys(rest), *_lax_values(rest, PipelineConfig, ())]:
         lines.append(line)
         wrong |= {".".join(fields)} if fields else set()
@@ -88,20 +88,6 @@ def _with_empty_sections(mapping: Settings, section: type[BaseModel]) -> Setting
             value: Any = {} if result[name] is None else result[name]
             result[name] = _with_empty_sections(value, below) if _is_mapping(value) else value
     return result
-
-
-def _without_removed_keys(mapping: Settings, lines: list[str]) -> Settings:
-    """The mapping without keys of older versions; a line for each whose value would change something."""
-    for key, (neutral, instead) in REMOVED.items():
-        *sections, name = key.split(".")
-        below: Any = mapping
-        for section in sections:
-            below = below.get(section) if _is_mapping(below) else None
-        if _is_mapping(below) and name in below:
-            if below[name] != neutral:
-                lines.append(f"{key}={shown(below[name])}: this key was removed; {instead}")
-            mapping = _without(mapping, (*sections, name))
-    return mapping
 
 
 Problem = tuple[tuple[Any, ...], tuple[str, ...], str, set[str]]

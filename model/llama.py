@@ -148,11 +148,6 @@ class Llama(nn.Module):
         for layer in self._layers():
             layer.checkpointing = kind
 
-    def fuse_projections(self, on: bool) -> None:
-        """In training, computes queries, keys and values of a layer as one matrix product, and gate and up of its MLP as another."""
-        for layer in self._layers():
-            layer.self_attn.fused = layer.mlp.fused = on
-
     def hidden(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
     ) -> torch.Tensor:

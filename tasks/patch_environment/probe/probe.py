@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infini_llama.configs.schema import NodeConfig, PipelineConfig
 from infini_llama.tasks.patch_environment.probe import software
-from infini_llama.tasks.patch_environment.probe.gpus import FP8_FROM, gpus
+from infini_llama.tasks.patch_environment.probe.gpus import gpus
 from infini_llama.tasks.patch_environment.probe.limits import memory, usable_cores
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.storage import disk, free_bytes
@@ -30,8 +30,6 @@ PACKAGES = (
     "transformers",
     "triton",
     "flash-attn",
-    "flash-attn-4",
-    "torchao",
 )
 # Variables of this process that the plan builds on.
 VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES")
@@ -104,7 +102,6 @@ def _node_gpu(node: NodeConfig) -> Gpu:
         memory=node.gpu_memory,
         free=node.gpu_memory,
         bf16=(major, minor) >= BF16_FROM,
-        fp8=(major, minor) >= FP8_FROM,
     )
 
 

@@ -75,10 +75,7 @@ class Trainer:
         if job.init_from:
             load_pretrained(model, job.init_from)
         ranks.use_context_parallel(train.context_parallel)
-        half_weights = plan.half_weights == "on"
-        self.strategy = build_strategy(
-            model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer, half_weights
-        )
+        self.strategy = build_strategy(model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer)
 
         reader_of = partial(TokenReader, job.dataset, verify_on_read=job.verify_on_read)
         shorter = [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum]
@@ -193,6 +190,7 @@ class Trainer:
             strategy.module,
             strategy.model,
             self.job.plan,
+            train.compile_mode,
             first_batch,
             self.ranks,
             self.job.run_dir,
