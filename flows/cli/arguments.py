@@ -93,6 +93,14 @@ def tokens(text: str) -> int:
     return at_least_one(str(count(written)))
 
 
+def number(text: str) -> int:
+    """A whole number of at least 1, such as 4096, 30M or 1.5B."""
+    if not (written := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMbBgG]?)", text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a number such as 4096, 30M or 1.5B")
+    unit = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}[written[2].lower()]
+    return at_least_one(str(round(float(written[1]) * unit)))
+
+
 def at_least_two(text: str) -> int:
     if (number := int(text)) < 2:
         raise argparse.ArgumentTypeError(

@@ -11,6 +11,7 @@ from infini_llama.flows.cli.arguments import (
     at_least_one,
     at_least_two,
     not_negative,
+    number,
     seed,
     share,
     share_or_zero,
@@ -84,6 +85,15 @@ def _pipeline(add: Add) -> None:
         "--files", action="append", default=[], metavar="PATH", help="your text: file, folder or glob; can be repeated"
     )
     init.add_argument("--attention", choices=["softmax", "infini"], help="infini: Infini-attention (default: softmax)")
+    init.add_argument(
+        "--tokens", type=number, metavar="N", help="tokens to train on, such as 300M (default: by the text)"
+    )
+    init.add_argument(
+        "--parameters", type=number, metavar="N", help="size of the model, such as 30M (default: by the text)"
+    )
+    init.add_argument(
+        "--hours", type=above_zero, metavar="H", help="training time, at an assumed speed of this machine (default: 24)"
+    )
     run = add("run")
     _configured(run)
     run.add_argument("--direct", action="store_true", help="run the same stages without Prefect")

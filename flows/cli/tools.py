@@ -12,7 +12,7 @@ log = logging.getLogger("infini_llama.init")
 
 
 def init(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.init import write_beginning
+    from infini_llama.flows.cli.init import Wishes, write_beginning
     from infini_llama.flows.cli.tables import as_text
 
     files, attention = arguments.files, arguments.attention
@@ -20,9 +20,9 @@ def init(arguments: Namespace) -> Answer:
         if not sys.stdin.isatty():
             raise ConfigError("init needs your text; name it with --files PATH.")
         files = [_ask("Where is your text (a folder, file or glob)?", "texts")]
-        attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
     output = Path(arguments.output)
-    record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
+    wishes = Wishes(arguments.tokens, arguments.parameters, arguments.hours)
+    record = write_beginning(output, files, output.stem, attention or "softmax", home_folder(), wishes)
     if record.warning:
         log.warning(record.warning)
     text = as_text(record.model_dump(mode="json", exclude={"warning"}))
