@@ -1,8 +1,11 @@
 """`infini-llama init`: a commented configuration whose sizes follow from one's own text and this machine."""
 
 import json
+import logging
 import math
 import re
+import sys
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from infini_llama.configs.reading import parse_yaml
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.naming import home_folder
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment.planning.estimate import (
     bytes_of_plan,
@@ -114,6 +119,9 @@ runtime:
 """
 
 
+log = logging.getLogger("infini_llama.init")
+
+
 class Beginning(Record):
     """The configuration that `init` wrote.
 
@@ -138,12 +146,30 @@ class Beginning(Record):
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the command line sets instead of the rules. hours: at an assumed speed of this machine."""
+class Overrides:
+    """What the command line sets in place of a rule. hours: at an assumed speed of this machine."""
 
     tokens: int | None = None
     parameters: int | None = None
     hours: float | None = None
+
+
+def init(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+
+    files = arguments.files
+    if not files:
+        if not sys.stdin.isatty():
+            raise ConfigError("init needs your text; name it with --files PATH.")
+        print("Where is your text (a folder, file or glob)? [texts] ", end="", file=sys.stderr, flush=True)
+        files = [sys.stdin.readline().strip() or "texts"]
+    output = Path(arguments.output)
+    overrides = Overrides(arguments.tokens, arguments.parameters, arguments.hours)
+    record = write_beginning(output, files, output.stem, arguments.attention or "softmax", home_folder(), overrides)
+    if record.warning:
+        log.warning(record.warning)
+    text = as_text(record.model_dump(mode="json", exclude={"warning"}))
+    return record.to_json(), f"{text}\n\nread it, then: infini-llama run {output}"
 
 
 def write_beginning(
@@ -152,7 +178,7 @@ def write_beginning(
     name: str,
     attention: str,
     home: Path,
-    wishes: Wishes = Wishes(),
+    overrides: Overrides = Overrides(),
     machine: Machine | None = None,
 ) -> Beginning:
     """Sample the text, probe the machine and write `output`.
@@ -172,13 +198,13 @@ def write_beginning(
             f"{FEWEST_SEQUENCES * SHORTEST:,} to learn anything; name more text."
         )
     facts = probe(home, machine=machine)
-    fitting = [plan for size in SIZES if (plan := _planned(size, text, facts, home, wishes, attention))]
+    fitting = [plan for size in SIZES if (plan := _planned(size, text, facts, home, overrides, attention))]
     if not fitting:
         raise ConfigError(
             f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width {SIZES[0].hidden_size}; "
             "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
         )
-    chosen, why = _choose(fitting, text, facts, wishes)
+    chosen, why = _choose(fitting, text, facts, overrides)
     content = chosen.written(output, files, name, found, text, attention, facts, why)
     parse_config(parse_yaml(content))
     output.write_text(content, encoding="utf-8")
@@ -257,7 +283,9 @@ class Planned:
         )  # fmt: skip
 
 
-def _planned(size: Size, text: int, facts: MachineFacts, home: Path, wishes: Wishes, attention: str) -> Planned | None:
+def _planned(
+    size: Size, text: int, facts: MachineFacts, home: Path, overrides: Overrides, attention: str
+) -> Planned | None:
     """A size with its length, batch and steps; None where it does not fit into the machine's memory."""
     length = min(size.length, max(SHORTEST, 2 ** int(math.log2(text / 64))))
     mapping: dict[str, Any] = {
@@ -274,8 +302,8 @@ def _planned(size: Size, text: int, facts: MachineFacts, home: Path, wishes: Wis
         "runtime": {"home": home},
     }
     total = parameters(model_of(PipelineConfig.model_validate(mapping)))
-    tokens = wishes.tokens or min(max(TOKENS_PER_PARAMETER * total, text), MOST_EPOCHS * text)
-    tokens = min(tokens, wishes.tokens or int(_affordable(facts, wishes) / (6 * total)))
+    tokens = overrides.tokens or min(max(TOKENS_PER_PARAMETER * total, text), MOST_EPOCHS * text)
+    tokens = min(tokens, overrides.tokens or int(_affordable(facts, overrides) / (6 * total)))
     gpus = max(1, len(facts.gpus))
     per_step = min(size.batch, max(gpus * length, tokens // FEWEST_STEPS))
     batch = gpus * 2 ** max(0, round(math.log2(per_step / length / gpus)))
@@ -300,24 +328,24 @@ def _planned(size: Size, text: int, facts: MachineFacts, home: Path, wishes: Wis
     return None
 
 
-def _choose(fitting: list[Planned], text: int, facts: MachineFacts, wishes: Wishes) -> tuple[Planned, str]:
+def _choose(fitting: list[Planned], text: int, facts: MachineFacts, overrides: Overrides) -> tuple[Planned, str]:
     """The size to train, and what decided it."""
-    if wishes.parameters:
-        wanted = wishes.parameters
+    if overrides.parameters:
+        wanted = overrides.parameters
         return min(
             fitting, key=lambda plan: abs(math.log(plan.parameters / wanted))
         ), f"the nearest to {_count(wanted)}"
-    tokens = wishes.tokens or MOST_EPOCHS * text
+    tokens = overrides.tokens or MOST_EPOCHS * text
     why = f"{TOKENS_PER_PARAMETER} tokens per parameter, from at most {MOST_EPOCHS} epochs"
-    if wishes.tokens:
+    if overrides.tokens:
         why = f"{TOKENS_PER_PARAMETER} tokens per parameter"
     enough = [plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens] or fitting[:1]
-    if wishes.tokens is None or wishes.hours:
+    if overrides.tokens is None or overrides.hours:
         timely = [
-            plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= _affordable(facts, wishes)
+            plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= _affordable(facts, overrides)
         ]
         if len(timely) < len(enough):
-            why = f"what trains in {wishes.hours or HOURS:g} hours at an assumed speed; --hours changes it"
+            why = f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; --hours changes it"
         enough = timely or enough[:1]
     if enough[-1] is fitting[-1] and len(fitting) < len(SIZES):
         why = "the largest that fits into the memory"
@@ -326,10 +354,10 @@ def _choose(fitting: list[Planned], text: int, facts: MachineFacts, wishes: Wish
     return enough[-1], why
 
 
-def _affordable(facts: MachineFacts, wishes: Wishes) -> float:
+def _affordable(facts: MachineFacts, overrides: Overrides) -> float:
     """FLOPs of the hours, at an assumed speed."""
     speed = sum(map(_speed, facts.gpus)) if facts.gpus else CORE_SPEED * max(1, facts.cores)
-    return 3600 * (wishes.hours or HOURS) * speed
+    return 3600 * (overrides.hours or HOURS) * speed
 
 
 def _speed(gpu: Gpu) -> float:

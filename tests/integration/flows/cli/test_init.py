@@ -4,7 +4,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
-from infini_llama.flows.cli.init import MOST_EPOCHS, TOKENS_PER_PARAMETER, Wishes, write_beginning
+from infini_llama.flows.cli.init import MOST_EPOCHS, TOKENS_PER_PARAMETER, Overrides, write_beginning
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
@@ -14,7 +14,7 @@ from support.machines import GIB, H100, T4, lay_out
 
 @pytest.fixture
 def begin(tmp_path):
-    def write(gpus, name="my", **wishes):
+    def write(gpus, name="my", **overrides):
         folder = tmp_path / name
         (folder / "texts").mkdir(parents=True)
         for number in range(50):
@@ -22,7 +22,7 @@ def begin(tmp_path):
         machine = lay_out(folder, gpus=gpus)
         output = folder / f"{name}.yaml"
         record = write_beginning(
-            output, [str(folder / "texts")], name, "softmax", folder / "home", Wishes(**wishes), machine
+            output, [str(folder / "texts")], name, "softmax", folder / "home", Overrides(**overrides), machine
         )
         config = load_config(output)
         return record, config, resolve(config, probe(folder / "home", config, machine))
