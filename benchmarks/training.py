@@ -185,6 +185,10 @@ def processor_name() -> str:
     return f"{found.model}, {'AMX' if found.amx else 'AVX512-BF16' if found.bf16 else 'no bf16'}"
 
 
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
 def over_starts(row: dict[str, Any], value: Callable[[dict[str, Any]], float]) -> tuple[float, float, float]:
     """Median, lowest and highest of a value of each start."""
     values = [value(one) for one in row["starts"]]
