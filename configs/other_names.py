@@ -106,6 +106,14 @@ KEYS = {
     "zero_optimization": "train.deepspeed_config",
 }
 
+# Keys that are none any more, each with what the program does instead.
+DECIDED = {
+    "environment.fuse_projections": "projections are computed one by one",
+    "environment.half_weights": "weights are fp32, and autocast casts them",
+    "environment.tune": "the plan follows from the machine and the shapes; `run --dry-run` shows it with its reasons",
+    "train.tensor_parallel": "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
+}
+
 # Options of other programs that are no keys here, each with what to do instead.
 OPTIONS = {
     "c": "the configuration is the first argument, without an option",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeGuard, get_args, get_origin
 from pydantic import BaseModel, ByteSize, ValidationError
 from pydantic_core import ErrorDetails
 
+from infini_llama.configs import other_names
 from infini_llama.configs.keys import all_keys, nearest, place, section_of, words
 from infini_llama.configs.schema import PipelineConfig
 
@@ -117,6 +118,8 @@ def _sections_in(annotation: Any) -> type[BaseModel] | None:
 
 def _hint(steps: tuple[Any, ...], value: Any, section: type[BaseModel]) -> tuple[str, set[str]]:
     key = steps[-1]
+    if (gone := other_names.DECIDED.get(".".join(map(str, steps)))) is not None:
+        return f"leave it out: {gone}", set()
     if isinstance(key, str) and ".".join(map(str, steps)) in all_keys():
         *parents, last = ".".join(steps).split(".")
         return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {".".join(steps)}

@@ -37,7 +37,7 @@ class EnvironmentConfig(Section):
         default="auto",
         title="Precision",
         description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs that support "
-        "it, otherwise fp32.",
+        "it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), otherwise fp32.",
     )
     attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2"] = exact(
         default="auto",
@@ -45,10 +45,11 @@ class EnvironmentConfig(Section):
         description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2; with "
         "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa.",
     )
-    allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = exact(
+    allocator: Literal["auto", "system", "glibc", "tcmalloc", "jemalloc"] = exact(
         default="auto",
         title="Allocator",
-        description="Memory allocator of CPU workers. auto: the system's.",
+        description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
+        "has it, otherwise system.",
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default="auto",

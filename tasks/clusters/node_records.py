@@ -8,7 +8,6 @@ from typing import Any
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.cluster import NodeRecord, SubmittedJob
-from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 
@@ -91,6 +90,5 @@ def write_submitted(attempt_dir: Path, job: SubmittedJob) -> None:
 
 def read_submitted(attempt_dir: Path) -> SubmittedJob | None:
     """The job of a cluster that the attempt is; None if it is none."""
-    older = job_path(attempt_dir).name == "order.json"  # of a version whose job.json was this record
-    path = attempt_dir / ("job.json" if older else SUBMITTED)
+    path = attempt_dir / SUBMITTED
     return SubmittedJob.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
