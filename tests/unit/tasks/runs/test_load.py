@@ -48,3 +48,12 @@ def test_a_checkpoint_pruned_while_read_is_not_returned(run_of, monkeypatch, par
     copied(older, newer)
     with pytest.raises(ConfigError, match=newer.name):  # one that was named is not replaced
         load_run(run, newer.name)
+
+
+def test_a_run_is_found_by_its_name(run_of, monkeypatch, tmp_path):
+    run, _ = run_of("tiny")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(run.parent.parent))
+    assert load_run("tiny").checkpoint.parent.parent == run
+    with pytest.raises(ConfigError):
+        load_run("other")
