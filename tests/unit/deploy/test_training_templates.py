@@ -51,7 +51,12 @@ def test_a_template_is_valid_by_the_schema_of_its_kind(kind):
 
 def test_the_pods_of_all_templates_are_valid_and_keep_a_checkpoint_s_time():
     for pod in pods().values():
-        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": {"template": {"spec": pod}}}
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "one"},
+            "spec": {"template": {"spec": pod}},
+        }
         kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["terminationGracePeriodSeconds"] >= 180

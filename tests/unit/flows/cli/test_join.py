@@ -39,7 +39,7 @@ def test_a_run_without_a_leader_is_refused(home, capsys):
     assert "no command has led the run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["run", "--direct"], ["train"]])
+@pytest.mark.parametrize("command", [["run", "--no-prefect"], ["train"]])
 @pytest.mark.parametrize(
     "variables",
     [

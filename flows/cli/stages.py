@@ -1,4 +1,4 @@
-"""The commands run, preprocess, verify, doctor, train and join."""
+"""The commands that run stages: run, preprocess, verify, train, join, doctor and estimate."""
 
 import os
 import sys
@@ -10,10 +10,17 @@ from pydantic import JsonValue
 
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import JsonObject
+<<<<<<< HEAD:flows/cli/pipeline.py
 from infini_llama.configs.secrets import withheld
 from infini_llama.flows.cli.paths import Answer, find, home_folder, prefect_speaks_into
 from infini_llama.flows.cli.results import with_page
 from infini_llama.flows.home import usable_home
+=======
+from infini_llama.configs.secrets import refuse_secrets, withheld
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.cli.runs import written
+from infini_llama.flows.naming import find, home_folder, usable_home
+>>>>>>> main:flows/cli/stages.py
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -29,15 +36,15 @@ def run(arguments: Namespace) -> Answer:
         return dry_run(config)
     if joined := _joins(config):
         return joined
-    if arguments.direct:
+    if arguments.no_prefect:
         from infini_llama.flows.pipeline import run
 
         summary = run(config)
     else:
-        from infini_llama.flows.server import prefect_api
+        from infini_llama.flows.server import log_into, prefect_api
 
         home = usable_home(config.runtime.home, "runtime.home")
-        prefect_speaks_into(home, arguments)
+        log_into(home, arguments.verbose)
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
             from prefect import tags
@@ -65,7 +72,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
 
     from infini_llama.configs.secrets import masked, without_secrets
     from infini_llama.flows.cli.tables import as_text, estimate_text
-    from infini_llama.flows.home import resolved
+    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate, plan_of
     from infini_llama.tasks.preprocess.stage import lookup
     from infini_llama.tasks.runs.record import RunRecord
@@ -95,7 +102,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
 def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.tables import reference_text
-    from infini_llama.flows.home import resolved
+    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.preprocess import stage
 
     config = load_config(arguments.config, arguments.overrides)
@@ -132,7 +139,8 @@ def verify(arguments: Namespace) -> Answer:
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page
 
-        return with_page(record, text, arguments.html, dataset_page(path, whole))
+        page = written(arguments.html, dataset_page(path, whole))
+        return record | {"report": str(page)}, f"{text}\n\n{page}"
     return record, text
 
 
@@ -143,12 +151,12 @@ def doctor(arguments: Namespace) -> Answer:
     config, home = None, home_folder()
     if arguments.config is not None:
         from infini_llama.configs.loading import load_config
-        from infini_llama.flows.home import resolved
+        from infini_llama.flows.naming import resolved
 
         config = resolved(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
     against = None if arguments.against is None else find(arguments.against, "runs")
-    report = doctor(config, home, against)
+    report = doctor(config, home, against, strict=arguments.strict)
     record = report.to_json()
     patches: list[JsonValue] = [patch.to_json() for patch in report.patches if patch.applies]
     shown = {name: record[name] for name in ("findings", "plan")} | {"patches": patches}
@@ -157,11 +165,21 @@ def doctor(arguments: Namespace) -> Answer:
     return record, as_text({part: value for part, value in shown.items() if value})
 
 
+def estimate(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.tables import estimate_text
+    from infini_llama.flows.naming import resolved
+    from infini_llama.tasks.estimate.run import estimate
+
+    record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
+    return record.to_json(), estimate_text(record)
+
+
 def train(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.console import summary_text
     from infini_llama.flows.datasets import reference_for
-    from infini_llama.flows.home import resolved
+    from infini_llama.flows.naming import resolved
     from infini_llama.flows.pipeline import verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.stage import lookup
@@ -199,8 +217,17 @@ def _join(run: Path, master_addr: str | None) -> Answer:
 
 
 def _joins(config: "PipelineConfig") -> Answer | None:
+<<<<<<< HEAD:flows/cli/pipeline.py
     """Join the run instead of leading it, if this node's rank is not 0."""
     from infini_llama.flows.home import resolved
+=======
+    """Join the run instead of leading it, if environment.node_rank says that this machine is not node 0."""
+    environment = config.environment
+    if environment.node_rank in ("auto", 0):
+        return None
+    from infini_llama.flows.naming import resolved
+    from infini_llama.tasks.clusters.node import NodeSettings
+>>>>>>> main:flows/cli/stages.py
 
     settings = resolved(config)
     environment, runtime = settings.environment, settings.runtime
