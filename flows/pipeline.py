@@ -5,13 +5,7 @@ from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks
-<<<<<<< HEAD
-from infini_llama.flows.home import resolved
-from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
-=======
 from infini_llama.flows.naming import resolved
-from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
->>>>>>> main
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.stage import Preparation

@@ -10,17 +10,10 @@ from pydantic import JsonValue
 
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import JsonObject
-<<<<<<< HEAD:flows/cli/pipeline.py
 from infini_llama.configs.secrets import withheld
-from infini_llama.flows.cli.paths import Answer, find, home_folder, prefect_speaks_into
-from infini_llama.flows.cli.results import with_page
-from infini_llama.flows.home import usable_home
-=======
-from infini_llama.configs.secrets import refuse_secrets, withheld
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.cli.runs import written
 from infini_llama.flows.naming import find, home_folder, usable_home
->>>>>>> main:flows/cli/stages.py
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -217,17 +210,8 @@ def _join(run: Path, master_addr: str | None) -> Answer:
 
 
 def _joins(config: "PipelineConfig") -> Answer | None:
-<<<<<<< HEAD:flows/cli/pipeline.py
     """Join the run instead of leading it, if this node's rank is not 0."""
-    from infini_llama.flows.home import resolved
-=======
-    """Join the run instead of leading it, if environment.node_rank says that this machine is not node 0."""
-    environment = config.environment
-    if environment.node_rank in ("auto", 0):
-        return None
     from infini_llama.flows.naming import resolved
-    from infini_llama.tasks.clusters.node import NodeSettings
->>>>>>> main:flows/cli/stages.py
 
     settings = resolved(config)
     environment, runtime = settings.environment, settings.runtime
