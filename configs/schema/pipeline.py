@@ -130,12 +130,6 @@ class PipelineConfig(Section):
                 + "; change one of them"
             )
         problems += context_problems(self)
-        if self.environment.launcher == "kubernetes":
-            missing = [name for name in ("image", "claim") if getattr(self.environment.kubernetes, name) is None]
-            problems += [
-                f"environment.kubernetes.{name} is empty, and environment.launcher=kubernetes needs it"
-                for name in missing
-            ]
         if problems:
             raise ValueError("; ".join(problems))
         return self
