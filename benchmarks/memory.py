@@ -40,6 +40,7 @@ from memory_rows import (
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.model.loss import IGNORE_INDEX
+from infini_llama.tasks.train.worker.schedule import write_jitter
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 256)  # segment ends crossed
 LONGEST = 1_000_000 // SEGMENT
@@ -76,7 +77,7 @@ class Recipe:
     weight_decay: float = 0.1
     warmup: int = 100
     decay: float = 0.3  # of the steps
-    jitter: float = 32.0
+    jitter: float = 4_194_304.0
     lower_gates: float = 0.0
 
 
@@ -136,6 +137,8 @@ def train(
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     generator, curve = torch.Generator().manual_seed(seed), []
     for step in range(until or recipe.steps):
+        if config.memory_write_jitter > 1:
+            model.set_write_jitter(write_jitter(config.memory_write_jitter, recipe.steps, step))
         left = (recipe.steps - step) / (recipe.decay * recipe.steps)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, (step + 1) / recipe.warmup, left)

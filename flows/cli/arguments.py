@@ -79,6 +79,12 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def at_least_zero(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} must not be negative")
+    return number
+
+
 def seed(text: str) -> int:
     if not 0 <= (number := int(text)) < 2**63:
         raise argparse.ArgumentTypeError(f"{text} must be from 0 to 2^63 - 1")

@@ -10,6 +10,7 @@ from infini_llama.flows.cli.arguments import (
     above_zero,
     at_least_one,
     at_least_two,
+    at_least_zero,
     not_negative,
     seed,
     share,
@@ -147,8 +148,8 @@ def _results(add: Add) -> None:
                               "lengths)")  # fmt: skip
     passkey.add_argument("--depths", type=share_or_zero, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0], metavar="D",
                          help="positions of the number; 0: beginning, 1: end (default: 0 0.25 0.5 0.75 1)")  # fmt: skip
-    passkey.add_argument("--segments", type=at_least_one, nargs="+", metavar="N",
-                         help="instead: segment ends between every token of the number and its answer")  # fmt: skip
+    passkey.add_argument("--segments", type=at_least_zero, nargs="+", metavar="N",
+                         help="instead: segment boundaries between every token of the number and its answer")  # fmt: skip
     passkey.add_argument("--form", choices=["passkey", "facts", "overwritten", "variables"], default="passkey",
                          help="with --segments: what is hidden, as data.passkey.form (default: passkey)")  # fmt: skip
     passkey.add_argument("--filler", choices=["repeated", "random", "text"], default="repeated",
