@@ -1,11 +1,11 @@
-"""What the flow costs around training: `run` on a running server, `run --direct` and bare torchrun, on a dataset that is built.
+"""What the flow costs around training: `run` on a running server, `run --no-prefect` and bare torchrun, on a dataset that is built.
 
     .venv/bin/python benchmarks/orchestration.py [--rounds N] [--finished] [--other SRC]
 
 Each case is timed as a whole process, from its start to the first line of metrics.jsonl and to its end, in turn and in changing order;
 differences are taken within a round. CPU seconds (user and system) are those of the process and all its children, without the
 Prefect server, which has its own. The raw times go to benchmarks/results/orchestration.json, or with --finished, where the run
-is a finished one and the baseline is --direct, to orchestration-finished.json. --other adds another version: the folder src/ of
+is a finished one and the baseline is --no-prefect, to orchestration-finished.json. --other adds another version: the folder src/ of
 its checkout.
 """
 
@@ -99,7 +99,7 @@ def main(rounds: int, finished: bool, other: str | None) -> None:
         environment = os.environ | {"INFINI_LLAMA_HOME": folder, "PREFECT_HOME": f"{folder}/prefect"}
         environment.pop("PREFECT_API_URL", None)
         os.environ |= {"PREFECT_HOME": f"{folder}/prefect"}
-        whole(home, "first", environment, "--direct")
+        whole(home, "first", environment, "--no-prefect")
         template = home / "runs/first/logs/attempt-01"
         with lasting_api(home, "127.0.0.1", free_port()):
             served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
@@ -111,7 +111,9 @@ def main(rounds: int, finished: bool, other: str | None) -> None:
             cases: dict[str, Case] = (
                 {} if finished else {"torchrun": lambda name: bare(home, name, template, environment)}
             )
-            cases |= {"run --direct": case(environment, "--direct")} | {name: case(of) for name, of in versions.items()}
+            cases |= {"run --no-prefect": case(environment, "--no-prefect")} | {
+                name: case(of) for name, of in versions.items()
+            }
             for name in versions:
                 cases[name](f"warm-{len(name)}")
             times = rounds_of(cases, rounds)

@@ -5,8 +5,7 @@ from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks
-from infini_llama.flows.home import resolved
-from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.flows.naming import resolved
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
@@ -15,6 +14,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train

@@ -14,9 +14,8 @@ from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.api_logs import api_logs
 from infini_llama.flows.form import AsConfig, PipelineFlow, changed
 from infini_llama.flows.heartbeats import heartbeats
-from infini_llama.flows.home import resolved, run_name
 from infini_llama.flows.late_runs import superseded
-from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.flows.naming import resolved, run_name
 from infini_llama.flows.pipeline import with_pages
 from infini_llama.flows.settings import TAGS
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
@@ -29,6 +28,7 @@ from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import PipelineResult
 from infini_llama.tasks.report.task import closing_card
+from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.results import trusted
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for

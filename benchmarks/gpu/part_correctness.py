@@ -204,7 +204,7 @@ def start(home: Path, name: str, settings: dict[str, Any]) -> tuple[subprocess.P
     documents = ({"text": f"def f{n}(x):\n    return x * {n * n % 977} + {n}\n" * (1 + n % 7)} for n in range(4000))
     text.write_text("".join(f"{json.dumps(document)}\n" for document in documents), encoding="utf-8")
     overrides = [f"data.files=[{text}]", *(f"{key}={value}" for key, value in (RUN | settings).items())]
-    command = [sys.executable, "-m", "infini_llama", "run", str(config), "--direct", "--quiet"]
+    command = [sys.executable, "-m", "infini_llama", "run", str(config), "--no-prefect", "--quiet"]
     command += [f"runtime.home={home}", f"runtime.name={name}", *overrides]
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True), log

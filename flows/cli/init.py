@@ -1,7 +1,10 @@
 """`infini-llama init`: a commented configuration for one's own text on this machine."""
 
 import json
+import logging
 import re
+import sys
+from argparse import Namespace
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
@@ -9,6 +12,8 @@ from infini_llama.configs.loading import parse_config, refuse_as_new
 from infini_llama.configs.reading import parse_yaml
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.naming import home_folder
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
 from infini_llama.tasks.preprocess.sources.sources import Source, sources
@@ -52,6 +57,9 @@ runtime:
 SIZES = {"cpu": (256, 768, 6, 512, 16, 8, 1.0e-3, 7), "gpu": (512, 1536, 8, 1024, 64, 16, 6.0e-4, 29)}
 
 
+log = logging.getLogger("infini_llama.init")
+
+
 class Beginning(Record):
     """The configuration that `init` wrote. files: how many there are; bytes: of text; warning: where there is too little of it."""
 
@@ -61,6 +69,28 @@ class Beginning(Record):
     device: str
     steps: int
     warning: str | None
+
+
+def init(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+
+    files, attention = arguments.files, arguments.attention
+    if not files:
+        if not sys.stdin.isatty():
+            raise ConfigError("init needs your text; name it with --files PATH.")
+        files = [_ask("Where is your text (a folder, file or glob)?", "texts")]
+        attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
+    output = Path(arguments.output)
+    record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
+    if record.warning:
+        log.warning(record.warning)
+    text = as_text(record.model_dump(mode="json", exclude={"warning"}))
+    return record.to_json(), f"{text}\n\nread it, then: infini-llama run {output}"
+
+
+def _ask(question: str, default: str) -> str:
+    print(f"{question} [{default}] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() or default
 
 
 def write_beginning(output: Path, files: list[str], name: str, attention: str, home: Path) -> Beginning:

@@ -1,4 +1,4 @@
-"""Implements `infini-llama evaluate` and `infini-llama passkey`. Results are also kept in the run's folder."""
+"""Implements `infini-llama evaluate`. Results are also kept in the run's folder."""
 
 import logging
 from collections.abc import Callable

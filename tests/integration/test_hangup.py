@@ -20,7 +20,7 @@ def in_terminal(lab):
     def start(name: str, *overrides: str) -> tuple[int, int, str]:
         marker = f"INFINI_TEST_RUN={name}-{os.getpid()}"
         variable, value = marker.split("=")
-        words = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--direct"]
+        words = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--no-prefect"]
         pid, terminal = pty.fork()
         if pid == 0:
             os.execve(COMMAND, [*words, *overrides], own_environment(lab.home) | {variable: value})

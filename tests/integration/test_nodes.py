@@ -76,7 +76,7 @@ def hosts(tmp_path_factory, lab):
 
 
 def lead(hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a") -> subprocess.Popen:
-    command = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--direct"]
+    command = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--no-prefect"]
     return hosts.start("a", f"{name}-{log}", *command, "environment.nnodes=2", *SETTINGS, *overrides, NODES_TEST=name)
 
 

@@ -116,7 +116,7 @@ class Laboratory:
             f"runtime.home={self.home}",
             *overrides,
         ]
-        arguments += ["--direct"] if direct and command == "run" else []
+        arguments += ["--no-prefect"] if direct and command == "run" else []
         with log.open("wb") as output:
             process = subprocess.Popen(
                 arguments,

@@ -1,6 +1,6 @@
 """Texts with something hidden in filler and a question for it at the end, after Mohtashami and Jaggi 2023 (arXiv 2305.16300, section 4.2).
 
-They are made, not read: the same settings give the same texts, for training (data.source: passkey) and for `infini-llama passkey`.
+They are made, not read: the same settings give the same texts, for training (data.source: passkey) and for `evaluate --passkey`.
 The forms beside the pass key are those of RULER (Hsieh et al. 2024, arXiv 2404.06654): several keys, variables, a value that changes.
 """
 

@@ -149,7 +149,7 @@ def test_an_unknown_option_suggests_the_key(option, value, meant, capsys):
 
 def test_an_option_of_a_command_without_a_configuration_has_no_hint(capsys):
     with pytest.raises(SystemExit):
-        parse(["inspect", "x", "--max_steps", "1"])
+        parse(["report", "x", "--max_steps", "1"])
     assert "train.max_steps" not in capsys.readouterr().err
 
 

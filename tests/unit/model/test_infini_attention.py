@@ -80,7 +80,7 @@ def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(config,
     found = layer.train()(x, layout(config, x))
     torch.manual_seed(1)
     factors = 32.0 ** torch.rand(2, 5, 1, dtype=torch.float64)
-    assert factors.min() < 8 < 16 < factors.max()
+    assert factors.min() < 2 < 8 < factors.max()
     scaled = Segments(layout(config, x).rotary, writes=factors.expand(-1, -1, N))
     q, k, v = plain.project(x)
     assert largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-6  # the range is in fp32

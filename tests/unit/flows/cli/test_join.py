@@ -36,7 +36,7 @@ def test_join_ends_as_the_run_has(home, capsys, monkeypatch, code):
         assert answer == {"run": str(home / "runs" / "mine"), "exit_code": code}
 
 
-@pytest.mark.parametrize("command", [["run", "--direct"], ["train"]])
+@pytest.mark.parametrize("command", [["run", "--no-prefect"], ["train"]])
 def test_a_later_node_joins(home, capsys, command):
     leave(home, 0)
     config = home / "mine.yaml"

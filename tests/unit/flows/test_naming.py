@@ -2,8 +2,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.flows.cli.paths import home_folder
-from infini_llama.flows.home import resolved
+from infini_llama.flows.naming import home_folder, resolved
 
 
 @pytest.fixture(params=["file", "file/below"])

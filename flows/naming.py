@@ -1,4 +1,4 @@
-"""Where a run is and what it is called: the folder of datasets and runs, and names in full."""
+"""Names and places: the home folder, a run's name in full, and the folder that a name on the command line means."""
 
 from datetime import datetime
 from pathlib import Path
@@ -8,6 +8,13 @@ from infini_llama.configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
+
+
+def home_folder() -> Path:
+    """The home folder of commands without a configuration."""
+    from infini_llama.configs.schema.runtime import default_home
+
+    return usable_home(default_home(), "INFINI_LLAMA_HOME")
 
 
 def usable_home(home: Path, name: str) -> Path:
@@ -21,6 +28,17 @@ def usable_home(home: Path, name: str) -> Path:
     if not existing.is_dir():
         raise ConfigError(f"{name}={home}: {existing} is a file; name a folder.")
     return path
+
+
+def find(name: str, *kinds: str) -> Path:
+    """A path, or a name in one of these folders of the home folder."""
+    candidates = [Path(name), *(home_folder() / kind / name for kind in kinds)]
+    for path in candidates:
+        if path.is_dir():
+            return path.resolve()
+    raise ConfigError(
+        f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}."
+    )
 
 
 def resolved(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":

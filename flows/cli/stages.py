@@ -1,4 +1,4 @@
-"""The commands run, preprocess, verify, doctor, train and join."""
+"""The commands that run stages: run, preprocess, verify, train, join, doctor and estimate."""
 
 import sys
 from argparse import Namespace
@@ -10,9 +10,9 @@ from pydantic import JsonValue
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.secrets import refuse_secrets, withheld
-from infini_llama.flows.cli.paths import Answer, find, home_folder, prefect_speaks_into
-from infini_llama.flows.cli.results import with_page
-from infini_llama.flows.home import usable_home
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.cli.runs import written
+from infini_llama.flows.naming import find, home_folder, usable_home
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -29,17 +29,17 @@ def run(arguments: Namespace) -> Answer:
         return dry_run(config)
     if joined := _joins(config):
         return joined
-    if arguments.direct:
+    if arguments.no_prefect:
         from infini_llama.flows.pipeline import run
 
         summary = run(config)
     else:
-        from infini_llama.flows.server import prefect_api
+        from infini_llama.flows.server import log_into, prefect_api
 
         if config.environment.launcher == "kubernetes":
             refuse_secrets(config)
         home = usable_home(config.runtime.home, "runtime.home")
-        prefect_speaks_into(home, arguments)
+        log_into(home, arguments.verbose)
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
             from prefect import tags
@@ -67,7 +67,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
 
     from infini_llama.configs.secrets import masked, without_secrets
     from infini_llama.flows.cli.tables import as_text, estimate_text
-    from infini_llama.flows.home import resolved
+    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate, plan_of
     from infini_llama.tasks.preprocess.stage import lookup
     from infini_llama.tasks.runs.record import RunRecord
@@ -97,7 +97,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
 def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.tables import reference_text
-    from infini_llama.flows.home import resolved
+    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.preprocess import stage
 
     config = load_config(arguments.config, arguments.overrides)
@@ -134,7 +134,8 @@ def verify(arguments: Namespace) -> Answer:
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page
 
-        return with_page(record, text, arguments.html, dataset_page(path, whole))
+        page = written(arguments.html, dataset_page(path, whole))
+        return record | {"report": str(page)}, f"{text}\n\n{page}"
     return record, text
 
 
@@ -145,12 +146,12 @@ def doctor(arguments: Namespace) -> Answer:
     config, home = None, home_folder()
     if arguments.config is not None:
         from infini_llama.configs.loading import load_config
-        from infini_llama.flows.home import resolved
+        from infini_llama.flows.naming import resolved
 
         config = resolved(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
     against = None if arguments.against is None else find(arguments.against, "runs")
-    report = doctor(config, home, against)
+    report = doctor(config, home, against, strict=arguments.strict)
     record = report.to_json()
     patches: list[JsonValue] = [patch.to_json() for patch in report.patches if patch.applies]
     shown = {name: record[name] for name in ("findings", "plan")} | {"patches": patches}
@@ -159,11 +160,21 @@ def doctor(arguments: Namespace) -> Answer:
     return record, as_text({part: value for part, value in shown.items() if value})
 
 
+def estimate(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.tables import estimate_text
+    from infini_llama.flows.naming import resolved
+    from infini_llama.tasks.estimate.run import estimate
+
+    record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
+    return record.to_json(), estimate_text(record)
+
+
 def train(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.console import summary_text
     from infini_llama.flows.datasets import reference_for
-    from infini_llama.flows.home import resolved
+    from infini_llama.flows.naming import resolved
     from infini_llama.flows.pipeline import verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.stage import lookup
@@ -208,7 +219,7 @@ def _joins(config: "PipelineConfig") -> Answer | None:
     environment = config.environment
     if environment.node_rank in ("auto", 0):
         return None
-    from infini_llama.flows.home import resolved
+    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.clusters.node import NodeSettings
 
     runtime = resolved(config).runtime
