@@ -88,17 +88,17 @@ def control_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
     def share(value: float | None) -> str:
         return "-" if value is None else f"{value:.0%}"
 
-    return [
-        {"tokens": one.tokens}
-        | ({} if one.depth is None else {"depth": f"{one.depth:g}"})
-        | {
-            "own number, another text's memory": share(one.controls.swapped_own),
-            "the other text's number": share(one.controls.swapped_other),
-            "own number, filler's memory": share(one.controls.filler_alone),
-        }
-        for one in cells
-        if one.controls
-    ]
+    rows: list[dict[str, object]] = []
+    for one in cells:
+        if one.controls:
+            row: dict[str, object] = {"tokens": one.tokens}
+            if one.depth is not None:
+                row["depth"] = f"{one.depth:g}"
+            row["own number, another text's memory"] = share(one.controls.swapped_own)
+            row["the other text's number"] = share(one.controls.swapped_other)
+            row["own number, filler's memory"] = share(one.controls.filler_alone)
+            rows.append(row)
+    return rows
 
 
 def in_words(values: Cells) -> dict[str, object]:
