@@ -197,7 +197,6 @@ def _pipeline(add: Add) -> None:
     )
     join = add("join")
     join.add_argument("run", metavar="RUN", help="name of the run, or path of its folder (which can still be missing)")
-    join.add_argument("--node-rank", type=at_least_one, metavar="N", help="rank of this node (default: a free one)")
 
 
 def _results(add: Add) -> None:
