@@ -24,7 +24,6 @@ from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import figures, save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
-from infini_llama.tasks.report.heat_map import gate_map
 from infini_llama.tasks.runs.record import DatasetManifests, RunRecord
 from infini_llama.tasks.storage.artifacts import write_atomic
 
@@ -71,7 +70,6 @@ def run_page(run: RunRecord) -> str:
         page.section(
             "Curves",
             figures(charts_of_run(run)),
-            gate_map(run),
             page.details("Validation losses", page.table(_validations(run))),
         ),
         page.section("Time", _time(run)),

@@ -114,10 +114,9 @@ def test_gates_memory_and_distances_are_drawn(make_run, read_page):
     write_report(folder)
     written = (folder / "report.html").read_text()
     page = read_page(written)
-    assert "step 60, layer 1, head 0: 0.5" in page.text and 'fill-opacity="0.125"' in written
     assert "What is read from memory" in page.text and "Norm of the memory" not in page.text
     assert "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
-    assert page.elements.count("svg") == 10  # six curves, the heads' gates, reads, distances, parts
+    assert page.elements.count("svg") == 9  # six curves, reads, distances, parts
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):
