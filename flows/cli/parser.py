@@ -197,7 +197,6 @@ def _pipeline(add: Add) -> None:
     )
     join = add("join")
     join.add_argument("run", metavar="RUN", help="name of the run, or path of its folder (which can still be missing)")
-    join.add_argument("--node-rank", type=at_least_one, metavar="N", help="rank of this node (default: a free one)")
 
 
 def _results(add: Add) -> None:
@@ -238,7 +237,7 @@ def _results(add: Add) -> None:
                               "lengths)")  # fmt: skip
     passkey.add_argument("--depths", type=share_or_zero, nargs="+", metavar="D",
                          help="positions of the number; 0: beginning, 1: end (default: 0 0.25 0.5 0.75 1)")  # fmt: skip
-    passkey.add_argument("--segments", type=at_least_one, nargs="+", metavar="N",
+    passkey.add_argument("--segments", type=at_least_zero, nargs="+", metavar="N",
                          help="instead: segment boundaries between every token of the number and its answer")  # fmt: skip
     passkey.add_argument("--form", choices=["passkey", "facts", "overwritten", "variables"],
                          help="with --segments: what is hidden, as data.passkey.form (default: passkey)")  # fmt: skip
@@ -298,8 +297,9 @@ def _models(add: Add) -> None:
     )
     export.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of a weights file")
     bring = add("import")
-    bring.add_argument("folder", metavar="HF_DIR", help="folder with config.json and safetensors")
-    bring.add_argument("--output", metavar="FILE", help="file to write (default: <name of HF_DIR>.yaml)")
+    bring.add_argument("model", metavar="MODEL", help="name on the Hugging Face Hub, or folder with safetensors")
+    bring.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
+    bring.add_argument("--output", metavar="FILE", help="file to write (default: <name of MODEL>.yaml)")
     bring.add_argument(
         "--attention", choices=["softmax", "infini"], help="infini: Infini-attention (default: as in the folder)"
     )
@@ -417,6 +417,12 @@ def tokens(text: str) -> int:
     if not re.fullmatch(COUNT, written):
         raise argparse.ArgumentTypeError(f"{text} is not a number of tokens such as 4096, 128k or 1M")
     return at_least_one(str(count(written)))
+
+
+def at_least_zero(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} must not be negative")
+    return number
 
 
 def number(text: str) -> int:
