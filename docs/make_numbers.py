@@ -76,11 +76,11 @@ def training_rows() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def training_step() -> str:
     peers = ("trainer", "litgpt")
     rows = [
-        [row["processor"], f"{row['size']}, {row['vocabulary']:,}", f"{ours['tokens_per_second']:,.0f}"]
+        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", f"{ours['tokens_per_second']:,.0f}"]
         + [stored(ours[f"over {peer}, our allocator"]["wall"]) for peer in peers]
         for row, ours in training_rows()
     ]
-    head = ["processor", "model, vocabulary", "infini-llama: tokens per second", "Trainer", "litgpt"]
+    head = ["processor; model, vocabulary", "infini-llama: tokens per second", "Trainer", "litgpt"]
     return table(head, rows, "training.py", "training-earlier.json")
 
 
@@ -149,7 +149,6 @@ PROGRAMS = {
     "ours, gigatoken": "infini-llama, gigatoken",
     "ours, tokenizers": "infini-llama, `tokenizers`",
     "megatron-fast": "Megatron-LM's script, gigatoken",
-    "encode": "gigatoken alone, text in memory",
     "datatrove": "datatrove, DocumentTokenizer",
     "datasets.map": "`datasets.map` and group_texts",
     "litdata": "litdata, TokensLoader",
@@ -168,15 +167,16 @@ def preparation_rows(*files: str) -> list[list[str]]:
     rows = []
     for file in files:
         content = result(file)
-        for name, runs in content["runs"].items():
+        for name in (name for name in PROGRAMS if name in content["runs"]):
+            runs = content["runs"][name]
             text = f"{CORPORA[file]}, {content['corpus_bytes'] / 1e6:,.0f} MB"
             seconds, cpu = (spread(run[clock] for run in runs) for clock in ("work_seconds", "cpu_seconds"))
             peak = f"{median(run['peak_megabytes'] for run in runs):,.0f}"
-            rows.append([text, PROGRAMS[name], str(len(runs)), seconds, cpu, peak])
+            rows.append([text, PROGRAMS[name], seconds, cpu, peak])
     return rows
 
 
-PREPARATION_HEAD = ["text", "program", "rounds", "seconds", "CPU seconds", "peak MB"]
+PREPARATION_HEAD = ["text", "program", "seconds", "CPU seconds", "peak MB"]
 
 
 def preparation() -> str:
