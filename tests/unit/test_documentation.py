@@ -158,6 +158,11 @@ def test_every_figure_is_that_of_its_file():
         assert memory_results.with_tables(read(page)) == read(page), f"{page.name} differs from benchmarks/results"
 
 
+def test_no_line_begins_with_the_mark_of_a_figure():
+    """Python-Markdown ends the paragraph there."""
+    assert not [page for page in make_numbers.PAGES if re.search(r"^\s*<!-- number", read(page), re.MULTILINE)]
+
+
 def test_a_figure_that_was_edited_by_hand_is_found():
     page = read(ROOT / "docs/performance.md")
     (figure,) = re.findall(r"<!-- number: memory_1gb -->(.+?)<!-- end -->", page)
