@@ -85,6 +85,14 @@ def latest_step(folder: Path) -> int:
     return next((step_of(path) for path in committed(folder)), 0)
 
 
+def digest_at(folder: Path, step: int) -> str | None:
+    """Digest of the checkpoint of a step; None where there is none or its manifest is damaged."""
+    try:
+        return read_manifest(checkpoint_path(folder, step), KIND).digest
+    except Damaged:
+        return None
+
+
 def read_state(checkpoint: Path) -> TrainState:
     """The scalars of a checkpoint.
 

@@ -24,7 +24,8 @@ from infini_llama.tasks.patch_environment.tuning.trials import StepTiming, Trial
 from infini_llama.tasks.records.environment import Trial, TuneResult
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.artifacts import Damaged
+from infini_llama.tasks.storage.record_file import read_record, write_record
 
 log = logging.getLogger("infini_llama.environment")
 VERSION = 3
@@ -52,10 +53,9 @@ def tune(config: PipelineConfig, facts: MachineFacts, home: Path) -> TuneResult:
     path = home / "tune-cache" / f"{_key(config, facts, plan)}.json"
     if path.exists():
         try:
-            cached = TuneResult.from_json(json.loads(path.read_text(encoding="utf-8")))
-            return cached.model_copy(update={"cached": True})
-        except ValueError:
-            log.warning("%s cannot be read; its trials are repeated", path)
+            return read_record(TuneResult, path).model_copy(update={"cached": True})
+        except Damaged as fault:
+            log.warning("%s Its trials are repeated.", fault)
     began = time.monotonic()
     budget = SHARE * _seconds_of(config, plan, facts)
     search = _Search(config, facts, began + budget)
@@ -73,7 +73,7 @@ def tune(config: PipelineConfig, facts: MachineFacts, home: Path) -> TuneResult:
     )
     if not search.cut_short:  # a longer run of the same shapes may have time for what was left out
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(result.to_json(), indent=1))
+        write_record(path, result)
     return result
 
 

@@ -1,7 +1,6 @@
 """Entry of one rank. Before torch is imported: die with torchrun, and write to this rank's own log."""
 
 import ctypes
-import json
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from infini_llama.tasks.patch_environment.patches.registry import apply
 from infini_llama.tasks.patch_environment.patches.rendezvous import PATCH
+from infini_llama.tasks.storage.record_file import read_fields
 
 RENDEZVOUS = PATCH.name
 PR_SET_PDEATHSIG = 1
@@ -36,7 +36,7 @@ def log_to(path: Path) -> None:
 def main() -> int:
     die_with_parent()
     job_file = Path(sys.argv[1])
-    fields, attempt_dir = json.loads(job_file.read_text(encoding="utf-8")), job_file.parent
+    fields, attempt_dir = read_fields(job_file), job_file.parent
     patches = fields["plan"].get("patches", [])
     if RENDEZVOUS in patches:  # without it, there may be no rank to name the log by
         apply([RENDEZVOUS])
