@@ -6,6 +6,7 @@ calls them as they are, and has the bits of eager execution there.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+import re
 from collections.abc import Generator
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 aten = torch.ops.aten
 # Queries of one product: what a causal mask hides is then little, and the products are still large ones.
 BLOCK = 64
+# Names of operators are those of this module: an exported model carries a copy of this file, and a second definition of a name
+# would free the first one in torch, which then crashes or computes with what took its memory.
+OPERATORS = re.sub(r"\W", "_", __name__)
 
 
 def blocked_attention(
@@ -27,7 +31,7 @@ def blocked_attention(
     return attend(q, k, v, documents, torch.is_grad_enabled())[0].transpose(1, 2)
 
 
-@torch.library.custom_op("infini_llama::blocked_attention", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}::blocked_attention", mutates_args=())
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +58,7 @@ def attend(
     return _ungrouped(output, q), weights if keep else q.new_empty(0)
 
 
-@torch.library.custom_op("infini_llama::blocked_attention_gradients", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}::blocked_attention_gradients", mutates_args=())
 def gradients(
     gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Cross-entropy of the next token, with or without all of a batch's logits at once."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+import re
 from typing import Any
 
 import torch
@@ -114,8 +115,11 @@ def _chunk(
     return ((log_z - of_label) * is_target).sum()
 
 
-# An operator of its own, so that compiled code calls it as it is.
-loss_and_gradients = torch.library.custom_op("infini_llama::chunked_cross_entropy", in_chunks, mutates_args=())
+# An operator of its own, so that compiled code calls it as it is; named after this module, since a copy of it in an exported model
+# that defined the same name would free this one in torch.
+loss_and_gradients = torch.library.custom_op(
+    re.sub(r"\W", "_", __name__) + "::chunked_cross_entropy", in_chunks, mutates_args=()
+)
 
 
 def _gradients_like(hidden: torch.Tensor, weight: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ Names are imported when they are first used, so that `import infini_llama` loads
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from infini_llama.tasks.runs.generation import generate as generate
     from infini_llama.tasks.runs.load import TrainedRun as TrainedRun
     from infini_llama.tasks.runs.load import load_run as load_run
+
+for _name in ("configs", "flows", "model", "tasks"):
+    if not (_folder := Path(__file__).with_name(_name)).is_dir():
+        raise ImportError(
+            f"{_folder} is not a link to the folder {_name}/ of the checkout, as in a download without links; run "
+            "`pip install .` there and start Python elsewhere, or clone with git -c core.symlinks=true."
+        )
 
 _MODULES = {
     "infini_llama.configs.errors": ("ExitCode", "PipelineError"),

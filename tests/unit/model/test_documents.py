@@ -1,9 +1,11 @@
 """Packed documents: each equals the document by itself, on every path that computes it."""
 
+import importlib.util
+
 import pytest
 import torch
 
-from infini_llama.model import backends, blocked, flash, layout
+from infini_llama.model import backends, blocked, flash, layout, loss
 from infini_llama.model.backends import causal_attention
 from infini_llama.model.layout import PADDING, positions
 from infini_llama.model.llama import Llama
@@ -171,6 +173,18 @@ def test_blocks_of_queries_are_operators_that_can_be_compiled():
     q, k, v = q.detach(), k.detach(), v.detach()
     torch.library.opcheck(blocked.attend, (q, k, v, torch.zeros(2, 140).long(), False), test_utils=checks)
     torch.library.opcheck(blocked.gradients, (q, q, k, v, weights), test_utils=checks)
+
+
+@pytest.mark.parametrize(("module", "operators"), [(blocked, ("attend", "gradients")), (loss, ("loss_and_gradients",))])
+def test_a_copy_of_the_code_does_not_replace_the_operators(module, operators):
+    """As the code that an exported model carries: torch frees an operator whose name is defined again, while it is still called."""
+    spec = importlib.util.spec_from_file_location("transformers_modules.out.copy", module.__file__)
+    assert spec is not None and spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    for name in operators:
+        original, other = (str(getattr(one, name)._opoverload) for one in (module, copy))
+        assert original.startswith("infini_llama_model_") and other.startswith("transformers_modules_out_copy.")
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "blocked"])

@@ -206,16 +206,19 @@ def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
 
 
 def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state, zeros, which it otherwise does at its first step.
+    """Make the optimizer allocate its state, zeros, which it otherwise does at its first step; nothing else changes.
 
     So a checkpoint has it also if every update so far was skipped, and a resumed run loads into it.
     """
+    learning_rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
+        group["lr"] = learning_rate
     for state in optimizer.state.values():
         for value in state.values():
             value.zero_()

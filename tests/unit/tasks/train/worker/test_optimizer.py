@@ -84,6 +84,17 @@ def test_a_loaded_state_continues_bitwise(kind):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+def test_making_the_state_changes_neither_rates_nor_weights(kind):
+    model = model_of()
+    optimizer = build_optimizer(model, settings(optimizer=kind, learning_rate=0.3))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    before = [parameter.clone() for parameter in model.parameters()]
+    init_optimizer_state(optimizer)
+    assert [group["lr"] for group in optimizer.param_groups] == rates and min(rates) > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_muons_updates_are_of_the_size_of_adamws():
     sizes = {}
     for kind in ("adamw", "muon"):
