@@ -93,6 +93,11 @@ def digest_at(folder: Path, step: int) -> str | None:
         return None
 
 
+def is_digest_at(folder: Path, step: int, digest: str | None) -> bool:
+    """Whether the checkpoint of a step has this digest; None: the digest was not recorded."""
+    return digest is None or digest == digest_at(folder, step)
+
+
 def read_state(checkpoint: Path) -> TrainState:
     """The scalars of a checkpoint.
 

@@ -9,12 +9,12 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.record_file import read_fields, write_fields
 
-RUN_ID = "run_id"
+RUN_ID, LINEAGE = "run_id", "lineage.json"  # the first record of a run
 
 
 def run_id(run_dir: Path) -> str | None:
     """The id in a run's lineage.json; that of its other records where they agree on another one. None before the first record."""
-    own = _id_in(run_dir / "lineage.json")
+    own = _id_in(run_dir / LINEAGE)
     jobs = sorted((run_dir / "logs").glob("attempt-*/job.json"), key=lambda path: (len(path.parent.name), path))
     others = [found for path in [*jobs[-1:], run_dir / "environment.json"] if (found := _id_in(path))]
     return own if own in others or not others else others[0]
@@ -29,7 +29,8 @@ def _id_in(path: Path) -> str | None:
 
 def write_of_run(run_dir: Path, path: Path, record: Record) -> None:
     """Replace the record in `path` of the run in `run_dir`."""
-    write_fields(path, {RUN_ID: run_id(run_dir) or secrets.token_hex(8)} | record.to_json())
+    own = run_id(run_dir) or (secrets.token_hex(8) if path.name == LINEAGE else None)
+    write_fields(path, ({RUN_ID: own} if own else {}) | record.to_json())
 
 
 def read_of_run(run_dir: Path, path: Path) -> JsonObject:
@@ -39,6 +40,6 @@ def read_of_run(run_dir: Path, path: Path) -> JsonObject:
         Damaged: there is none, it is not as it was written, or it is of another run.
     """
     fields, own = read_fields(path), run_id(run_dir)
-    if (found := fields.pop(RUN_ID, own)) != own:
+    if (found := fields.pop(RUN_ID, own)) != own and own is not None:
         raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {found}, and this run's is {own}.")
     return fields

@@ -134,8 +134,11 @@ class RunRecord:
         result = self.folder.read_record(TrainingResult, self.folder.result)
         if result is None or result.steps != self.step:
             return None
-        is_of_checkpoint = result.checkpoint_digest == checkpoints.digest_at(self.folder.checkpoints, result.steps)
-        return result if is_of_checkpoint else None
+        return (
+            result
+            if checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest)
+            else None
+        )
 
     @cached_property
     def step(self) -> int:

@@ -68,11 +68,14 @@ def as_record(kind: type[RecordType], fields: JsonValue, path: Path) -> RecordTy
     Raises:
         Damaged: a field is missing or has another type.
     """
+    if not isinstance(fields, dict):
+        raise Damaged(f"{path} has no {kind.__name__}.")
     try:
-        upgraded = kind.upgrade(fields) if isinstance(fields, dict) else fields
-        return kind.model_validate_json(json.dumps(upgraded), strict=True)
+        return kind.from_json(fields)
     except ValidationError as fault:
         raise Damaged(f"{path}: {first_fault(fault)}.") from None
+    except (KeyError, TypeError) as fault:  # in `upgrade`
+        raise Damaged(f"{path}: {fault} is missing or of another type.") from None
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -196,7 +196,7 @@ def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary
     done = summary.steps >= max_steps or (early is not None and early == patience)
     if not done or summary.steps != checkpoints.latest_step(run.checkpoints):
         return None
-    if summary.checkpoint_digest != checkpoints.digest_at(run.checkpoints, summary.steps):
+    if not checkpoints.is_digest_at(run.checkpoints, summary.steps, summary.checkpoint_digest):
         log.warning("%s is not of checkpoint %s; it is written again.", run.summary, summary.checkpoint.name)
         return None
     return summary

@@ -8,6 +8,7 @@ import pytest
 from infini_llama.tasks.clusters.relay import relay_path
 from infini_llama.tasks.runs.heartbeat import Heartbeat, heartbeat_path, read_heartbeat
 from infini_llama.tasks.runs.status import status_path, write_status
+from infini_llama.tasks.storage.record_file import read_fields, write_fields
 from infini_llama.tasks.train.supervisor import Hung, Watch
 from support.watched import clock as clock
 from support.watched import place
@@ -117,8 +118,8 @@ def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
 
 
 def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
-    elsewhere = json.loads(status_path(tmp_path, 1).read_text()) | {"host": "far", "machine": "another", "node": 3}
-    status_path(tmp_path, 1).write_text(json.dumps(elsewhere))
+    elsewhere = read_fields(status_path(tmp_path, 1)) | {"host": "far", "machine": "another", "node": 3}
+    write_fields(status_path(tmp_path, 1), elsewhere)
     clock.passes(1.0, watch)
     place(tmp_path, 1, 9, "save")  # in place, which another machine may see late; its node passes on what is true
     relay_path(tmp_path, 3).write_text(json.dumps({"1": [7, "compute", 0.0, True]}))
