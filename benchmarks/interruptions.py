@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-COMMAND = [sys.executable, "-m", "infini_llama", "run", "tiny", "--direct"]
+COMMAND = [sys.executable, "-m", "infini_llama", "run", "tiny", "--no-prefect"]
 SETTINGS = ["environment.nproc_per_node=2", "train.max_steps=400", "train.eval_every=400"]
 SAVES = {
     "SIGTERM": "train.save_every=400",

@@ -1,6 +1,6 @@
 """What a run spends beside its steps, by the timers inside its first worker: data, metrics and curves, the stall of its saves.
 
-    .venv/bin/infini-llama run configs/tiny.yaml --direct runtime.name=overheads
+    .venv/bin/infini-llama run configs/tiny.yaml --no-prefect runtime.name=overheads
     .venv/bin/python benchmarks/overheads.py runs/overheads
 
 Shares are of the time from the first step to the last, without evaluations and samples. Results go to

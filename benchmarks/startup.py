@@ -1,4 +1,4 @@
-"""What the command costs around the training itself: `--help`, a finished run again (`--direct` and on the embedded server).
+"""What the command costs around the training itself: `--help`, a finished run again (`--no-prefect` and on the embedded server).
 
     .venv/bin/python benchmarks/startup.py
 
@@ -28,10 +28,10 @@ SMALL = [
 ]
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
-    "import the stages of --direct": [sys.executable, "-c", "import infini_llama.flows.pipeline"],
+    "import the stages of --no-prefect": [sys.executable, "-c", "import infini_llama.flows.pipeline"],
     "import prefect": [sys.executable, "-c", "import prefect.flows"],
     "--help": [COMMAND, "--help"],
-    "finished run again, --direct": [COMMAND, "run", "configs/tiny.yaml", "--direct", *SMALL],
+    "finished run again, --no-prefect": [COMMAND, "run", "configs/tiny.yaml", "--no-prefect", *SMALL],
     "finished run again, embedded server": [COMMAND, "run", "configs/tiny.yaml", *SMALL],
 }
 

@@ -86,7 +86,7 @@ def refuse_blocks(config: "PipelineConfig") -> None:
     for name, value in config.environment.env.items():
         if _is_reference(value):
             raise ConfigError(
-                f"environment.env.{name}={value} is a Prefect block; run without --direct, or set its value."
+                f"environment.env.{name}={value} is a Prefect block; run without --no-prefect, or set its value."
             )
 
 

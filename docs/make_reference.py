@@ -31,8 +31,8 @@ On the command line, `section.key=value` overrides the file:
 infini-llama run configs/tiny.yaml train.max_steps=500
 ```
 
-`infini-llama config show CONFIG` prints a configuration with all defaults. `infini-llama run CONFIG --dry-run` also
-prints the plan for this machine, the number of parameters, and which results are already on disk.
+`infini-llama run CONFIG --dry-run` prints the configuration with all defaults, the plan for this machine, the number of
+parameters, and which results are already on disk.
 
 An unknown key or an invalid value ends the command with exit code 64 and one message per problem.
 

@@ -5,9 +5,7 @@ from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks
-from infini_llama.flows.home import resolved
-from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
-from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
+from infini_llama.flows.naming import resolved
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.stage import Preparation
@@ -15,6 +13,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train
@@ -44,11 +43,10 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineRes
     restore_run(config)
     environment = patch_environment(config, config.runtime.name, dataset.vocab_size)
     retries, invocation = retries_for(config.runtime), new_invocation()
-    launcher = ConfiguredLauncher(config.environment)
     with mirrored(config, dataset):
         while True:
             try:
-                summary = train(config, dataset, environment, invocation, report.verify_on_read, launcher)
+                summary = train(config, dataset, environment, invocation, report.verify_on_read)
                 break
             except Exception as error:
                 delay = retries.delay_after(error)

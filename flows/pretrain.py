@@ -14,12 +14,10 @@ from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.api_logs import api_logs
 from infini_llama.flows.form import AsConfig, PipelineFlow, changed
 from infini_llama.flows.heartbeats import heartbeats
-from infini_llama.flows.home import resolved, run_name
 from infini_llama.flows.late_runs import superseded
-from infini_llama.flows.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.flows.naming import resolved, run_name
 from infini_llama.flows.pipeline import with_pages
 from infini_llama.flows.settings import TAGS
-from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
@@ -29,6 +27,7 @@ from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import PipelineResult
 from infini_llama.tasks.report.task import closing_card
+from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.results import trusted
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
@@ -82,8 +81,8 @@ def pretrain(
         environment = patch_environment(config, dataset.vocab_size, page)
         with mirrored(config, dataset):
             with closing_card(home / "runs" / name, page) as ended:
-                train, launcher = with_retries(retries_for(config.runtime)), ConfiguredLauncher(config.environment)
-                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, launcher, page)
+                train = with_retries(retries_for(config.runtime))
+                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, page)
                 done = "had already finished" if summary.already_finished else "finished"
                 ended(f"Training {done}: {summary.steps:,} steps.")
             if not summary.already_finished:

@@ -134,6 +134,17 @@ def given_api(home: Path) -> Iterator[None]:
         yield
 
 
+def log_into(home: Path, verbose: bool) -> None:
+    """Send Prefect's log to a file, or with `verbose` to the console: it leaves the root logger alone if that has a handler."""
+    if verbose:
+        return
+    path = home / "prefect" / "client.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
     """Turns the errors of a server that does not answer into one sentence.
@@ -217,7 +228,7 @@ def _start(records: Path, host: str, port: int, settings: dict[str, str]) -> sub
     """The command of Prefect's SubprocessASGIServer, behind the wrapper that ties it to this process."""
     spec = importlib.util.find_spec("prefect")
     if spec is None or spec.origin is None:
-        raise PipelineError("prefect is not installed; install it, or use --direct.")
+        raise PipelineError("prefect is not installed; install it, or use --no-prefect.")
     command = [sys.executable, str(EXEC_WRAPPER), "SIGKILL", str(os.getpid()), sys.executable, "-m", "uvicorn"]
     command += ["--app-dir", str(Path(spec.origin).parents[1]), "--factory", "prefect.server.api.server:create_app"]
     command += ["--host", host, "--port", str(port), "--log-level", "error", "--lifespan", "on"]
@@ -255,7 +266,7 @@ def _wait_until_healthy(server: subprocess.Popen, host: str, port: int, records:
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise PipelineError(
-                f"the Prefect server ended with code {server.returncode}; its log is {records}. Try again, or use --direct."
+                f"the Prefect server ended with code {server.returncode}; its log is {records}. Try again, or use --no-prefect."
             )
         connection = http.client.HTTPConnection(host, port, timeout=5)
         try:
@@ -268,7 +279,7 @@ def _wait_until_healthy(server: subprocess.Popen, host: str, port: int, records:
             connection.close()
         time.sleep(0.05)
     raise PipelineError(
-        f"the Prefect server did not answer within {HEALTHY_WITHIN:.0f} s; its log is {records}. Try again, or use --direct."
+        f"the Prefect server did not answer within {HEALTHY_WITHIN:.0f} s; its log is {records}. Try again, or use --no-prefect."
     )
 
 

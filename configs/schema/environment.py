@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from infini_llama.configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
 from infini_llama.configs.schema.section import Section, exact, free
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+SRUN_OPTION = r"^--[a-z][a-z0-9-]*(=[^\n\r]*)?$"
+# Options that the launcher sets itself, because it relies on them.
+SET_BY_LAUNCHER = {
+    *("chdir", "cpus-per-task", "error", "export", "input", "job-name", "kill-on-bad-exit", "nodes"),
+    *("ntasks", "ntasks-per-node", "output"),
+}
 
 
 class EnvironmentConfig(Section):
@@ -33,39 +38,23 @@ class EnvironmentConfig(Section):
         title="Workers per node",
         description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU.",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = exact(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = exact(
         default="auto",
         title="Precision",
-        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. fp8: bf16, with the "
-        "matrix products of the layers in FP8 by torchao (compute capability 8.9 or newer, extra `torchao`; "
-        "has not yet run on a GPU). auto: bf16 on GPUs that support it, and with environment.tune on CPUs that "
-        "support it; otherwise fp32.",
+        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs that support "
+        "it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), otherwise fp32.",
     )
-    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = exact(
+    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2"] = exact(
         default="auto",
         title="Attention backend",
-        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn (flash2, flash4, or with "
-        "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa; with "
-        "environment.tune the fastest one that gives correct results.",
+        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2; with "
+        "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa.",
     )
-    fuse_projections: Literal["auto", "on", "off"] = exact(
-        default="auto",
-        title="Fuse projections",
-        description="In training, compute queries, keys and values of a layer as one matrix product, and gate and up "
-        "projection as another. Parameters and checkpoints do not change. auto: on for GPUs (not with "
-        "train.parallel=deepspeed or precision=fp8); on CPUs with environment.tune=full, if it is faster.",
-    )
-    half_weights: Literal["auto", "on", "off"] = exact(
-        default="auto",
-        title="Half weights",
-        description="In bf16 with one worker, cast the layers' weights to bf16 once per step instead of once per "
-        "micro-batch. Parameters and optimizer stay in fp32. auto: on CPUs with environment.tune=full, if it is faster.",
-    )
-    allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = exact(
+    allocator: Literal["auto", "system", "glibc", "tcmalloc", "jemalloc"] = exact(
         default="auto",
         title="Allocator",
-        description="Memory allocator of CPU workers. auto: the system's; with environment.tune, the fastest in a short "
-        "trial of tcmalloc and jemalloc, if installed, and glibc's configured to keep freed memory.",
+        description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
+        "has it, otherwise system.",
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default="auto",
@@ -81,13 +70,13 @@ class EnvironmentConfig(Section):
         default=1,
         title="Nodes",
         description="Number of machines (nodes), each with environment.nproc_per_node workers. Start `infini-llama "
-        "join RUN` on the other nodes.",
+        "join RUN`, or the same command, on the other nodes.",
     )
     node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = free(
         default="auto",
         title="Node rank",
-        description="Rank of this node, from 0. auto: 0 for the command that leads the run, a free rank for nodes "
-        "that join.",
+        description="Rank of this node, from 0. The command with rank 0 leads the run, those with other ranks join it. auto: "
+        "read from PET_NODE_RANK, NODE_RANK, SLURM_NODEID or JOB_COMPLETION_INDEX, otherwise 0.",
     )
     master_addr: Annotated[str, Field(pattern=HOST)] = free(
         default="auto",
@@ -99,34 +88,15 @@ class EnvironmentConfig(Section):
         title="Port",
         description="Port of the rendezvous on node 0. auto: a free port.",
     )
-    rendezvous: Literal["c10d", "static"] = free(
-        default="c10d",
-        title="Rendezvous",
-        description="c10d: torchrun assigns node ranks, sorted by address. static: node ranks are "
-        "environment.node_rank, and master_addr and port must be set; no other port is used.",
-    )
     join_timeout: Annotated[float, Field(gt=0)] = free(
         default=600.0,
         title="Join timeout",
         description="Seconds that nodes wait for each other before an attempt fails.",
     )
-    preflight_timeout: Annotated[float, Field(gt=0)] = free(
-        default=120.0,
-        title="Preflight timeout",
-        description="Timeout of the connectivity check before the first step, in seconds; the error lists missing "
-        "ranks. On one machine, it is at least environment.communication_timeout.",
-    )
     communication_timeout: Annotated[float, Field(gt=0)] = free(
         default=600.0,
         title="Communication timeout",
         description="Timeout of collective operations during training, in seconds. The attempt then fails and is retried.",
-    )
-    tune: Literal["off", "quick", "full"] = Field(
-        default="off",
-        title="Tune",
-        description="How `auto` values are tuned for speed. off: not tuned. quick: known settings for this machine, "
-        "and short trials of attention backends and allocators. full: also trials of compilation, workers, "
-        "threads, precision and fused projections. Trials take at most 5 % of the run's time.",
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
@@ -134,26 +104,26 @@ class EnvironmentConfig(Section):
         description="Environment variables of the workers. They override the plan's variables. The value "
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
     )
-    launcher: Literal["local", "slurm", "kubernetes"] = free(
+    launcher: Literal["local", "srun"] = free(
         default="local",
         title="Launcher",
-        description="How workers are started. local: torchrun on this machine. slurm: an sbatch job. kubernetes: a "
-        "JobSet. A job continues if this command ends, and the next command with the same run name "
-        "watches it.",
+        description="How workers are started. local: torchrun on this machine. srun: torchrun by Slurm's srun on every "
+        "node of the allocation that this command runs in, or of one that srun requests.",
     )
-    node: NodeConfig = Field(
-        default_factory=NodeConfig,
-        title="Node",
-        description="Resources of each machine of the cluster, if the launcher is not local.",
+    srun_options: list[Annotated[str, Field(pattern=SRUN_OPTION)]] = free(
+        default_factory=list,
+        title="srun options",
+        description="Options of srun for environment.launcher=srun, each as --name=value, for example --partition=gpu "
+        "or --time=12:00:00.",
     )
-    slurm: SlurmConfig = Field(
-        default_factory=SlurmConfig, title="Slurm", description="Job settings for environment.launcher=slurm."
-    )
-    kubernetes: KubernetesConfig = Field(
-        default_factory=KubernetesConfig,
-        title="Kubernetes",
-        description="Job settings for environment.launcher=kubernetes.",
-    )
+
+    @field_validator("srun_options")
+    @classmethod
+    def _leave_the_options_of_the_launcher(cls, options: list[str]) -> list[str]:
+        taken = [option for option in options if option.removeprefix("--").split("=")[0] in SET_BY_LAUNCHER]
+        if taken:
+            raise ValueError(f"it contains {', '.join(taken)}, which the launcher sets itself; remove it")
+        return options
 
     @model_validator(mode="after")
     def _nodes_can_meet(self) -> EnvironmentConfig:
@@ -162,20 +132,10 @@ class EnvironmentConfig(Section):
             problems.append(
                 f"node_rank={self.node_rank}, but nnodes={self.nnodes} and they count from 0; use auto or at most {self.nnodes - 1}"
             )
-        if self.nnodes == 1:
-            if self.master_addr != "auto":
-                problems.append(
-                    f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes"
-                )
-            if self.rendezvous == "static":
-                problems.append("rendezvous=static is for several nodes, but nnodes=1; use c10d, or set nnodes")
-        elif self.rendezvous == "static":
-            for name in ("master_addr", "port"):
-                if getattr(self, name) == "auto":
-                    problems.append(
-                        f"rendezvous=static with {name}=auto and nnodes={self.nnodes}: every node has to know it beforehand; give "
-                        f"{name}, or use rendezvous=c10d"
-                    )
+        if self.nnodes == 1 and self.master_addr != "auto":
+            problems.append(f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes")
+        if self.srun_options and self.launcher != "srun":
+            problems.append("srun_options is set, but launcher is not srun; set launcher=srun or remove the options")
         if problems:
             raise ValueError("; environment.".join(problems))
         return self

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.progress import Reached, progress_of
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from infini_llama.tasks.records.summary import RunSummary
 
+Answer = tuple[JsonObject, str]  # of a command: a record for --json, and text
 LINES_APART = 2.0  # seconds between the plain lines of one stage's progress
 MIN_WIDTH_FOR_BARS = 110  # terminal columns
 BLOCKS, SPARKS = "▁▂▃▄▅▆▇█", 16

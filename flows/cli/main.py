@@ -11,15 +11,16 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError, PipelineError, Preempted, no_space
-from infini_llama.flows.cli.parser import build_parser
+from infini_llama.flows.cli.parser import build_parser, subcommands, unknown_command
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
 if TYPE_CHECKING:
     from infini_llama.configs.reading import JsonObject
+    from infini_llama.flows.cli.console import Answer
 
 UNEXPECTED = 70
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
@@ -67,9 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     hangup_as_termination()
     try:
         with _console(parsed):
-            from infini_llama.flows.cli import commands
-
-            record, text = commands.COMMANDS[parsed.command](parsed)
+            record, text = commands()[parsed.command](parsed)
         _say(text, parsed, record)
         code = ended if isinstance(ended := record.get("exit_code", 0), int) else 0
     except SystemExit:
@@ -88,6 +87,50 @@ def main(arguments: list[str] | None = None) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code
+
+
+def commands() -> dict[str, Callable[[argparse.Namespace], Answer]]:
+    """One function per command: arguments in, a record for --json and text out."""
+    from infini_llama.flows.cli import init, models, runs, serve, stages
+
+    return {
+        "compare": runs.compare,
+        "completion": completion,
+        "deploy": serve.deploy,
+        "doctor": stages.doctor,
+        "estimate": stages.estimate,
+        "evaluate": models.evaluate,
+        "export": models.export,
+        "gc": runs.gc,
+        "generate": models.generate,
+        "help": help_text,
+        "import": models.import_folder,
+        "init": init.init,
+        "join": stages.join,
+        "preprocess": stages.preprocess,
+        "report": runs.report,
+        "run": stages.run,
+        "runs": runs.runs,
+        "serve": serve.serve,
+        "train": stages.train,
+        "verify": stages.verify,
+    }
+
+
+def completion(arguments: argparse.Namespace) -> Answer:
+    import shtab
+
+    script = shtab.complete(arguments.parser, arguments.shell)
+    return {"shell": arguments.shell, "script": script}, script
+
+
+def help_text(arguments: argparse.Namespace) -> Answer:
+    """The top-level help, or that of one command."""
+    known = subcommands(arguments.parser)
+    if arguments.topic is not None and arguments.topic not in known:
+        raise ConfigError(unknown_command(arguments.topic, list(known)))
+    text = (known[arguments.topic] if arguments.topic else arguments.parser).format_help().rstrip()
+    return {"help": text}, text
 
 
 @contextlib.contextmanager

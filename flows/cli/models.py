@@ -1,4 +1,4 @@
-"""The commands generate, evaluate, passkey, export and import."""
+"""The commands generate, evaluate, export and import."""
 
 import logging
 import shlex
@@ -8,8 +8,10 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.flows.cli.paths import Answer, find
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.naming import find
 
+PASSKEY = ("lengths", "depths", "segments", "form", "filler", "samples", "seed")  # options of `evaluate --passkey`
 log = logging.getLogger("infini_llama.export")
 
 
@@ -49,31 +51,37 @@ def _text_of(file: str) -> str:
 
 
 def evaluate(arguments: Namespace) -> Answer:
+    if arguments.passkey:
+        return _passkey(arguments)
+    if given := [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]:
+        raise ConfigError(f"{', '.join(given)}: only with --passkey; add it, or remove them.")
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
     from infini_llama.flows.cli.tables import evaluation_text
     from infini_llama.tasks.evaluate.stage import evaluate
 
-    record = evaluate(
-        run, arguments.checkpoint, arguments.files, arguments.split, arguments.sequences, arguments.stream
-    )
+    split = arguments.split or "validation"
+    record = evaluate(run, arguments.checkpoint, arguments.files, split, arguments.sequences, arguments.stream)
     return record.to_json(), evaluation_text(record)
 
 
-def passkey(arguments: Namespace) -> Answer:
+def _passkey(arguments: Namespace) -> Answer:
+    if given := [f"--{name}" for name in ("files", "split", "sequences", "stream") if getattr(arguments, name)]:
+        raise ConfigError(f"{', '.join(given)}: not with --passkey, which makes its own texts; remove them.")
     run = find(arguments.run, "runs")
-    if not arguments.segments and (arguments.form, arguments.filler) != ("passkey", "repeated"):
+    form, filler = arguments.form or "passkey", arguments.filler or "repeated"
+    if not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; add it, or remove them.")
     from infini_llama.flows.cli.tables import passkey_text
     from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 
-    lengths, depths = arguments.lengths or [], arguments.depths
+    checkpoint, samples, seed = arguments.checkpoint, arguments.samples or 10, arguments.seed or 0
     if arguments.segments:
-        about = (arguments.samples, arguments.seed, arguments.form, arguments.filler)
-        record = find_passkeys_across(run, arguments.checkpoint, arguments.segments, *about)
+        record = find_passkeys_across(run, checkpoint, arguments.segments, samples, seed, form, filler)
     else:
-        record = find_passkeys(run, arguments.checkpoint, lengths, depths, arguments.samples, arguments.seed)
+        depths = arguments.depths or [0.0, 0.25, 0.5, 0.75, 1.0]
+        record = find_passkeys(run, checkpoint, arguments.lengths or [], depths, samples, seed)
     return record.to_json(), passkey_text(record)
 
 
@@ -93,10 +101,11 @@ def export(arguments: Namespace) -> Answer:
 
 def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.export.hub import folder_of
     from infini_llama.tasks.export.starting import write_configuration
 
-    folder = Path(arguments.folder)
-    output = Path(arguments.output or f"{folder.resolve().name}.yaml")
+    folder = folder_of(arguments.model, arguments.revision)
+    output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
     record = write_configuration(folder, output, arguments.attention, arguments.segment_length)
     text = (
         as_text(record.to_json())

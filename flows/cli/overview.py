@@ -56,7 +56,7 @@ GROUPS = (
 )
 # Commands whose documentation is not the page of their group.
 PAGES = {
-    "join": "docs/nodes.md",
+    "join": "docs/clusters.md",
     "preprocess": "docs/data.md",
     "verify": "docs/data.md",
     "train": "docs/resume.md",

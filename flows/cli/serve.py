@@ -4,14 +4,15 @@ import logging
 import os
 from argparse import Namespace
 
-from infini_llama.flows.cli.paths import Answer, home_folder, prefect_speaks_into
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.naming import home_folder
 
 
 def serve(arguments: Namespace) -> Answer:
-    from infini_llama.flows.server import lasting_api
+    from infini_llama.flows.server import lasting_api, log_into
 
     home = home_folder()
-    prefect_speaks_into(home, arguments)
+    log_into(home, arguments.verbose)
     with lasting_api(home, arguments.host, arguments.port) as own:
         from infini_llama.flows.serving import serve
 
@@ -26,10 +27,10 @@ def serve(arguments: Namespace) -> Answer:
 
 def deploy(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
-    from infini_llama.flows.server import given_api
+    from infini_llama.flows.server import given_api, log_into
 
     with given_api(home_folder()):
-        prefect_speaks_into(home_folder(), arguments)
+        log_into(home_folder(), arguments.verbose)
         from infini_llama.flows.deployments import deploy
 
         record = deploy(arguments.configs, arguments.gpus)

@@ -46,7 +46,7 @@ class DoctorReport(Record):
     Attributes:
         findings: worst first; a setting that this machine cannot run is one of severity error.
         plan: None without a configuration, and if this machine cannot run it.
-        exit_code: 64 if there is an error, 1 if there is a warning, else 0.
+        exit_code: 64 if there is an error, 1 if it is strict and there is a warning, else 0.
     """
 
     findings: tuple[Finding, ...]
@@ -62,11 +62,13 @@ def doctor(
     home: Path = Path("workspace"),
     against: Path | None = None,
     machine: Machine | None = None,
+    strict: bool = False,
 ) -> DoctorReport:
     """Check this machine, and whether it can run the configuration.
 
     Args:
         against: folder of a run to compare with.
+        strict: a warning is no success.
 
     Raises:
         ConfigError: there is no environment of a run in `against`.
@@ -93,7 +95,11 @@ def doctor(
         patches=tuple(KnownPatch(**dict(summarize(patch)), applies=patch in needed) for patch in PATCHES),
         against=since,
         facts=facts,
-        exit_code=ConfigError.exit_code if "error" in severities else WARNED if "warning" in severities else 0,
+        exit_code=ConfigError.exit_code
+        if "error" in severities
+        else WARNED
+        if strict and "warning" in severities
+        else 0,
     )
 
 

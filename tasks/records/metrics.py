@@ -115,7 +115,7 @@ class PerplexityLine(Perplexity):
 
 
 class PasskeyLine(PasskeyRetrieval):
-    """A measurement of `passkey`; see `PerplexityLine`."""
+    """A measurement of `evaluate --passkey`; see `PerplexityLine`."""
 
     kind: Literal["passkey"]
     measured: str | None = None

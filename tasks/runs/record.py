@@ -185,7 +185,7 @@ class RunRecord:
 
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
-        """What `evaluate` and `passkey` measured of its model, the oldest first."""
+        """What `evaluate` measured of its model, the oldest first."""
         return read_lines(self.folder.evaluations, EVALUATION_LINE)
 
     @cached_property

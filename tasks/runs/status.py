@@ -11,7 +11,7 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.lease import this_machine
 from infini_llama.tasks.storage.record_file import read_record, record_text, write_record
 
-NODE = "INFINI_LLAMA_NODE"  # tells a worker the number of its node
+NODE = "GROUP_RANK"  # rank of the node, set by torchrun
 
 
 def status_path(attempt_dir: Path, rank: int) -> Path:
@@ -34,6 +34,7 @@ def write_status(
         step=step,
         time=time.time(),
         node=int(os.environ.get(NODE, "0")),
+        parent=os.getppid(),
         host=socket.gethostname(),
         machine=this_machine(),
         error=error,

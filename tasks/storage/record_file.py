@@ -74,8 +74,6 @@ def as_record(kind: type[RecordType], fields: JsonValue, path: Path) -> RecordTy
         return kind.from_json(fields)
     except ValidationError as fault:
         raise Damaged(f"{path}: {first_fault(fault)}.") from None
-    except (KeyError, TypeError) as fault:  # in `upgrade`
-        raise Damaged(f"{path}: {fault} is missing or of another type.") from None
 
 
 def write_record(path: Path, record: Record) -> None:

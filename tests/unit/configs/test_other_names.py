@@ -149,7 +149,7 @@ def test_an_unknown_option_suggests_the_key(option, value, meant, capsys):
 
 def test_an_option_of_a_command_without_a_configuration_has_no_hint(capsys):
     with pytest.raises(SystemExit):
-        parse(["inspect", "x", "--max_steps", "1"])
+        parse(["report", "x", "--max_steps", "1"])
     assert "train.max_steps" not in capsys.readouterr().err
 
 
@@ -163,7 +163,7 @@ def test_aliases_are_not_keys_and_map_to_keys():
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("max_stps", "train.max_steps"), ("fils", "data.files"), ("gpus", "environment.gpus"), ("partitions", "environment.slurm.partition")],
+    [("max_stps", "train.max_steps"), ("fils", "data.files"), ("gpus", "environment.gpus"), ("srun_option", "environment.srun_options")],
 )  # fmt: skip
 def test_a_typing_error_leads_to_the_key(word, meant):
     assert nearest((word,)) == (meant,)
@@ -172,3 +172,10 @@ def test_a_typing_error_leads_to_the_key(word, meant):
 @pytest.mark.parametrize("word", ["activate", "zzz", "relation"])
 def test_an_unrelated_word_has_no_suggestion(word):
     assert nearest((word,)) == ()
+
+
+@pytest.mark.parametrize("key", other_names.DECIDED)
+def test_a_key_that_the_program_decides_is_answered_with_what_it_does(key):
+    section, name = key.split(".")
+    _, (line,) = validate({"data": {"source": "python-stdlib"}, section: {name: "on"}})
+    assert line == f"{key}: unknown key; leave it out: {other_names.DECIDED[key]}" and key not in all_keys()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import DeploymentConfig
-from infini_llama.flows.home import resolved, run_name
+from infini_llama.flows.naming import resolved, run_name
 
 
 def test_a_run_name_contains_the_scheduled_local_time(monkeypatch):

@@ -10,9 +10,10 @@ from support.machines import H100, begun, lay_out, settings
 
 def test_the_exit_code_follows_the_worst_finding(tmp_path):
     well = doctor(settings(), tmp_path, machine=lay_out(tmp_path / "well"))
-    warned = doctor(settings(), tmp_path, machine=lay_out(tmp_path / "busy", gpus=[H100] * 2, busy=0))
+    busy = lay_out(tmp_path / "busy", gpus=[H100] * 2, busy=0)
+    warned, strict = (doctor(settings(), tmp_path, machine=busy, strict=strict) for strict in (False, True))
     ill = doctor(settings({"gpus": [7]}), tmp_path, machine=lay_out(tmp_path / "ill", gpus=[H100]))
-    assert [report.exit_code for report in (well, warned, ill)] == [0, 1, 64]
+    assert [report.exit_code for report in (well, warned, strict, ill)] == [0, 0, 1, 64]
     for report, worst in ((warned, "warning"), (ill, "error")):
         assert report.findings[0].severity == worst and json.dumps(report.to_json())
 

@@ -10,8 +10,8 @@ import pytest
 
 from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import load_config
-from infini_llama.flows.cli.commands import COMMANDS
-from infini_llama.flows.cli.main import Stopped, explain, main, parse
+from infini_llama.flows.cli.main import Stopped, commands, explain, main, parse
+from infini_llama.flows.cli.parser import GROUPS, REPLACED
 
 ROOT = Path(__file__).parents[4]
 
@@ -82,7 +82,7 @@ def test_errors_as_json(command, texts):
     assert record["error"] in result.stderr
 
 
-def test_preprocess_verify_inspect(command, texts):
+def test_preprocess_verify_report(command, texts):
     built = command("preprocess", "run.yaml", "--json")
     assert built.returncode == 0, built.stderr
     reference = json.loads(built.stdout.splitlines()[-1])
@@ -92,9 +92,10 @@ def test_preprocess_verify_inspect(command, texts):
 
     verified = command("verify", "latest", "--deep", "--html", "checks.html", "--json")
     assert json.loads(verified.stdout)["ok"] is True
-    inspected = json.loads(command("inspect", "latest", "--json").stdout)
+    inspected = json.loads(command("report", "latest", "--html", "dataset.html", "--json").stdout)
+    assert "<svg" in Path(inspected["report"]).read_text()
     assert inspected["splits"]["train"]["documents"] == reference["train"]["documents"]
-    assert "train" in command("inspect", "latest").stdout
+    assert "train" in command("report", "latest").stdout
 
     shard = next((texts / "home" / reference["path"] / "train").glob("*.arrow"))
     content = bytearray(shard.read_bytes())
@@ -117,7 +118,7 @@ def test_init_writes_a_runnable_configuration(command, texts):
     done = command("init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert record["files"] == 40 and record["steps"] == 200
+    assert record["files"] == 40 and record["steps"] >= 20
     small = ["data.sequence_length=16", "model.segment_length=4", "data.tokenizer.vocab_size=300"]
     built = command("preprocess", "my.yaml", *small)
     assert built.returncode == 0, built.stderr
@@ -146,13 +147,13 @@ def test_unexpected_errors_show_a_traceback_only_with_verbose(command, texts):
 
 def test_overrides_and_options_in_any_order():
     for words in (
-        ["run", "a.yaml", "x.y=1", "z=2", "--direct"],
-        ["run", "--direct", "a.yaml", "x.y=1", "z=2"],
-        ["run", "a.yaml", "--direct", "x.y=1", "--json", "z=2"],
-        ["run", "a.yaml", "x.y=1", "--direct", "z=2"],
+        ["run", "a.yaml", "x.y=1", "z=2", "--no-prefect"],
+        ["run", "--no-prefect", "a.yaml", "x.y=1", "z=2"],
+        ["run", "a.yaml", "--no-prefect", "x.y=1", "--json", "z=2"],
+        ["run", "a.yaml", "x.y=1", "--direct", "z=2"],  # its former name
     ):
         parsed = parse(words)
-        assert (parsed.config, parsed.overrides, parsed.direct) == ("a.yaml", ["x.y=1", "z=2"], True)
+        assert (parsed.config, parsed.overrides, parsed.no_prefect) == ("a.yaml", ["x.y=1", "z=2"], True)
     assert parse(["run", "a.yaml"]).overrides == []
 
 
@@ -175,11 +176,24 @@ def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
     assert main(["help"]) == 0
     text = capsys.readouterr().out
     named = set(re.findall(r"^  (\w+) ", text, re.MULTILINE))
-    assert set(COMMANDS) <= named and text.count("Example: infini-llama ") == 4
-    assert all(Path(ROOT, page).is_file() for page in re.findall(r"\((docs/.*\.md)\)", text))
+    assert set(commands()) == named and text.count("Example: infini-llama ") == 4
+    assert "docs/" not in text and "configs/" not in text, "a path of the repository, which an installation lacks"
     assert main(["help", "generate"]) == 0
     text = capsys.readouterr().out
-    assert "usage: infini-llama generate" in text and "(default: 128)" in text and "docs/model.md" in text
+    assert "usage: infini-llama generate" in text and "(default: 128)" in text
+
+
+@pytest.mark.parametrize(("name", "instead"), REPLACED.items())
+def test_a_former_command_is_answered_with_its_replacement(name, instead, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([name, "x"])
+    assert left.value.code == 64 and f"'infini-llama {instead}'" in capsys.readouterr().err
+    assert parse(instead.replace("RUN_OR_DATASET", "x").split()).command in commands()
+
+
+def test_each_page_that_help_names_is_a_page_of_the_documentation():
+    titles = set(re.findall(r"^ +- (.+): \S+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {page for *_, group in GROUPS for _, page in group.values()} <= titles
 
 
 @pytest.mark.parametrize("words", [["trian", "run.yaml"], ["help", "trian"]])
@@ -197,13 +211,13 @@ def test_a_key_may_be_written_as_an_option():
     assert set(parsed.overrides) == {"train.max_steps=5", "data.tokenizer.vocab_size=300", "model.attention=infini"}
 
 
-def test_config_show_prints_yaml_that_loads_again(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_prints_a_configuration_that_loads_again(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["config", "show", "tiny", "train.max_steps=123", "environment.env.MY_TOKEN=secret"]) == 0
+    assert main(["run", "tiny", "--dry-run", "--json", "train.max_steps=123", "environment.env.MY_TOKEN=secret"]) == 0
     text = capsys.readouterr().out
     assert "secret" not in text
-    Path("again.yaml").write_text(text)
-    assert load_config("again.yaml").train == load_config("tiny", ["train.max_steps=123"]).train
+    Path("again.json").write_text(json.dumps(json.loads(text)["config"]))
+    assert load_config("again.json").train == load_config("tiny", ["train.max_steps=123"]).train
 
 
 def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):

@@ -9,10 +9,10 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import DataConfig, PipelineConfig
-from infini_llama.flows.mirroring import RECORDS, mirrored, restore_dataset, restore_run
 from infini_llama.tasks.preprocess.stage import plan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.mirroring import RECORDS, mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
 from infini_llama.tasks.storage.mirror import Mirror
 from support.remote import s3_server

@@ -1,0 +1,110 @@
+"""The commands runs, report, compare and gc."""
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+
+from infini_llama.configs.reading import JsonObject
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.naming import find, home_folder
+
+log = logging.getLogger("infini_llama.report")
+
+
+def runs(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import runs_text
+    from infini_llama.tasks.runs.runs import list_runs
+
+    found, home = list_runs(home_folder()), home_folder()
+    nothing = f"no run in {home / 'runs'}; call it in the folder where runs were started, or set INFINI_LLAMA_HOME"
+    return {"home": str(home), "runs": [run.to_json() for run in found]}, runs_text(found) if found else nothing
+
+
+def report(arguments: Namespace) -> Answer:
+    """Describe a run or a dataset. A run's page is written into its folder, a dataset's only where --html names a file."""
+    path = find(arguments.path, "runs", "datasets")
+    record, text, page = _dataset(path, arguments.html) if _is_dataset(path) else _run(path, arguments.html)
+    if arguments.open:
+        import webbrowser
+
+        if page is None:
+            log.warning("a dataset's page is written with --html FILE; nothing was opened")
+        elif not webbrowser.open(page.as_uri()):
+            log.warning("no browser could be started; open the page yourself")
+    return record, text
+
+
+def _is_dataset(path: Path) -> bool:
+    return not (path / "lineage.json").exists() and (
+        (path / "manifest.json").exists() or path.parent.name == "datasets"
+    )
+
+
+def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
+    from infini_llama.flows.cli.tables import run_text
+    from infini_llama.tasks.report.run import run_page, write_report
+    from infini_llama.tasks.runs.record import RunRecord
+    from infini_llama.tasks.runs.runs import describe_run
+
+    description = describe_run(path)
+    record, text = description.to_json(), run_text(description)
+    if html is not None:
+        page = written(html, run_page(RunRecord(path)))
+        return record | {"report": str(page)}, f"{text}\n\n{page}", page
+    picture, page = write_report(path)
+    return record | {"report": str(page), "loss_curve": str(picture)}, f"{text}\n\n{page}", page
+
+
+def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
+    from infini_llama.flows.cli.tables import dataset_text
+    from infini_llama.tasks.preprocess.summary import describe
+    from infini_llama.tasks.report.dataset import dataset_page
+
+    dataset = describe(path)
+    record, text = dataset.to_json(), dataset_text(dataset)
+    if html is None:
+        return record, text, None
+    page = written(html, dataset_page(path))
+    return record | {"report": str(page)}, f"{text}\n\n{page}", page
+
+
+def compare(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.report.comparison import (
+        NOT_THE_SAME,
+        columns_of_runs,
+        compare,
+        comparison_page,
+        rows_of_keys,
+    )
+
+    paths = [find(run, "runs") for run in arguments.runs]
+    comparison = compare(paths)
+    record = comparison.to_json()
+    shown = {"differences": rows_of_keys(comparison), "results": columns_of_runs(comparison)}
+    text = as_text({part: rows for part, rows in shown.items() if rows})
+    if not comparison.same_validation:
+        log.warning(NOT_THE_SAME)
+    if arguments.html is not None:
+        page = written(arguments.html, comparison_page(paths, comparison))
+        return record | {"report": str(page)}, f"{text}\n\n{page}"
+    return record, text
+
+
+def gc(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import leftovers_text
+    from infini_llama.tasks.runs.gc import Rules, collect
+
+    rules = Rules(arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets)
+    record = collect(home_folder(), rules, arguments.yes)
+    return record.to_json(), leftovers_text(record)
+
+
+def written(file: str, page: str) -> Path:
+    """Write a page into `file`, and return its absolute path."""
+    from infini_llama.tasks.storage.artifacts import write_atomic
+
+    target = Path(file).resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, page)
+    return target

@@ -1,0 +1,221 @@
+"""The commands that run stages: run, preprocess, verify, train, join, doctor and estimate."""
+
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.secrets import withheld
+from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.cli.runs import written
+from infini_llama.flows.naming import find, home_folder, usable_home
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import PipelineConfig
+
+
+def run(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.console import summary_text
+    from infini_llama.tasks.records.summary import RunSummary
+
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.dry_run:
+        return dry_run(config)
+    if joined := _joins(config):
+        return joined
+    if arguments.no_prefect:
+        from infini_llama.flows.pipeline import run
+
+        summary = run(config)
+    else:
+        from infini_llama.flows.server import log_into, prefect_api
+
+        home = usable_home(config.runtime.home, "runtime.home")
+        log_into(home, arguments.verbose)
+        with withheld(config) as shown, prefect_api(home):
+            from httpx import TransportError
+            from prefect import tags
+            from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+            from infini_llama.flows.pretrain import pretrain, tags_of
+            from infini_llama.tasks.records.summary import PipelineResult
+
+            try:
+                with tags(*tags_of(config)), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+                    result = pretrain(shown)
+                assert isinstance(result, PipelineResult)  # only a scheduled run is skipped
+                summary = result.to_json()
+            except TransportError as fault:  # training neither needs the server nor stops with it
+                raise PipelineError(
+                    f"the Prefect server no longer responds ({fault}); the run's state is in "
+                    f"{home / 'runs' / config.runtime.name}, and the same command reports the result or resumes."
+                ) from fault
+    return summary, summary_text(RunSummary.from_json(summary))
+
+
+def dry_run(config: "PipelineConfig") -> Answer:
+    """What `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
+    import yaml
+
+    from infini_llama.configs.secrets import masked, without_secrets
+    from infini_llama.flows.cli.tables import as_text, estimate_text
+    from infini_llama.flows.naming import resolved
+    from infini_llama.tasks.estimate.run import estimate, plan_of
+    from infini_llama.tasks.preprocess.stage import lookup
+    from infini_llama.tasks.runs.record import RunRecord
+
+    settings = resolved(config)
+    home = settings.runtime.home
+    folder = home / "runs" / settings.runtime.name
+    cached = lookup(settings.data, home)
+    run = RunRecord(folder) if (folder / "lineage.json").exists() else None
+    found = {
+        "dataset": None if cached is None else str(home / cached.path),
+        "run": str(folder),
+        "state": "new" if run is None else run.state,
+        "step": 0 if run is None else run.step,
+    }
+    shown = without_secrets(settings).model_dump(mode="json", exclude={"deployment"})
+    planned = plan_of(settings)
+    plan = planned.model_copy(update={"env": masked(planned.env)}).to_json()
+    estimated = estimate(settings)
+    record = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": found}
+    plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
+    configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
+    parts = (configuration, as_text({"plan": plain}), estimate_text(estimated), as_text({"cached": found}))
+    return record, "\n\n".join(parts) + "\n\nnothing was started (--dry-run)"
+
+
+def preprocess(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.tables import reference_text
+    from infini_llama.flows.naming import resolved
+    from infini_llama.tasks.preprocess import stage
+
+    config = load_config(arguments.config, arguments.overrides)
+    home = resolved(config).runtime.home
+    reference = stage.preprocess(config.data, home, repair=arguments.repair)
+    return reference.to_json(), reference_text(reference, home)
+
+
+def verify(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text, statistics_text
+    from infini_llama.flows.datasets import references
+    from infini_llama.tasks.formatting import in_words
+    from infini_llama.tasks.records.dataset import VerifyReport
+    from infini_llama.tasks.verify_data.checks import verify
+
+    path = find(arguments.dataset, "datasets")
+    level, home = "deep" if arguments.deep else "quick", home_folder()
+    reports = {reference.chunks: verify(reference, home, level, sys.maxsize) for reference in references(path, home)}
+    whole = VerifyReport(
+        level=level,
+        ok=all(report.ok for report in reports.values()),
+        checks=tuple(check for report in reports.values() for check in report.checks),
+        files=sum(report.files for report in reports.values()),
+        checked_bytes=sum(report.checked_bytes for report in reports.values()),
+        seconds=sum(report.seconds for report in reports.values()),
+        verify_on_read=any(report.verify_on_read for report in reports.values()),
+        statistics=next((report.statistics for report in reports.values() if report.statistics), None),
+    )
+    checks: list[JsonValue] = [
+        {"chunks": name, **dict(check)} for name, report in reports.items() for check in report.checks
+    ]
+    record: JsonObject = {"dataset": str(path), **whole.to_json(), "checks": checks}
+    text = as_text(in_words(record) | ({"statistics": statistics_text(whole.statistics)} if whole.statistics else {}))
+    if arguments.html is not None:
+        from infini_llama.tasks.report.dataset import dataset_page
+
+        page = written(arguments.html, dataset_page(path, whole))
+        return record | {"report": str(page)}, f"{text}\n\n{page}"
+    return record, text
+
+
+def doctor(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.patch_environment.doctor import doctor
+
+    config, home = None, home_folder()
+    if arguments.config is not None:
+        from infini_llama.configs.loading import load_config
+        from infini_llama.flows.naming import resolved
+
+        config = resolved(load_config(arguments.config, arguments.overrides))
+        home = config.runtime.home
+    against = None if arguments.against is None else find(arguments.against, "runs")
+    report = doctor(config, home, against, strict=arguments.strict)
+    record = report.to_json()
+    patches: list[JsonValue] = [patch.to_json() for patch in report.patches if patch.applies]
+    shown = {name: record[name] for name in ("findings", "plan")} | {"patches": patches}
+    if since := report.against:
+        shown |= since.model_dump(mode="json", exclude={"run"}) | {"against": since.run}
+    return record, as_text({part: value for part, value in shown.items() if value})
+
+
+def estimate(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.tables import estimate_text
+    from infini_llama.flows.naming import resolved
+    from infini_llama.tasks.estimate.run import estimate
+
+    record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
+    return record.to_json(), estimate_text(record)
+
+
+def train(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
+    from infini_llama.flows.cli.console import summary_text
+    from infini_llama.flows.datasets import reference_for
+    from infini_llama.flows.naming import resolved
+    from infini_llama.flows.pipeline import verify_and_train
+    from infini_llama.tasks.patch_environment.requirements import check_requirements
+    from infini_llama.tasks.preprocess.stage import lookup
+
+    config = load_config(arguments.config, arguments.overrides)
+    if joined := _joins(config):
+        return joined
+    settings = resolved(config)
+    check_requirements(settings)
+    if arguments.dataset is not None:
+        reference = reference_for(config.data, find(arguments.dataset, "datasets"), settings.runtime.home)
+    else:
+        reference = lookup(config.data, settings.runtime.home)
+    if reference is None:
+        raise DataError(
+            f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "
+            "or name one with --dataset."
+        )
+    summary = verify_and_train(settings, reference)
+    return summary.to_json(), summary_text(summary)
+
+
+def join(arguments: Namespace) -> Answer:
+    path = Path(arguments.run)
+    run = path.resolve() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
+    return _join(run, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
+
+
+def _join(run: Path, master_addr: str | None) -> Answer:
+    from infini_llama.tasks.runs.run_folder import RunFolder
+    from infini_llama.tasks.train.nodes import join
+
+    code = join(RunFolder(run), master_addr)
+    return {"run": str(run), "exit_code": code}, f"joined      {run}: it has ended" + (f" with {code}" if code else "")
+
+
+def _joins(config: "PipelineConfig") -> Answer | None:
+    """Join the run instead of leading it, if this node's rank is not 0."""
+    from infini_llama.flows.naming import resolved
+
+    settings = resolved(config)
+    environment, runtime = settings.environment, settings.runtime
+    if environment.nnodes == 1 or environment.node_rank in ("auto", 0):
+        return None
+    address = None if environment.master_addr == "auto" else environment.master_addr
+    return _join(runtime.home / "runs" / runtime.name, address)

@@ -1,0 +1,64 @@
+"""Names and places: the home folder, a run's name in full, and the folder that a name on the command line means."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schedulers import with_scheduler
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import PipelineConfig
+
+
+def home_folder() -> Path:
+    """The home folder of commands without a configuration."""
+    from infini_llama.configs.schema.runtime import default_home
+
+    return usable_home(default_home(), "INFINI_LLAMA_HOME")
+
+
+def usable_home(home: Path, name: str) -> Path:
+    """The absolute path of `home`, which need not exist.
+
+    Raises:
+        ConfigError: it is a file, or lies below one; `name` says where it was set.
+    """
+    path = home.resolve()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{name}={home}: {existing} is a file; name a folder.")
+    return path
+
+
+def find(name: str, *kinds: str) -> Path:
+    """A path, or a name in one of these folders of the home folder."""
+    candidates = [Path(name), *(home_folder() / kind / name for kind in kinds)]
+    for path in candidates:
+        if path.is_dir():
+            return path.resolve()
+    raise ConfigError(
+        f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}."
+    )
+
+
+def resolved(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
+    """The configuration of one run, with its name in full, the absolute path of home, the nodes that a scheduler has set, and
+    nothing of its deployment.
+
+    Args:
+        due: scheduled start, for names with {date} or {time} (local time zone); None: now.
+    """
+    home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
+    runtime = config.runtime.model_copy(update={"home": home, "name": name})
+    environment = with_scheduler(config.environment, os.environ)
+    return config.model_copy(
+        update={"runtime": runtime, "environment": environment, "deployment": type(config.deployment)()}
+    )
+
+
+def run_name(template: str, due: datetime | None = None) -> str:
+    """nightly-{date} as nightly-2026-11-21; {time} is hours, minutes and seconds."""
+    moment = datetime.now() if due is None else due.astimezone()
+    return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")
