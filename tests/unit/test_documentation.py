@@ -19,7 +19,7 @@ TEST = re.compile(r"`((?:unit|contracts|integration|gpu)/[\w/]+\.py)::(\w+)`")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SECTIONS = [name for name, is_section in all_keys().items() if is_section and "." not in name]
 KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(SECTIONS)})(?:\.[a-z_]\w*)+)(?![\w(])")
-FILE_ENDINGS = (".py", ".json", ".jsonl", ".md", ".yaml", ".safetensors", ".html", ".npy")
+FILE_ENDINGS = (".py", ".json", ".jsonl", ".md", ".yaml", ".safetensors", ".html", ".npy", ".sbatch")
 PAPER = re.compile(r"arXiv (\d{4}\.\d{5})")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -117,7 +117,7 @@ def test_commands_and_their_options_exist(page):
 def test_keys_exist(page):
     known = all_keys()
     keys = {key for key in KEY.findall(page.read_text(encoding="utf-8")) if not key.endswith(FILE_ENDINGS)}
-    tables = ("environment.env.", "data.sources.")  # names and numbers of the user's own follow
+    tables = ("environment.env.", "data.sources.", "model.model.")  # a user's own names and numbers, or a parameter's
     assert not [key for key in sorted(keys) if key not in known and not key.startswith(tables)]
 
 
