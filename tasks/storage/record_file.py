@@ -71,7 +71,7 @@ def as_record(kind: type[RecordType], fields: JsonValue, path: Path) -> RecordTy
     if not isinstance(fields, dict):
         raise Damaged(f"{path} has no {kind.__name__}.")
     try:
-        return kind.from_json(fields)
+        return kind.model_validate_json(json.dumps(fields), strict=True)
     except ValidationError as fault:
         raise Damaged(f"{path}: {first_fault(fault)}.") from None
 
