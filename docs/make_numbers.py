@@ -49,7 +49,8 @@ def table(head: list[str], rows: Iterable[list[str]], script: str, *files: str) 
 
 
 def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+    lines = [f"| {' | '.join(line)} |" for line in [head, *rows]]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
 def machine(name: str) -> str:
@@ -76,11 +77,11 @@ def training_rows() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def training_step() -> str:
     peers = ("trainer", "litgpt")
     rows = [
-        [row["processor"], f"{row['size']}, {row['vocabulary']:,}", f"{ours['tokens_per_second']:,.0f}"]
+        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", f"{ours['tokens_per_second']:,.0f}"]
         + [stored(ours[f"over {peer}, our allocator"]["wall"]) for peer in peers]
         for row, ours in training_rows()
     ]
-    head = ["processor", "model, vocabulary", "infini-llama: tokens per second", "Trainer", "litgpt"]
+    head = ["processor; model, vocabulary", "infini-llama: tokens per second", "Trainer", "litgpt"]
     return table(head, rows, "training.py", "training-earlier.json")
 
 
@@ -149,7 +150,6 @@ PROGRAMS = {
     "ours, gigatoken": "infini-llama, gigatoken",
     "ours, tokenizers": "infini-llama, `tokenizers`",
     "megatron-fast": "Megatron-LM's script, gigatoken",
-    "encode": "gigatoken alone, text in memory",
     "datatrove": "datatrove, DocumentTokenizer",
     "datasets.map": "`datasets.map` and group_texts",
     "litdata": "litdata, TokensLoader",
@@ -168,20 +168,32 @@ def preparation_rows(*files: str) -> list[list[str]]:
     rows = []
     for file in files:
         content = result(file)
-        for name, runs in content["runs"].items():
+        for name in (name for name in PROGRAMS if name in content["runs"]):
+            runs = content["runs"][name]
             text = f"{CORPORA[file]}, {content['corpus_bytes'] / 1e6:,.0f} MB"
             seconds, cpu = (spread(run[clock] for run in runs) for clock in ("work_seconds", "cpu_seconds"))
             peak = f"{median(run['peak_megabytes'] for run in runs):,.0f}"
-            rows.append([text, PROGRAMS[name], str(len(runs)), seconds, cpu, peak])
+            rows.append([text, PROGRAMS[name], seconds, cpu, peak])
     return rows
 
 
-PREPARATION_HEAD = ["text", "program", "rounds", "seconds", "CPU seconds", "peak MB"]
+PREPARATION_HEAD = ["text", "program", "seconds", "CPU seconds", "peak MB"]
 
 
 def preparation() -> str:
-    files = ("preparation.json", "preparation-1gb.json", "preparation-small.json")
+    files = ("preparation.json", "preparation-1gb.json")
     return table(PREPARATION_HEAD, preparation_rows(*files), "preparation.py", *files)
+
+
+def preparation_small() -> str:
+    file = "preparation-small.json"
+    return table(PREPARATION_HEAD, preparation_rows(file), "preparation.py", file)
+
+
+def small_ratio(program: str) -> str:
+    """CPU time of a program over that of infini-llama with gigatoken, on the small corpus."""
+    medians = result("preparation-small.json")["medians"]
+    return f"{medians[program]['cpu_seconds'] / medians['ours, gigatoken']['cpu_seconds']:.0f}"
 
 
 def preparation_kinds() -> str:
@@ -416,9 +428,9 @@ def all_of(name: str, field: str) -> str:
 
 
 TABLES: tuple[Callable[[], str], ...] = (
-    training_step, environment_settings, attention_backends, chunked_loss, preparation, preparation_kinds, surveys, reading,
-    preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished, context_parallel,
-    streaming, many_shards, model_sizes, memory_by_preset, recipes, console,
+    training_step, environment_settings, attention_backends, chunked_loss, preparation, preparation_small, preparation_kinds,
+    surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
+    context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console,
 )  # fmt: skip
 NUMBERS: dict[str, Callable[[], str]] = {
     "trainer_ratio": lambda: training_ratios("trainer"),
@@ -430,6 +442,11 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "wall_118mb": lambda: preparation_ratio("preparation.json", "work_seconds"),
     "wall_1gb": lambda: preparation_ratio("preparation-1gb.json", "work_seconds"),
     "memory_1gb": lambda: preparation_ratio("preparation-1gb.json", "peak_megabytes"),
+    "prefect_longer": lambda: f"{result('orchestration.json')['median']['run over torchrun']['total']:.1f}",
+    "direct_longer": lambda: f"{result('orchestration.json')['median']['run --no-prefect over torchrun']['total']:.1f}",
+    "datatrove_ratio": lambda: small_ratio("datatrove"),
+    "datasets_ratio": lambda: small_ratio("datasets.map"),
+    "litdata_ratio": lambda: small_ratio("litdata"),
     "best_fit_filled": lambda: f"{result('reader.json')['best_fit']['efficiency']:.3%}".replace("%", " %"),
     "best_fit_lost": lambda: str(result("reader.json")["best_fit"]["lost_tokens"]),
     "state_bytes": lambda: f"{result('streaming.json')['reports'][0]['state']:,}",

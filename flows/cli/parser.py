@@ -58,7 +58,7 @@ GROUPS = (
             "doctor": ("check this machine and print a fix for each problem", "Environment and tuning"),
             "estimate": ("estimate parameters, FLOPs and memory of a run", "Estimate memory and compute"),
             "gc": ("list old and unused files; --yes deletes them", "Metrics, reports and clean-up"),
-            "completion": ("print a shell completion script", "FAQ"),
+            "completion": ("print a shell completion script", "Quickstart"),
             "help": ("print this help, or the help of a command", "Quickstart"),
         },
     ),

@@ -98,7 +98,7 @@ class RunFolder:
                     log.warning("%s The copy in %s is used.", fault, job)
                     return copy
             raise Damaged(
-                f"{fault} It says what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
+                f"{fault} It records what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
                 "or choose another runtime.name."
             ) from None
 
