@@ -34,7 +34,6 @@ ELSEWHERE = {
     r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
     r"infini-llama init\b|infini-llama run my\.yaml": "tests/integration/test_first_hour.py",
-    r"infini-llama completion\b": "tests/unit/flows/cli/test_main.py",
     r"infini-llama import meta-llama/": "tests/unit/tasks/export/test_hub.py",
 }
 SMALL = {
