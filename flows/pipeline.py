@@ -4,17 +4,20 @@ import time
 from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import refuse_blocks
+from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.naming import resolved
 from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from infini_llama.tasks.preprocess.stage import Preparation
+from infini_llama.tasks.preprocess.stage import Preparation, lookup
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train
@@ -35,6 +38,22 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     preparation = Preparation(settings.data, settings.runtime.home)
     restore_dataset(settings, preparation.planned)
     return verify_and_train(settings, preparation.build()).to_json()
+
+
+def has_finished(config: PipelineConfig) -> bool:
+    """Whether the run has finished with this very configuration, and its dataset is the one of today's text."""
+    settings = resolved(config)
+    run = RunFolder(settings.runtime.home / "runs" / settings.runtime.name)
+    if not run.summary.exists() or not (run.path / "lineage.json").exists():
+        return False
+    try:
+        record = RunRecord(run.path)
+        if record.config != without_secrets(settings).model_dump(mode="json", exclude={"deployment"}):
+            return False
+        dataset = lookup(settings.data, settings.runtime.home)
+        return dataset is not None and dataset.path == record.lineage.dataset.path
+    except Damaged:  # the run itself reports and repairs it
+        return False
 
 
 def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineResult:
