@@ -5,7 +5,7 @@
 Infini-attention (linear and delta_bounded, segments of 512; 2 layers, width 256, vocabulary 256) runs forward and backward over one
 row, fp32, one thread a rank, gloo. Memory is the growth of the fullest rank's peak resident size; seconds are the processor time of
 the busiest rank's second step of two, so that other work on the machine does little to them. Every round is a torchrun of its own. The
-result goes to benchmarks/results/context_parallel.json.
+result goes to benchmarks/results/context_parallel.json, unless the losses of two sizes differ by more than 1e-3.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from agreement import require_close
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
 RESULT = Path(__file__).parent / "results/context_parallel.json"
@@ -43,20 +45,25 @@ def rank(update: str, length: int) -> None:
     torch.manual_seed(0)
     module = LossModule(Llama(config), ranks.context)
     ids = torch.randint(VOCABULARY, (1, length + 1))
+    total = torch.zeros(())
     before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0.0
     for _ in range(2):
         module.zero_grad(set_to_none=True)
         began = time.process_time()
-        (module(ids[:, :-1], ids[:, 1:]) / length).backward()
+        total = module(ids[:, :-1], ids[:, 1:]) / length
+        total.backward()
         seconds = time.process_time() - began
     worst = torch.tensor([(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, seconds])
     dist.all_reduce(worst, dist.ReduceOp.MAX)
+    loss = total.detach().clone()
+    dist.all_reduce(loss)
     if ranks.is_first:
-        print(json.dumps(worst.tolist()), flush=True)
+        print(json.dumps([*worst.tolist(), loss.item()]), flush=True)
     ranks.leave()
 
 
-def measure(update: str, length: int, size: int) -> tuple[float, float]:
+def measure(update: str, length: int, size: int) -> tuple[float, float, float]:
+    """Megabytes, seconds and loss."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", __file__]
     root = str(Path(__file__).parents[1] / "src")
     environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -64,8 +71,8 @@ def measure(update: str, length: int, size: int) -> tuple[float, float]:
         [*command, "--rank", update, "--length", str(length)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    megabytes, seconds = json.loads(done.stdout.splitlines()[-1])
-    return megabytes, seconds
+    megabytes, seconds, loss = json.loads(done.stdout.splitlines()[-1])
+    return megabytes, seconds, loss
 
 
 def main() -> None:
@@ -79,13 +86,16 @@ def main() -> None:
         return rank(asked.rank, asked.length)
     rows = []
     cases = [(update, size) for update in ("linear", "delta_bounded") for size in asked.sizes]
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {case: [] for case in cases}
+    found: dict[tuple[str, int], list[tuple[float, float, float]]] = {case: [] for case in cases}
     for _ in range(asked.rounds):
         for case in cases:
             found[case].append(measure(case[0], asked.length, case[1]))
+    for update in ("linear", "delta_bounded"):
+        losses = {f"{size} workers": [run[2] for run in found[update, size]] for size in asked.sizes}
+        require_close(f"the losses ({update})", losses)
     for (update, size), rounds in found.items():
         row = {"update": update, "context_parallel": size}
-        for name, values in zip(("megabytes", "seconds"), zip(*rounds, strict=True), strict=True):
+        for name, values in zip(("megabytes", "seconds", "loss"), zip(*rounds, strict=True), strict=True):
             row |= {name: statistics.median(values), f"{name}_from": min(values), f"{name}_to": max(values)}
         print(json.dumps(row), flush=True)
         rows.append(row)

@@ -5,7 +5,7 @@
 2,048 tokens of width 256, vocabularies of 8,192 and 32,000, fp32 and, where the processor multiplies it, bf16 autocast, one thread.
 Each variant runs in a process of its own, in turn; times are the process's own, memory is the growth of its peak resident size. All
 keep freed memory, as workers do where environment.tune chooses an allocator. The result goes to
-benchmarks/results/loss.json.
+benchmarks/results/loss.json; where the losses of two variants differ by more than 1e-3, nothing is stored.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from agreement import require_close
 
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from infini_llama.tasks.patch_environment.planning.worker_env import GLIBC_TUNABLES
@@ -78,6 +79,9 @@ def main() -> None:
                 command = [sys.executable, __file__, "--child", variant, vocabulary, precision]
                 answer = subprocess.run(command, check=True, capture_output=True, text=True, env=allocator)
                 runs[case][variant].append(json.loads(answer.stdout))
+        for case, variants in runs.items():
+            losses = {variant: [run["loss"] for run in found] for variant, found in variants.items()}
+            require_close(f"the losses ({case})", losses)
         store(runs)  # after each round, so that a long measurement that is cut short leaves what it has
     show(runs)
     return None

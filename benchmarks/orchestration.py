@@ -6,7 +6,7 @@ Each case is timed as a whole process, from its start to the first line of metri
 differences are taken within a round. CPU seconds (user and system) are those of the process and all its children, without the
 Prefect server, which has its own. The raw times go to benchmarks/results/orchestration.json, or with --finished, where the run
 is a finished one and the baseline is --no-prefect, to orchestration-finished.json. --other adds another version: the folder src/ of
-its checkout.
+its checkout. Where two cases train with other losses, it ends with an error and stores nothing.
 """
 
 import argparse
@@ -23,19 +23,22 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+from agreement import require_equal
 
 from infini_llama.flows.server import lasting_api
 from infini_llama.tasks.records.goodput import StartTime
 from infini_llama.tasks.runs.job_file import read_job, write_job
 
 KINDS = ("first_step", "total", "cpu", "server_cpu")
-Case = Callable[[str], dict[str, float]]
+Case = Callable[[str], dict[str, Any]]
 COMMAND = [sys.executable, "-m", "infini_llama"]
 SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
 SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
 
 
-def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dict[str, float]:
+def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Seconds to the first step on record, and to the end; CPU seconds of the processes, and of the server meanwhile."""
     started, first = time.perf_counter(), None
     before, served = resource.getrusage(resource.RUSAGE_CHILDREN), server_cpu()
@@ -50,7 +53,11 @@ def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dic
         assert process.returncode == 0 and first is not None, output.read().decode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"first_step": first, "total": total, "cpu": cpu, "server_cpu": server_cpu() - served}
+    times = {"first_step": first, "total": total, "cpu": cpu, "server_cpu": server_cpu() - served}
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses, f"{metrics} has no loss"
+    return times | {"losses": losses}
 
 
 def server_cpu() -> float:
@@ -62,7 +69,7 @@ def server_cpu() -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, float]:
+def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, Any]:
     """torchrun itself, with the job that a direct run has given its workers."""
     run = home / "runs" / name
     attempt = run / "logs" / "attempt-01"
@@ -88,7 +95,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> dict[str, float]:
+def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> dict[str, Any]:
     command = [*COMMAND, "run", "tiny", f"runtime.name={name}", *SMALL, *options]
     return timed(command, home / "runs" / name / "metrics.jsonl", environment)
 
@@ -121,10 +128,16 @@ def main(rounds: int, finished: bool, other: str | None) -> None:
 
 
 def rounds_of(cases: dict[str, Case], rounds: int) -> dict[str, list[dict[str, float]]]:
-    times: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    """The times of every round.
+
+    Raises:
+        SystemExit: two cases have other losses.
+    """
+    times: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     for number in range(rounds):
         for name in list(cases)[:: -1 if number % 2 else 1]:
             times[name].append(cases[name](f"r{number}-{name.replace(' ', '-').replace('--', '')}"))
+        require_equal("the losses", {name: runs[-1].pop("losses") for name, runs in times.items()})
     return times
 
 

@@ -13,6 +13,9 @@ not once a corpus; `ids` stands for how often each token occurs, so it is the sa
 process's. Peers that are not installed are named and left out. `megatron-fast` is what Megatron-LM's tools/preprocess_data_fast.py
 does (gigatoken over the whole file, the end-of-text token appended, .bin and .idx written; no checksum, no fsync), `encode` gigatoken
 alone on text that is already in memory, `ours, unchanged` the same command again.
+
+Where two programs' `ids` differ, or their numbers of tokens by more than the rows that are not full, it ends with an error and stores
+nothing.
 """
 
 import argparse
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from agreement import require_close, require_equal
 from preparation_corpora import texts_of, train_tokenizer, write_corpus
 
 LENGTH = 2048
@@ -232,6 +236,19 @@ def child(name: str, corpus: Path, tokenizer: Path) -> None:
     print(json.dumps(measures | {"tokens": tokens, "bytes_a_token": written / tokens, "ids": ids}))
 
 
+def require_same_tokens(found: dict[str, list[dict[str, float]]]) -> None:
+    """Every run has the same ids as the others whose ids are counted, and as many tokens, but for ends of rows and documents.
+
+    Raises:
+        SystemExit: a program's tokens differ.
+    """
+    runs = {f"{name}, round {number + 1}": run for name, times in found.items() for number, run in enumerate(times)}
+    counted = {name: run["ids"] for name, run in runs.items() if run["ids"]}
+    if counted:
+        require_equal("the token ids", counted)
+    require_close("the numbers of tokens", {name: [run["tokens"]] for name, run in runs.items()}, tolerance=0.05)
+
+
 def _counts(files: list[Path]) -> int:
     """What stands for how often each id occurs in our shards or Megatron's; 0 for other files."""
     from blake3 import blake3
@@ -304,6 +321,7 @@ def main() -> None:
                 found.setdefault(name, []).append(measures)
                 print(f"{name:18}" + " ".join(f"{key}={value:.4g}" for key, value in measures.items()), flush=True)
         size = corpus.stat().st_size
+    require_same_tokens(found)
     versions = {}
     for package in ("gigatoken", "tokenizers", "datasets", "datatrove", "litdata", "orjson"):
         try:

@@ -6,10 +6,11 @@ Reading: batches of 16 random `concat` rows of 2,048 tokens from a dataset of ma
 same rows written out (its torch format, by a list of 16 indices), litdata, where it
 is installed, by its TokensLoader. Packing: `best_fit` of log-normal document lengths into rows of 2,048,
 against TRL's "bfd_split" (which writes the rows, too) where trl is installed. Nanoseconds of CPU time a token or document; the rounds
-alternate, and their medians count.
+alternate, and their medians count. Where two programs read other tokens, it ends with an error and stores nothing.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from agreement import require_equal
 
 from infini_llama.tasks.preprocess.rows.packing import costs_of, pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
@@ -118,6 +120,18 @@ def one_by_one(read: Callable[[Any], object], batches: list[np.ndarray]) -> None
         read(rows)
 
 
+def require_same_rows(reads: dict[str, Callable[[np.ndarray], Any]], batches: list[np.ndarray]) -> None:
+    """Every program's tokens of these batches are equal.
+
+    Raises:
+        SystemExit: a program reads other tokens.
+    """
+    for number, rows in enumerate(batches):
+        tokens = {name: np.asarray(read(rows)).astype(np.int64) for name, read in reads.items()}
+        hashes = {name: hashlib.sha256(found.tobytes()).hexdigest()[:16] for name, found in tokens.items()}
+        require_equal(f"the tokens of batch {number}", hashes)
+
+
 def nanoseconds(work: Callable[[], object], units: int) -> float:
     started = time.process_time_ns()
     work()
@@ -137,13 +151,17 @@ def main() -> None:
         theirs = rows_of_datasets(reader, Path(folder) / "theirs")
         batches = [choose.integers(0, len(reader), BATCH) for _ in range(200)]
         few = batches[:20]
+        reads: dict[str, Callable[[np.ndarray], Any]] = {
+            "ours": lambda rows: reader.gather(rows)[:, :LENGTH],
+            "datasets": lambda rows: theirs[rows.tolist()]["input_ids"],
+        }
         works: dict[str, tuple[Callable[[], object], int]] = {
             "read, ours": (lambda: one_by_one(reader.gather, batches), len(batches) * BATCH * LENGTH),
             "read, datasets": (lambda: one_by_one(lambda rows: theirs[rows.tolist()], few), len(few) * BATCH * LENGTH),
             "best_fit, ours": (lambda: pack(lengths, LENGTH, "best_fit"), DOCUMENTS),
         }
         try:
-            read = rows_of_litdata(reader, Path(folder) / "litdata")
+            read = reads["litdata"] = rows_of_litdata(reader, Path(folder) / "litdata")
             works["read, litdata"] = (lambda: one_by_one(read, few), len(few) * BATCH * LENGTH)
         except ImportError:
             print("litdata is not installed; its reading is left out")
@@ -159,6 +177,7 @@ def main() -> None:
             )
         except ImportError:
             print("trl is not installed; its packing is left out")
+        require_same_rows(reads, few)
         found: dict[str, list[float]] = {name: [] for name in works}
         for _ in range(options.rounds):
             for name, (work, units) in works.items():

@@ -1,23 +1,23 @@
-"""A training step against others': transformers in a plain loop and in Trainer, litgpt, and a plain PyTorch loop over our model.
+"""A training step beside those of transformers' Trainer and litgpt: eager beside eager, compiled beside compiled.
 
     .venv/bin/pip install 'infini-llama[bench]'
     .venv/bin/pip install --no-deps --target /tmp/litgpt litgpt lightning lightning-utilities torchmetrics pytorch-lightning \
         jsonargparse typeshed_client
-    .venv/bin/python benchmarks/training.py [--litgpt /tmp/litgpt] [--sizes s m] [--vocabularies 8192 32000] [--rounds 5]
+    .venv/bin/python benchmarks/training.py --litgpt /tmp/litgpt [--sizes s m] [--vocabularies 8192 32000] [--starts 5] [--rounds 9]
+    .venv/bin/python benchmarks/training.py --tables     # print the tables of the stored results
 
-All start from the same weights and take the same batches (2,048 tokens in rows of 512, random), with AdamW without decay and gradients
-clipped to 1, so their losses have to agree. Where the processor multiplies bf16, all run in bf16 autocast over fp32 weights; elsewhere
-all run in fp32, which is the default of each and faster than emulated bf16 (--precision). Each is a process of its own; they take
-turns, a few steps each, so that a busy machine strikes all of them. What counts is the median over the rounds of the ratio to Trainer
-as shipped, of wall time and of processor time, which neighbours disturb less.
+All start from the same weights and take the same batches (2,048 tokens in sequences of 512, random), with AdamW without decay and
+gradients clipped to 1. Their losses have to agree within 1e-3; else the script ends with an error and stores nothing. Each lane is a
+process of its own with the same number of threads; lanes take turns, a few steps each, so that a busy machine slows all of them.
 
-Ours is `optimizer_step` of the workers. Attention backend, fused projections and allocator are what the trials of
-environment.tune=full choose here, without compilation; `ours compiled` adds train.compile=whole;
-`ours compiled, sdpa` shows what the attention backend changes. `shipped`: every process with its library's defaults and the system's
-allocator; `our allocator`: with the variables of our allocator, too. Threads are the same everywhere.
-Where the time goes: the parts of one more step of ours, and the limit: what its products alone take at the fastest speed measured.
-The denominator of MFU is the fastest matrix product of all turns, so the one that neighbours disturbed least.
-Results go to benchmarks/results/training.json, a row per size, vocabulary, processor and precision.
+Ours is `optimizer_step` of the workers under the plan that a user gets without setting a key, in one process; `eager` and `compiled`
+are train.compile=off and whole. The peers compute in the precision of that plan. "as shipped": every setting is the library's default
+and the allocator is the system's. "our allocator": with the variables that our plan sets for its allocator. "compiled": Trainer with
+torch_compile=True, litgpt's model through torch.compile.
+
+A start is a new plan and a new process of each lane; its result is the median over the rounds of the ratio within each round (time of
+the other program over ours in the same mode). The tables have the median over the starts with the lowest and highest start. Results go
+to benchmarks/results/training.json, a row per size, vocabulary and kind of processor.
 """
 
 import argparse
@@ -29,129 +29,154 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from agreement import require_close
 from training_peer import LENGTH, ROWS, SIZES
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.planning.pin import settings_of, with_settings
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu, probe
-from infini_llama.tasks.patch_environment.tuning.tune import tune
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
 RESULTS = Path(__file__).with_name("results") / "training.json"
 PEER = Path(__file__).with_name("training_peer.py")
-OURS = ("ours eager", "ours compiled", "ours compiled, sdpa")
-SETTINGS = ("precision", "attention_backend", "fuse_projections", "loss_chunk", "allocator")
-PEERS = ("trainer", "transformers", "litgpt", "plain loop")
+PROGRAMS = ("ours", "trainer", "litgpt")
+SETTINGS = ("precision", "attention_backend", "loss_chunk", "allocator", "compile", "threads")
 ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
-TUNED = {
-    "s": 1500,
-    "m": 400,
-}  # steps of the run whose settings are chosen: its trials may take 5 % of its time, some minutes
 
 
-class Contestant:
-    """A process that computes a few steps when told, and says how long they took."""
+class Lane(NamedTuple):
+    """One program in one mode. our_allocator: under the variables of our allocator; ours always is."""
 
-    def __init__(self, name: str, allocator: dict[str, str], order: dict[str, Any]) -> None:
-        self.name = name
+    program: str
+    compiled: bool
+    our_allocator: bool
+
+    @property
+    def mode(self) -> str:
+        return "compiled" if self.compiled else "eager"
+
+    @property
+    def label(self) -> str:
+        allocator = "" if self.program == "ours" else ", our allocator" if self.our_allocator else ", as shipped"
+        return f"{self.program}, {self.mode}{allocator}"
+
+
+class Peer:
+    """The process of a lane, which computes a few steps per line that it is sent, and prints how long they took."""
+
+    def __init__(self, lane: Lane, order: dict[str, Any], allocator: dict[str, str]) -> None:
+        self.label = lane.label
         clean = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
         threads = {"OMP_NUM_THREADS": str(order["threads"]), "MKL_NUM_THREADS": str(order["threads"])}
         self.process = subprocess.Popen(
-            [sys.executable, str(PEER), name, json.dumps(order)],
-            env=clean | threads | allocator,
+            [sys.executable, str(PEER), lane.program, json.dumps(order | {"compiled": lane.compiled})],
+            env=clean | threads | (allocator if lane.our_allocator else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def turn(self) -> dict[str, Any]:
-        """{"wall", "cpu": seconds of a turn's steps, "losses"}."""
+        """{"wall", "cpu": seconds of the turn's steps, "losses", …}."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         while line := self.process.stdout.readline():
             if line.startswith("{"):
                 return json.loads(line)
-        raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
+        raise RuntimeError(f"{self.label} exited with {self.process.wait()}")
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
 
-def tuned_plan(size: str, vocabulary: int, arguments: argparse.Namespace, home: str) -> EnvironmentPlan:
-    """What environment.tune=full chooses for our step without compilation, on a machine that has nothing else to do."""
+def lanes_of(programs: list[str], modes: list[str]) -> list[Lane]:
+    """Ours first in each mode, so that it is what the others are compared with."""
+    compiled = [mode == "compiled" for mode in modes]
+    found = [Lane("ours", mode, True) for mode in compiled if "ours" in programs]
+    peers = [program for program in PROGRAMS[1:] if program in programs]
+    return found + [Lane(peer, mode, ours) for peer in peers for mode in compiled for ours in (True, False)]
+
+
+def plan_of(size: str, vocabulary: int, threads: int, home: Path, **train: str) -> EnvironmentPlan:
+    """The plan that a user gets on this machine, for one process with this many threads."""
     hidden, inner, layers, heads, kv = SIZES[size]
     model = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
-    environment = {"device": "cpu", "tune": "full", "nproc_per_node": 1, "threads": arguments.threads}
     sections = {
         "data": {"source": "python-stdlib", "sequence_length": LENGTH, "tokenizer": {"vocab_size": vocabulary}},
         "model": model | {"num_attention_heads": heads, "num_key_value_heads": kv},
-        "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS, "compile": "off", "max_steps": TUNED[size]},
-        "environment": environment | {"precision": arguments.precision},
-        "runtime": {"home": home},
+        "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS} | train,
+        "environment": {"device": "cpu", "nproc_per_node": 1, "threads": threads},
+        "runtime": {"home": str(home)},
     }
-    facts = probe(Path(home)).model_copy(update={"load": 0.0})
-    config = PipelineConfig.model_validate(sections)
-    return resolve(with_settings(config, tune(config, facts, Path(home)).settings), facts)
+    return resolve(PipelineConfig.model_validate(sections), probe(home))
 
 
-def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: str) -> dict[str, Any]:
-    """One size and vocabulary: medians, ratios and losses of every contestant."""
-    plan = tuned_plan(size, vocabulary, arguments, home)
-    order = {"size": size, "vocabulary": vocabulary, "threads": arguments.threads, "steps": arguments.steps}
-    order |= {"turns": arguments.rounds + 1, "litgpt": arguments.litgpt, "home": home, "plan": plan.to_json()}
-    ours, system = {name: value for name, value in plan.env.items() if name in ALLOCATOR}, {}
-    lanes = [(f"{name}, our allocator", name, ours) for name in OURS if name in arguments.contestants]
-    for peer in PEERS:
-        if peer in arguments.contestants and (peer != "litgpt" or arguments.litgpt):
-            lanes += [(f"{peer}, shipped", peer, system), (f"{peer}, our allocator", peer, ours)]
-    turns: dict[str, list[dict[str, Any]]] = {label: [] for label, _, _ in lanes}
-    contestants = [(label, Contestant(name, allocator, order)) for label, name, allocator in lanes]
+def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
+    """New plans and processes: the turns of each lane, and its settings.
+
+    Raises:
+        SystemExit: the losses of two lanes differ.
+    """
+    lanes = lanes_of(arguments.programs, arguments.modes)
+    turns: dict[str, list[dict[str, Any]]] = {lane.label: [] for lane in lanes}
+    settings: dict[str, dict[str, Any]] = {}
+    peers: list[Peer] = []
     try:
+        for lane in lanes:
+            compile = "whole" if lane.compiled else "off"
+            plan = plan_of(size, vocabulary, arguments.threads, home, compile=compile)
+            order = {"size": size, "vocabulary": vocabulary, "threads": arguments.threads, "steps": arguments.steps}
+            order |= {"turns": arguments.rounds + 1, "litgpt": arguments.litgpt, "home": str(home)}
+            allocator = {name: value for name, value in plan.env.items() if name in ALLOCATOR}
+            peers.append(Peer(lane, order | {"plan": plan.to_json()}, allocator))
+            planned = {name: value for name, value in plan.to_json().items() if name in SETTINGS}
+            settings[lane.label] = planned if lane.program == "ours" else {"precision": plan.precision}
+            settings[lane.label] |= {"allocator variables": allocator if lane.our_allocator else {}}
         for _ in range(arguments.rounds + 1):  # the first one warms up
-            for label, contestant in contestants:
-                turns[label].append(contestant.turn())
+            for peer in peers:
+                turns[peer.label].append(peer.turn())
     finally:
-        for _, contestant in contestants:
-            contestant.end()
-    settings = {name: value for name, value in settings_of(plan).to_json().items() if name in SETTINGS}
-    return {"size": size, "vocabulary": vocabulary, "settings": settings} | summary(turns, arguments.steps)
+        for peer in peers:
+            peer.end()
+    apart = require_close("the losses", {label: losses_of(measured) for label, measured in turns.items()})
+    for label, measured in turns.items():
+        settings[label] |= measured[-1].get("settings", {})
+    timed = {label: measured[1:] for label, measured in turns.items()}
+    return {
+        "lanes": {
+            label: {clock: [turn[clock] for turn in measured] for clock in ("wall", "cpu")}
+            for label, measured in timed.items()
+        },
+        "settings": settings,
+        "profiles": {label: measured[-1]["profile"] for label, measured in timed.items() if "profile" in measured[-1]},
+        "matmul_flops": max(turn["matmul_flops"] for measured in turns.values() for turn in measured),
+        "losses": losses_of(next(iter(turns.values()))),
+        "losses_differ_relatively_by_at_most": apart,
+        "load": os.getloadavg(),
+        "time": time.time(),
+    }
 
 
-def summary(turns: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]:
-    """Of the turns of each contestant, the first of which does not count, of `steps` each; the limit includes attention's products."""
-    tokens = steps * next(iter(turns.values()))[0]["tokens"]
-    found: dict[str, Any] = {}
-    for label, measured in turns.items():
-        timed = measured[1:]
-        found[label] = {
-            "tokens_per_second": tokens / statistics.median(turn["wall"] for turn in timed),
-            "cpu_seconds_per_1000_tokens": 1000 * statistics.median(turn["cpu"] for turn in timed) / tokens,
-            "losses": [loss for turn in measured for loss in turn["losses"]],
-        }
-        for base in ("trainer, shipped", "trainer, our allocator", "litgpt, our allocator"):
-            if base in turns:
-                found[label][f"over {base}"] = {
-                    clock: spread([a[clock] / b[clock] for a, b in zip(turns[base][1:], timed, strict=True)])
-                    for clock in ("wall", "cpu")
-                }
-    peak = max(turn["ceiling"] for measured in turns.values() for turn in measured)
-    for label, measured in turns.items():
-        flops = measured[0]["flops_per_token"] * tokens
-        found[label]["mfu"] = spread([flops / turn["wall"] / peak for turn in measured[1:]])
-        if profile := measured[-1].get("profile"):
-            step = statistics.median(turn["wall"] for turn in measured[1:]) / steps
-            limit = flops / steps / peak
-            found[label] |= {"step_seconds": step, "limit_seconds": limit, "where the time goes": profile}
-    first = [entry["losses"] for entry in found.values()]
-    apart = max(abs(a - b) / a for losses in first for a, b in zip(first[0], losses, strict=True))
-    return {"contestants": found, "losses_differ_relatively_by_at_most": apart}
+def losses_of(turns: list[dict[str, Any]]) -> list[float]:
+    return [loss for turn in turns for loss in turn["losses"]]
+
+
+def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
+    """The row of one size and vocabulary."""
+    default = plan_of(size, vocabulary, arguments.threads, home)
+    row: dict[str, Any] = {"size": size, "vocabulary": vocabulary, "processor": processor_name()}
+    row |= {"threads": arguments.threads, "platform": platform.platform(), "torch": torch.__version__}
+    row |= {"rounds": arguments.rounds, "steps_per_turn": arguments.steps, "tokens_per_step": ROWS * LENGTH}
+    row |= {"compile_without_a_key": default.compile}
+    return row | {"starts": [start(size, vocabulary, arguments, home) for _ in range(arguments.starts)]}
 
 
 def processor_name() -> str:
@@ -160,50 +185,90 @@ def processor_name() -> str:
     return f"{found.model}, {'AMX' if found.amx else 'AVX512-BF16' if found.bf16 else 'no bf16'}"
 
 
-def key_of(row: dict[str, Any]) -> tuple[str, int, str, str]:
-    """What a row is of; rows without settings are of bf16."""
-    return row["size"], row["vocabulary"], row["processor"], row.get("settings", {}).get("precision", "bf16")
-
-
 def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
+def over_starts(row: dict[str, Any], value: Callable[[dict[str, Any]], float]) -> tuple[float, float, float]:
+    """Median, lowest and highest of a value of each start."""
+    values = [value(one) for one in row["starts"]]
+    return statistics.median(values), min(values), max(values)
+
+
+def ratio(row: dict[str, Any], lane: Lane) -> tuple[float, float, float]:
+    """Time of this lane over ours in the same mode: median within each start, then over the starts with its range."""
+    ours = Lane("ours", lane.compiled, True).label
+    return over_starts(
+        row,
+        lambda one: statistics.median(
+            theirs / mine
+            for theirs, mine in zip(one["lanes"][lane.label]["wall"], one["lanes"][ours]["wall"], strict=True)
+        ),
+    )
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table per processor and mode."""
+    lines: list[str] = []
+    for processor in dict.fromkeys(row["processor"] for row in rows):
+        mine = [row for row in rows if row["processor"] == processor]
+        for mode in ("eager", "compiled"):
+            lanes = [lane for lane in lanes_of([*PROGRAMS], [mode]) if lane.label in mine[0]["starts"][0]["lanes"]]
+            if len(lanes) > 1 and lanes[0].program == "ours":
+                lines += ["", *_table(processor, mode, mine, lanes)]
+    return "\n".join(lines).strip()
+
+
+def _table(processor: str, mode: str, rows: list[dict[str, Any]], lanes: list[Lane]) -> list[str]:
+    heads = ["model, vocabulary", "ours: tokens per second", "ours: settings", *(lane.label for lane in lanes[1:])]
+    lines = [f"**{processor}, {mode}**", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for row in rows:
+        tokens = row["tokens_per_step"] * row["steps_per_turn"]
+        label = lanes[0].label
+        speed = over_starts(row, lambda one, n=tokens, x=label: n / statistics.median(one["lanes"][x]["wall"]))
+        chosen = {
+            ", ".join(str(one["settings"][label][name]) for name in SETTINGS if name in one["settings"][label])
+            for one in row["starts"]
+        }
+        cells = [f"{row['size']}, {row['vocabulary']:,}", f"{speed[0]:,.0f} ({speed[1]:,.0f} to {speed[2]:,.0f})"]
+        cells += ["; ".join(sorted(chosen))]
+        cells += ["{:.2f} ({:.2f} to {:.2f})".format(*ratio(row, lane)) for lane in lanes[1:]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def store(row: dict[str, Any]) -> None:
+    """In place of an earlier row of the same size, vocabulary and processor."""
+    same = ("size", "vocabulary", "processor")
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
+    kept = [old for old in rows if any(old[name] != row[name] for name in same)]
+    RESULTS.write_text(json.dumps({"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["s", "m"])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[8192, 32000])
-    parser.add_argument("--contestants", nargs="+", default=[*OURS, *PEERS], choices=[*OURS, *PEERS])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=PROGRAMS)
+    parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=2, help="of one turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--precision", choices=["bf16", "fp32"], help="default: bf16 where the processor multiplies it")
     parser.add_argument("--litgpt", default=None, help="folder that litgpt was installed into; default: without it")
+    parser.add_argument("--tables", action="store_true", help="print the tables of the stored results and end")
     arguments = parser.parse_args()
-    processor = processor_name()
-    arguments.precision = arguments.precision or ("fp32" if processor.endswith("no bf16") else "bf16")
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
+    if arguments.tables:
+        print(tables(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]))
+        return
+    if not arguments.litgpt:
+        arguments.programs = [name for name in arguments.programs if name != "litgpt"]
     with tempfile.TemporaryDirectory(prefix="training-") as home:
         for size in arguments.sizes:
             for vocabulary in arguments.vocabularies:
-                began = time.time()
-                row = compete(size, vocabulary, arguments, home)
-                for label, entry in row["contestants"].items():
-                    speed = f"{entry['tokens_per_second']:8,.0f} tokens/s  MFU {entry['mfu']['median']:.0%}"
-                    if ratio := entry.get("over trainer, shipped"):
-                        speed += f"  {ratio['wall']['median']:.2f}x wall, {ratio['cpu']['median']:.2f}x cpu of Trainer as shipped"
-                    print(f"{size} {vocabulary:>6} {label:32} {speed}", flush=True)
-                row |= {
-                    "processor": processor,
-                    "rounds": arguments.rounds,
-                    "steps_a_turn": arguments.steps,
-                    "threads": arguments.threads,
-                }
-                row |= {"load": os.getloadavg(), "time": began, "platform": platform.platform()}
-                same = (size, vocabulary, processor, arguments.precision)
-                kept = [old for old in results["rows"] if key_of(old) != same]
-                results = {"rows": [*kept, row]}
-                RESULTS.write_text(json.dumps(results, indent=1), encoding="utf-8")
+                row = compete(size, vocabulary, arguments, Path(home))
+                store(row)
+                print(tables([row]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One contestant of benchmarks/training.py: python training_peer.py NAME ORDER, then a line on standard input before each turn."""
+"""One lane of benchmarks/training.py: python training_peer.py PROGRAM ORDER, then a line on standard input before each turn."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
-from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
+from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
@@ -42,22 +41,23 @@ def autocast(order: dict[str, Any]) -> torch.autocast:
 
 
 class Turns:
-    """Waits for its turn, and says what it took."""
+    """Waits for its turn, and prints what it took."""
 
     def __init__(self, order: dict[str, Any], config: LlamaConfig) -> None:
         self.order, self.flops, self.losses = order, flops_per_token(config, LENGTH), []
-        self.ceiling = 0.0
+        self.matmul_flops = 0.0
+        self.settings: dict[str, Any] = {}  # of a peer, as stored beside its times
 
     def begin(self) -> None:
         sys.stdin.readline()
         half = self.order["plan"]["precision"] == "bf16"
-        self.ceiling = peak_flops(torch.device("cpu"), torch.bfloat16 if half else torch.float32)
+        self.matmul_flops = peak_flops(torch.device("cpu"), torch.bfloat16 if half else torch.float32)
         self.losses, self.wall, self.cpu = [], time.perf_counter(), time.process_time()
 
     def end(self, then: Callable[[], dict[str, Any]] = dict) -> None:
-        """Says what the turn took, and what `then` finds out after it."""
+        """Print what the turn took, and what `then` returns after it."""
         took = {"wall": time.perf_counter() - self.wall, "cpu": time.process_time() - self.cpu, "losses": self.losses}
-        known = {"ceiling": self.ceiling, "tokens": ROWS * LENGTH, "flops_per_token": self.flops}
+        known = {"matmul_flops": self.matmul_flops, "flops_per_token": self.flops, "settings": self.settings}
         print(json.dumps(took | known | then()), flush=True)
 
 
@@ -67,14 +67,14 @@ def batch_of(number: int, vocabulary: int) -> torch.Tensor:
     return (torch.rand(ROWS, LENGTH + 1, generator=generator) ** 4 * vocabulary).long()
 
 
-def take_turns(step: Step, turns: Turns) -> None:
+def take_turns(step: Step, turns: Turns, profiled: bool) -> None:
     order, number = turns.order, 0
     for turn in range(order["turns"]):
         turns.begin()
         for _ in range(order["steps"]):
             turns.losses.append(float(step(batch_of(number, order["vocabulary"]))))
             number += 1
-        last = turn == order["turns"] - 1
+        last = profiled and turn == order["turns"] - 1
         turns.end(lambda: {"profile": profile_of(step, batch_of(0, order["vocabulary"]))} if last else {})  # noqa: B023
 
 
@@ -126,31 +126,21 @@ def plain(module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], or
     return step
 
 
-def ours(model: Llama, order: dict[str, Any], compiled: bool) -> Step:
+def ours(model: Llama, order: dict[str, Any]) -> Step:
     """The workers' own step under the plan."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(one)
-    plan = EnvironmentPlan.from_json(order["plan"] | ({"compile": "whole"} if compiled else {}))
+    plan = EnvironmentPlan.from_json(order["plan"])
     ranks = Ranks("cpu", "gloo")
     model.loss_chunk = plan.loss_chunk
-    model.fuse_projections(plan.fuse_projections == "on")
     train = TrainingConfig(learning_rate=RATE, weight_decay=0.0)
     strategy = build_strategy(model, train, plan.precision, ROWS, ranks, build_optimizer)
-
-    def parts(rows: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        return [(rows[:, :-1], rows[:, 1:])]
-
-    def first_batch() -> float:
-        return strategy.accumulate(parts(batch_of(0, order["vocabulary"])), ROWS * LENGTH).item()
-
-    if compiled:
-        run = Path(order["home"]) / "runs" / f"{order['size']}-{order['vocabulary']}-{model.attention_backend}"
-        run.mkdir(parents=True, exist_ok=True)
-        if compile_if_it_agrees(strategy.module, model, plan, first_batch, ranks, run) is None:
-            raise RuntimeError((run / "compile.json").read_text(encoding="utf-8"))
+    if order["compiled"]:
+        strategy.compiled = Compiled(strategy.module, model, "whole")
+        strategy.compiled.switch_on()
 
     def step(rows: torch.Tensor) -> float:
-        batch = GlobalBatch(parts(rows), ROWS * LENGTH)
+        batch = GlobalBatch([(rows[:, :-1], rows[:, 1:])], ROWS * LENGTH)
         return optimizer_step(strategy, batch, 1.0, lambda loss: False, lambda: False, ranks).loss
 
     return step
@@ -184,7 +174,8 @@ def litgpt(model: Llama, config: LlamaConfig, order: dict[str, Any]) -> Step:
     weights: dict[str, Any] = {}
     copy_weights_hf_llama(theirs.config, {}, weights, dict(model.state_dict()))
     theirs.load_state_dict({name: value.clone() for name, value in weights.items()})
-    return plain(theirs, lambda rows: chunked_cross_entropy(theirs(rows[:, :-1]), rows[:, 1:], chunk_size=128), order)
+    forward = torch.compile(theirs) if order["compiled"] else theirs
+    return plain(theirs, lambda rows: chunked_cross_entropy(forward(rows[:, :-1]), rows[:, 1:], chunk_size=128), order)
 
 
 def transformers_model(model: Llama, config: LlamaConfig) -> Any:
@@ -243,12 +234,19 @@ def trainer(theirs: Any, turns: Turns) -> None:
         lr_scheduler_type="constant",
         use_cpu=True,
         bf16=order["plan"]["precision"] == "bf16",
+        torch_compile=order["compiled"],
         logging_strategy="no",
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
     )
+    turns.settings = {
+        "attention": theirs.config._attn_implementation,
+        "optimizer": str(settings.optim),
+        "torch_compile": settings.torch_compile,
+        "transformers": transformers.__version__,
+    }
     Noting(theirs, settings, train_dataset=Rows(), callbacks=[Waiting()]).train()
 
 
@@ -258,27 +256,15 @@ def main() -> None:
     hidden, inner, layers, heads, kv = SIZES[order["size"]]
     config = LlamaConfig(order["vocabulary"], hidden, inner, layers, heads, kv, LENGTH, tie_word_embeddings=False)
     torch.manual_seed(1)
-    backend = order["plan"]["attention_backend"] if name in ("ours eager", "ours compiled") else "sdpa"
+    backend = order["plan"]["attention_backend"] if name == "ours" else "sdpa"
     model, turns = Llama(config, backend), Turns(order, config)
-    if name == "trainer":
-        trainer(transformers_model(model, config), turns)
-    elif name == "transformers":
-        theirs = transformers_model(model, config)
-        # `labels` asks for the loss, `shift_labels` are those already one token ahead
-        take_turns(
-            plain(
-                theirs,
-                lambda rows: theirs(rows[:, :-1], labels=rows[:, :-1], shift_labels=rows[:, 1:].contiguous()).loss,
-                order,
-            ),
-            turns,
-        )
+    if name == "ours":
+        take_turns(ours(model, order), turns, profiled=True)
     elif name == "litgpt":
-        take_turns(litgpt(model, config, order), turns)
-    elif name == "plain loop":
-        take_turns(plain(model, lambda rows: model.loss(rows[:, :-1], rows[:, 1:])[0] / (ROWS * LENGTH), order), turns)
+        turns.settings = {"attention": "sdpa", "optimizer": "AdamW", "loss chunk": 128, "compile": order["compiled"]}
+        take_turns(litgpt(model, config, order), turns, profiled=False)
     else:
-        take_turns(ours(model, order, compiled=name != "ours eager"), turns)
+        trainer(transformers_model(model, config), turns)
 
 
 if __name__ == "__main__":

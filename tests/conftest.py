@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,12 @@ WORDS = [
     "\t",
     "None:\n    return",
 ]
+
+
+def pytest_configure() -> None:
+    """Let child processes obey Ctrl-C: they inherit that it is ignored where a script started the tests with `&`."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def write_corpus(folder: Path, documents: int = 40, words: int = 120) -> Path:

@@ -227,7 +227,7 @@ def _build_tokens(preparation: Preparation, journal: Journal) -> None:
         loss_on=data.loss_on,
     )
     meta = DatasetMeta(
-        **describe(data).to_json(),
+        **describe(data).to_json(),  # pyright: ignore[reportArgumentType]
         key=preparation.planned.key,
         data=data.model_dump(mode="json"),
         left_out=preparation.corpus.report,

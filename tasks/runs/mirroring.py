@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def restore_run(config: PipelineConfig) -> None:
 
 
 @contextmanager
-def mirrored(config: PipelineConfig, reference: DatasetRef) -> Iterator[None]:
+def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     """Inside, what is committed is copied in the background; leaving waits for the last copy.
 
     A mirror that does not answer never stops training: it is said, and tried again with the next checkpoint.

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import threading
 from contextlib import suppress
 
@@ -23,6 +24,7 @@ def in_terminal(lab):
         words = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--no-prefect"]
         pid, terminal = pty.fork()
         if pid == 0:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
             os.execve(COMMAND, [*words, *overrides], own_environment(lab.home) | {variable: value})
         return pid, terminal, marker
 

@@ -102,10 +102,6 @@ class Laboratory:
         largest_file: int | None = None,
     ) -> Started:
         marker = f"INFINI_TEST_RUN={name}-{time.time_ns()}"
-        if (
-            signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        ):  # in a shell's background job; children would ignore Ctrl-C
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         variable, value = marker.split("=")
         log = self.home / f"{name}-{time.time_ns()}.log"
         arguments = [

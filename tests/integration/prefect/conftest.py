@@ -74,7 +74,6 @@ class House:
         }
 
     def begin(self, name: str, *command: str) -> subprocess.Popen:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore Ctrl-C
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command,

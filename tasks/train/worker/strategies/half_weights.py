@@ -21,7 +21,7 @@ class HalfWeights(SingleRank):
 
     def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
         linear = [part for part in model.model.layers.modules() if isinstance(part, nn.Linear)]
-        self.copied = [(part, part.weight, _copy_of(part.weight)) for part in linear]
+        self.copied = [(part, part.weight, _copy_of(part.weight)) for part in linear]  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
         return module
 
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
@@ -48,5 +48,5 @@ def _copy_of(master: nn.Parameter) -> nn.Parameter:
         copy.grad = None
 
     copy = nn.Parameter(master.detach().bfloat16())
-    copy.register_post_accumulate_grad_hook(pass_on)
+    copy.register_post_accumulate_grad_hook(pass_on)  # pyright: ignore[reportUnknownMemberType]
     return copy
