@@ -1,49 +1,55 @@
 # `make demo` installs the runtime, `make test` also the test tools; they need Python 3.11 to 3.13, make and a package index.
-.PHONY: demo quick test check docs slow faults exactness gpu bench clean
+VENV ?= .venv
+export VENV
+.PHONY: demo quick test check docs slow faults exactness gpu bench pythons clean
 
 demo: setup
-	.venv/bin/infini-llama run configs/tiny.yaml
+	$(VENV)/bin/infini-llama run configs/tiny.yaml
 
 # one thread for each of two test processes: with more, they would wait for one another's threads on two cores
 quick test: export OMP_NUM_THREADS = 1
 
 # unit and contract tests: no process of ours, no server, no sleep
 quick: setup-dev
-	.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/contracts
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/contracts
 
 # two test processes, one file at a time each: more would make tests of time limits fail; in the order of the folders, so that no
 # long file is last; a crashed test process ends the run, since pytest-xdist 3.8 can wait forever once it has replaced one
 test: setup-dev
-	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: setup-dev
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/pyright
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
 
 # the site, into build/site; a broken link or anchor fails
 docs: setup-dev
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 # the full matrix of faults, workers and attentions (docs/testing.md)
 slow: setup-dev
-	.venv/bin/python -m pytest -m slow
+	$(VENV)/bin/python -m pytest -m slow
 
 # N random faults against real runs, the same command again, and a bitwise comparison
 N ?= 40
 SEED ?= 1
 faults: setup-dev
-	.venv/bin/python tests/integration/faults/harness.py --n $(N) --seed $(SEED)
+	$(VENV)/bin/python tests/integration/faults/harness.py --n $(N) --seed $(SEED)
 
 # interrupted against uninterrupted runs, bitwise, over a pairwise cover of settings; stores the result
 exactness: setup-dev
-	.venv/bin/python tests/integration/exactness/whole.py
+	$(VENV)/bin/python tests/integration/exactness/whole.py
+
+# `make quick` with every supported Python that is installed, each in a $(VENV)-VERSION of its own
+pythons:
+	@scripts/pythons.sh
 
 gpu: setup-dev
-	.venv/bin/python -m pytest -m gpu
+	$(VENV)/bin/python -m pytest -m gpu
 
 bench: setup-dev
-	.venv/bin/python benchmarks/startup.py
+	$(VENV)/bin/python benchmarks/startup.py
 
 .PHONY: setup setup-dev
 setup:
@@ -53,4 +59,4 @@ setup-dev:
 	@scripts/bootstrap.sh dev
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf .venv .venv-3.* .pytest_cache .ruff_cache .hypothesis dist build

@@ -13,16 +13,7 @@ from infini_llama.configs import other_names
 from infini_llama.configs.durations import COUNT, DURATION
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
 from infini_llama.configs.schema.deployment import FIVE_FIELDS, SLUG
-from infini_llama.configs.schema.environment import HOST
-from infini_llama.configs.schema.launchers import (
-    CAPABILITY,
-    LABEL,
-    LABEL_KEY,
-    NAME,
-    QUANTITY,
-    SBATCH_OPTION,
-    SLURM_TIME,
-)
+from infini_llama.configs.schema.environment import HOST, SRUN_OPTION
 from infini_llama.configs.schema.sources import SOURCE_NAME
 
 # Patterns of the schema in words.
@@ -36,15 +27,7 @@ PATTERNS = {
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "a function, written module:function",
     DURATION: "an interval such as '10M tokens' or '15 minutes'",
     HOST: "a host name, an IPv4 address or auto",
-    NAME: "a name of letters, digits, '.', '_', '-', ',' and '@'",
-    SLURM_TIME: "a time for sbatch such as 90, 12:00:00 or 2-0",
-    SBATCH_OPTION: "an sbatch option, written --name or --name=value",
-    LABEL: "a name of lowercase letters, digits and '-'",
-    LABEL_KEY: "a Kubernetes name such as nvidia.com/gpu",
-    CAPABILITY: "a number such as 8.0 or 9.0, in quotes",
-    QUANTITY: "a quantity such as 8, 500m or 64Gi",
-    r"^[a-z0-9][A-Za-z0-9._/:@-]*$": "a container image such as registry.example/infini-llama:1",
-    r"^/[^\n\r:]*$": "an absolute path",
+    SRUN_OPTION: "an srun option, written --name or --name=value",
     COUNT: "a number such as 300M (k, M, G or T)",
 }
 SIMILAR = 0.75  # of difflib, from 0 to 1: typing errors, not words that share letters
@@ -54,11 +37,6 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "train.tensor_parallel": (
         1,
         "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
-    ),
-    "environment.kubernetes.kind": ("jobset", "the launcher creates a JobSet"),
-    "environment.kubernetes.runtime": (
-        "torch-distributed",
-        "the launcher creates a JobSet, which needs no training runtime",
     ),
 }
 

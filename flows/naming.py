@@ -1,10 +1,12 @@
 """Names and places: the home folder, a run's name in full, and the folder that a name on the command line means."""
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schedulers import with_scheduler
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -42,14 +44,18 @@ def find(name: str, *kinds: str) -> Path:
 
 
 def resolved(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
-    """The configuration of one run, with its name in full and the absolute path of home, and nothing of its deployment.
+    """The configuration of one run, with its name in full, the absolute path of home, the nodes that a scheduler has set, and
+    nothing of its deployment.
 
     Args:
         due: scheduled start, for names with {date} or {time} (local time zone); None: now.
     """
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
     runtime = config.runtime.model_copy(update={"home": home, "name": name})
-    return config.model_copy(update={"runtime": runtime, "deployment": type(config.deployment)()})
+    environment = with_scheduler(config.environment, os.environ)
+    return config.model_copy(
+        update={"runtime": runtime, "environment": environment, "deployment": type(config.deployment)()}
+    )
 
 
 def run_name(template: str, due: datetime | None = None) -> str:

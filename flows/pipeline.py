@@ -7,7 +7,6 @@ from infini_llama.configs.reading import dotted
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.naming import resolved
-from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.stage import Preparation, lookup
@@ -69,11 +68,10 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineRes
     restore_run(config)
     environment = patch_environment(config, config.runtime.name, dataset.vocab_size)
     retries, invocation = retries_for(config.runtime), new_invocation()
-    launcher = ConfiguredLauncher(config.environment)
     with mirrored(config, dataset):
         while True:
             try:
-                summary = train(config, dataset, environment, invocation, report.verify_on_read, launcher)
+                summary = train(config, dataset, environment, invocation, report.verify_on_read)
                 break
             except Exception as error:
                 delay = retries.delay_after(error)

@@ -20,7 +20,6 @@ from infini_llama.flows.naming import resolved, run_name
 from infini_llama.flows.pipeline import with_pages
 from infini_llama.flows.scheduled import Changes, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
-from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
@@ -88,8 +87,8 @@ def pretrain(
         environment = patch_environment(config, dataset.vocab_size, page)
         with mirrored(config, dataset):
             with closing_card(home / "runs" / name, page) as ended:
-                train, launcher = with_retries(retries_for(config.runtime)), ConfiguredLauncher(config.environment)
-                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, launcher, page)
+                train = with_retries(retries_for(config.runtime))
+                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, page)
                 done = "had already finished" if summary.already_finished else "finished"
                 ended(f"Training {done}: {summary.steps:,} steps.")
             if not summary.already_finished:

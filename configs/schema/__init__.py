@@ -4,7 +4,6 @@ from infini_llama.configs.schema.data import DataConfig, VerifyConfig
 from infini_llama.configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from infini_llama.configs.schema.environment import EnvironmentConfig
 from infini_llama.configs.schema.evaluation import EvaluationConfig
-from infini_llama.configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
 from infini_llama.configs.schema.model import ModelConfig, RopeScaling
 from infini_llama.configs.schema.pipeline import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME, RuntimeConfig
@@ -20,16 +19,13 @@ __all__ = [
     "DeploymentConfig",
     "EnvironmentConfig",
     "EvaluationConfig",
-    "KubernetesConfig",
     "ModelConfig",
-    "NodeConfig",
     "PasskeyConfig",
     "PipelineConfig",
     "RopeScaling",
     "RuntimeConfig",
     "ScheduleConfig",
     "Section",
-    "SlurmConfig",
     "StorageConfig",
     "TokenizerConfig",
     "TrainingConfig",

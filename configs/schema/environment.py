@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from infini_llama.configs.schema.launchers import KubernetesConfig, NodeConfig, SlurmConfig
 from infini_llama.configs.schema.section import Section, exact, free
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+SRUN_OPTION = r"^--[a-z][a-z0-9-]*(=[^\n\r]*)?$"
+# Options that the launcher sets itself, because it relies on them.
+SET_BY_LAUNCHER = {
+    *("chdir", "cpus-per-task", "error", "export", "input", "job-name", "kill-on-bad-exit", "nodes"),
+    *("ntasks", "ntasks-per-node", "output"),
+}
 
 
 class EnvironmentConfig(Section):
@@ -81,13 +86,13 @@ class EnvironmentConfig(Section):
         default=1,
         title="Nodes",
         description="Number of machines (nodes), each with environment.nproc_per_node workers. Start `infini-llama "
-        "join RUN` on the other nodes.",
+        "join RUN`, or the same command, on the other nodes.",
     )
     node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = free(
         default="auto",
         title="Node rank",
-        description="Rank of this node, from 0. auto: 0 for the command that leads the run, a free rank for nodes "
-        "that join.",
+        description="Rank of this node, from 0. The command with rank 0 leads the run, those with other ranks join it. auto: "
+        "read from PET_NODE_RANK, NODE_RANK, SLURM_NODEID or JOB_COMPLETION_INDEX, otherwise 0.",
     )
     master_addr: Annotated[str, Field(pattern=HOST)] = free(
         default="auto",
@@ -99,22 +104,10 @@ class EnvironmentConfig(Section):
         title="Port",
         description="Port of the rendezvous on node 0. auto: a free port.",
     )
-    rendezvous: Literal["c10d", "static"] = free(
-        default="c10d",
-        title="Rendezvous",
-        description="c10d: torchrun assigns node ranks, sorted by address. static: node ranks are "
-        "environment.node_rank, and master_addr and port must be set; no other port is used.",
-    )
     join_timeout: Annotated[float, Field(gt=0)] = free(
         default=600.0,
         title="Join timeout",
         description="Seconds that nodes wait for each other before an attempt fails.",
-    )
-    preflight_timeout: Annotated[float, Field(gt=0)] = free(
-        default=120.0,
-        title="Preflight timeout",
-        description="Timeout of the connectivity check before the first step, in seconds; the error lists missing "
-        "ranks. On one machine, it is at least environment.communication_timeout.",
     )
     communication_timeout: Annotated[float, Field(gt=0)] = free(
         default=600.0,
@@ -134,26 +127,26 @@ class EnvironmentConfig(Section):
         description="Environment variables of the workers. They override the plan's variables. The value "
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
     )
-    launcher: Literal["local", "slurm", "kubernetes"] = free(
+    launcher: Literal["local", "srun"] = free(
         default="local",
         title="Launcher",
-        description="How workers are started. local: torchrun on this machine. slurm: an sbatch job. kubernetes: a "
-        "JobSet. A job continues if this command ends, and the next command with the same run name "
-        "watches it.",
+        description="How workers are started. local: torchrun on this machine. srun: torchrun by Slurm's srun on every "
+        "node of the allocation that this command runs in, or of one that srun requests.",
     )
-    node: NodeConfig = Field(
-        default_factory=NodeConfig,
-        title="Node",
-        description="Resources of each machine of the cluster, if the launcher is not local.",
+    srun_options: list[Annotated[str, Field(pattern=SRUN_OPTION)]] = free(
+        default_factory=list,
+        title="srun options",
+        description="Options of srun for environment.launcher=srun, each as --name=value, for example --partition=gpu "
+        "or --time=12:00:00.",
     )
-    slurm: SlurmConfig = Field(
-        default_factory=SlurmConfig, title="Slurm", description="Job settings for environment.launcher=slurm."
-    )
-    kubernetes: KubernetesConfig = Field(
-        default_factory=KubernetesConfig,
-        title="Kubernetes",
-        description="Job settings for environment.launcher=kubernetes.",
-    )
+
+    @field_validator("srun_options")
+    @classmethod
+    def _leave_the_options_of_the_launcher(cls, options: list[str]) -> list[str]:
+        taken = [option for option in options if option.removeprefix("--").split("=")[0] in SET_BY_LAUNCHER]
+        if taken:
+            raise ValueError(f"it contains {', '.join(taken)}, which the launcher sets itself; remove it")
+        return options
 
     @model_validator(mode="after")
     def _nodes_can_meet(self) -> EnvironmentConfig:
@@ -162,20 +155,10 @@ class EnvironmentConfig(Section):
             problems.append(
                 f"node_rank={self.node_rank}, but nnodes={self.nnodes} and they count from 0; use auto or at most {self.nnodes - 1}"
             )
-        if self.nnodes == 1:
-            if self.master_addr != "auto":
-                problems.append(
-                    f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes"
-                )
-            if self.rendezvous == "static":
-                problems.append("rendezvous=static is for several nodes, but nnodes=1; use c10d, or set nnodes")
-        elif self.rendezvous == "static":
-            for name in ("master_addr", "port"):
-                if getattr(self, name) == "auto":
-                    problems.append(
-                        f"rendezvous=static with {name}=auto and nnodes={self.nnodes}: every node has to know it beforehand; give "
-                        f"{name}, or use rendezvous=c10d"
-                    )
+        if self.nnodes == 1 and self.master_addr != "auto":
+            problems.append(f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes")
+        if self.srun_options and self.launcher != "srun":
+            problems.append("srun_options is set, but launcher is not srun; set launcher=srun or remove the options")
         if problems:
             raise ValueError("; environment.".join(problems))
         return self

@@ -136,12 +136,6 @@ class PipelineConfig(Section):
                 f"environment.tune={tune} measures the machine of this command, and environment.launcher={launcher} trains on others; "
                 "use off"
             )
-        if launcher == "kubernetes":
-            missing = [name for name in ("image", "claim") if getattr(self.environment.kubernetes, name) is None]
-            problems += [
-                f"environment.kubernetes.{name} is empty, and environment.launcher=kubernetes needs it"
-                for name in missing
-            ]
         if problems:
             raise ValueError("; ".join(problems))
         return self

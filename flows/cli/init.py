@@ -1,27 +1,91 @@
-"""`infini-llama init`: a commented configuration for one's own text on this machine."""
+"""`infini-llama init`: a commented configuration whose sizes follow from one's own text and this machine."""
 
 import json
 import logging
+import math
 import re
 import sys
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import parse_config, refuse_as_new
 from infini_llama.configs.reading import parse_yaml
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.naming import home_folder
+from infini_llama.model.flops import parameters
+from infini_llama.tasks.patch_environment.planning.estimate import (
+    bytes_of_plan,
+    describe,
+    fits,
+    memory_per_worker,
+    model_of,
+)
+from infini_llama.tasks.patch_environment.planning.plan import resolve
+from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
 from infini_llama.tasks.preprocess.sources.sources import Source, sources
+from infini_llama.tasks.preprocess.sources.texts import Unreadable
+from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
 
-BYTES_PER_TOKEN, PASSES = 3.5, 3  # roughly, for English text and a vocabulary of 8192; passes over it that pay
+BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
+TOKENS_PER_PARAMETER, MOST_EPOCHS = (
+    20,
+    4,
+)  # Hoffmann et al. 2022, arXiv 2203.15556; Muennighoff et al. 2023, arXiv 2305.16264
+SAMPLED_FILES, SAMPLED_BYTES = (
+    8,
+    4 * 2**20,
+)  # files that are read to learn how much text a byte of a file holds; text of each
+FEWEST_SEQUENCES, SHORTEST = 16, 128  # less text than this many sequences of this many tokens is refused
+FEWEST_STEPS = 200
+HOURS = 24.0
+# Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per core of a CPU.
+GPU_SPEED = {(9, 0): 300e12, (8, 9): 60e12, (8, 0): 120e12, (0, 0): 20e12}
+CORE_SPEED = 30e9
+# Ways to need less memory, from the fastest to the smallest.
+SAVING: tuple[dict[str, str], ...] = (
+    {},
+    {"activation_checkpointing": "full"},
+    {"activation_checkpointing": "full", "parallel": "fsdp"},
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model that is known to train well, and how. length: tokens per sequence; batch: tokens per step."""
+
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    vocab_size: int
+    length: int
+    batch: int
+    learning_rate: float
+
+
+SIZES = (
+    Size(128, 384, 4, 4, 2, 4096, 256, 2**13, 1.5e-3),
+    Size(256, 768, 6, 8, 4, 8192, 512, 2**13, 1.0e-3),
+    Size(512, 1536, 8, 8, 4, 8192, 1024, 2**16, 6.0e-4),
+    Size(768, 2048, 12, 12, 12, 32768, 1024, 2**18, 6.0e-4),
+    Size(1024, 3072, 24, 16, 8, 50304, 1024, 2**18, 3.0e-4),
+    Size(1536, 5120, 24, 16, 8, 50304, 2048, 2**19, 2.5e-4),
+    Size(2560, 8192, 32, 20, 10, 50304, 2048, 2**20, 2.0e-4),
+    Size(4096, 11008, 32, 32, 8, 50304, 4096, 2**21, 1.5e-4),
+)
 TEMPLATE = """\
-# Written by `infini-llama init` for {cores} CPU core(s) and {gpus} GPU(s). Run it: infini-llama run {output}
+# Written by `infini-llama init` for {machine} and about {text_tokens} tokens of text.
+# Run it: infini-llama run {output}
 # Keys that are left out have their default. `infini-llama estimate {output}` prints memory and compute.
 data:
   # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, csv, parquet, also compressed
@@ -29,22 +93,22 @@ data:
   sequence_length: {length:<13}# tokens per sequence
   {held_out}
   tokenizer:
-    vocab_size: 8192            # learned from your text
+    vocab_size: {vocabulary:<16}# learned from your text
 
-model:                          # about {size} million parameters
+model:                          # {size} parameters: {why}
   hidden_size: {hidden}
   intermediate_size: {inner}
   num_hidden_layers: {layers}
-  num_attention_heads: 8
-  num_key_value_heads: 4
+  num_attention_heads: {heads}
+  num_key_value_heads: {key_value_heads}
   attention: {attention:<19}# softmax; infini: local attention and a compressive memory
   segment_length: {segment:<14}# tokens per segment (infini)
 
 train:
-  max_steps: {steps:<19}# about {passes} epoch(s) over your text
-  global_batch_size: {batch:<11}# sequences per step
-  micro_batch_size: {micro:<12}# sequences per forward pass and worker
-  learning_rate: {rate}
+  max_steps: {steps:<19}# {tokens} tokens: {epochs:.1f} epoch(s) over your text, {ratio:.0f} tokens per parameter
+  global_batch_size: {batch:<11}# sequences per step: {step_tokens} tokens{divides}
+  micro_batch_size: auto        # sequences per forward pass and worker: as many as fit and help
+{saving}  learning_rate: {rate}
   warmup_steps: {warmup}
   eval_every: {every:<18}# steps; an evaluation also writes a sample
   save_every: {every:<18}# steps between checkpoints
@@ -53,79 +117,281 @@ train:
 runtime:
   name: {name:<24}# the same name resumes the same run
 """
-# hidden, inner, layers, sequence length, batch, micro-batch, learning rate, millions of parameters
-SIZES = {"cpu": (256, 768, 6, 512, 16, 8, 1.0e-3, 7), "gpu": (512, 1536, 8, 1024, 64, 16, 6.0e-4, 29)}
 
 
 log = logging.getLogger("infini_llama.init")
 
 
 class Beginning(Record):
-    """The configuration that `init` wrote. files: how many there are; bytes: of text; warning: where there is too little of it."""
+    """The configuration that `init` wrote.
+
+    Attributes:
+        files, bytes, text_tokens: of the text, the tokens estimated from a sample.
+        parameters, tokens: of the model, and seen in training.
+        memory: of one worker, by the estimate.
+        warning: where there is too little text for the smallest model.
+    """
 
     config: Path
     files: int
     bytes: int
+    text_tokens: int
     device: str
+    workers: int
+    parameters: int
+    tokens: int
     steps: int
+    memory: str
     warning: str | None
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line sets in place of a rule. hours: at an assumed speed of this machine."""
+
+    tokens: int | None = None
+    parameters: int | None = None
+    hours: float | None = None
 
 
 def init(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
 
-    files, attention = arguments.files, arguments.attention
+    files = arguments.files
     if not files:
         if not sys.stdin.isatty():
             raise ConfigError("init needs your text; name it with --files PATH.")
-        files = [_ask("Where is your text (a folder, file or glob)?", "texts")]
-        attention = attention or _ask("Attention: softmax, or infini with a memory?", "softmax")
+        print("Where is your text (a folder, file or glob)? [texts] ", end="", file=sys.stderr, flush=True)
+        files = [sys.stdin.readline().strip() or "texts"]
     output = Path(arguments.output)
-    record = write_beginning(output, files, output.stem, attention or "softmax", home_folder())
+    overrides = Overrides(arguments.tokens, arguments.parameters, arguments.hours)
+    record = write_beginning(output, files, output.stem, arguments.attention or "softmax", home_folder(), overrides)
     if record.warning:
         log.warning(record.warning)
     text = as_text(record.model_dump(mode="json", exclude={"warning"}))
     return record.to_json(), f"{text}\n\nread it, then: infini-llama run {output}"
 
 
-def _ask(question: str, default: str) -> str:
-    print(f"{question} [{default}] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip() or default
-
-
-def write_beginning(output: Path, files: list[str], name: str, attention: str, home: Path) -> Beginning:
-    """Survey the text, probe the machine and write `output`.
+def write_beginning(
+    output: Path,
+    files: list[str],
+    name: str,
+    attention: str,
+    home: Path,
+    overrides: Overrides = Overrides(),
+    machine: Machine | None = None,
+) -> Beginning:
+    """Sample the text, probe the machine and write `output`.
 
     Raises:
-        ConfigError: `output` exists, cannot be written, or its name is not that of a configuration and a run.
-        DataError: no text is there.
+        ConfigError: `output` exists, cannot be written, or its name is not that of a configuration and a run; or no model fits.
+        DataError: no text is there, or too little.
     """
     if not re.fullmatch(RUN_NAME, name):
         raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
     refuse_as_new(output)
     found = sources(TextConfig(files=files))[0]
-    size = sum(source.size() for source in found)
-    facts = probe(home)
-    device = "gpu" if facts.gpus else "cpu"
-    hidden, inner, layers, length, batch, micro, rate, millions = SIZES[device]
-    steps = min(20_000, max(200, int(PASSES * size / BYTES_PER_TOKEN / (batch * length))))
-    passes = max(1, round(steps * batch * length * BYTES_PER_TOKEN / max(1, size)))
-    text = TEMPLATE.format(
-        cores=facts.cores, gpus=len(facts.gpus), output=output, files=json.dumps(files), length=length,
-        held_out=_held_out(found, length), size=millions, hidden=hidden, inner=inner, layers=layers,
-        attention=attention, segment=length // 4, steps=steps, passes=passes, batch=batch, micro=micro, rate=rate,
-        warmup=steps // 20, every=steps // 20, name=json.dumps(name),
-    )  # fmt: skip
-    parse_config(parse_yaml(text))
-    output.write_text(text, encoding="utf-8")
-    warning = None
-    if size < 4 * length * BYTES_PER_TOKEN:  # a few rows, some of them held out
-        warning = f"{size:,} bytes are too little text: one row of data.sequence_length={length} takes about " \
-                  f"{length * BYTES_PER_TOKEN:,.0f}; name more files, or lower it."  # fmt: skip
-    elif len(found) == 1 and _is_one_text(found[0]):
-        warning = f"{found[0]} is one document, and whole documents are held out; split it into several files, or " \
-                  "name held-out text in data.validation_files."  # fmt: skip
-    return Beginning(config=output, files=len(found), bytes=size, device=device, steps=steps, warning=warning)
+    text = sampled_tokens(found)
+    if text < FEWEST_SEQUENCES * SHORTEST:
+        raise DataError(
+            f"--files: about {text:,} tokens of text in {len(found)} file(s); the smallest model needs "
+            f"{FEWEST_SEQUENCES * SHORTEST:,} to learn anything; name more text."
+        )
+    facts = probe(home, machine=machine)
+    fitting = [plan for size in SIZES if (plan := _planned(size, text, facts, home, overrides, attention))]
+    if not fitting:
+        raise ConfigError(
+            f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width {SIZES[0].hidden_size}; "
+            "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
+        )
+    chosen, why = _choose(fitting, text, facts, overrides)
+    content = chosen.written(output, files, name, found, text, attention, facts, why)
+    parse_config(parse_yaml(content))
+    output.write_text(content, encoding="utf-8")
+    return Beginning(
+        config=output,
+        files=len(found),
+        bytes=sum(source.size() for source in found),
+        text_tokens=text,
+        device="gpu" if facts.gpus else "cpu",
+        workers=chosen.workers,
+        parameters=chosen.parameters,
+        tokens=chosen.tokens,
+        steps=chosen.steps,
+        memory=chosen.memory,
+        warning=_warning(found, chosen, text),
+    )
+
+
+def sampled_tokens(found: list[Source]) -> int:
+    """Tokens in these sources, estimated from the text in some whole files of them."""
+    sizes = [source.size() for source in found]
+    read = text = 0
+    for source in found[:: max(1, math.ceil(len(found) / SAMPLED_FILES))]:
+        own = 0
+        try:
+            for record in source.records():
+                own += len(record.encode()) if isinstance(record, str) else 0
+                if own > SAMPLED_BYTES:
+                    break
+            else:
+                read, text = read + source.size(), text + own
+        except (Unreadable, OSError):  # preprocess names it
+            continue
+    return int(sum(sizes) * (text / read if read else 1.0) / BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A size on this machine. batch: sequences per step."""
+
+    size: Size
+    parameters: int
+    tokens: int
+    length: int
+    batch: int
+    steps: int
+    workers: int
+    memory: str
+    saving: dict[str, str]
+
+    def written(
+        self,
+        output: Path,
+        files: list[str],
+        name: str,
+        found: list[Source],
+        text: int,
+        attention: str,
+        facts: MachineFacts,
+        why: str,
+    ) -> str:
+        size = self.size
+        every = max(1, self.steps // 20)
+        divides = f"; {self.workers} GPUs divide it" if self.workers > 1 else ""
+        saving = "".join(
+            f"  {key}: {value:<{28 - len(key)}}# to fit into the memory\n" for key, value in self.saving.items()
+        )
+        return TEMPLATE.format(
+            machine=_machine(facts), text_tokens=_count(text), output=output, files=json.dumps(files), length=self.length,
+            held_out=_held_out(found, self.length), vocabulary=size.vocab_size, size=_count(self.parameters), why=why,
+            hidden=size.hidden_size, inner=size.intermediate_size, layers=size.layers, heads=size.heads,
+            key_value_heads=size.key_value_heads, attention=attention, segment=self.length // 4, steps=self.steps,
+            tokens=_count(self.tokens), epochs=self.tokens / text, ratio=self.tokens / self.parameters, batch=self.batch,
+            step_tokens=_count(self.batch * self.length), divides=divides, saving=saving, rate=size.learning_rate,
+            warmup=self.steps // 20, every=every, name=json.dumps(name),
+        )  # fmt: skip
+
+
+def _planned(
+    size: Size, text: int, facts: MachineFacts, home: Path, overrides: Overrides, attention: str
+) -> Planned | None:
+    """A size with its length, batch and steps; None where it does not fit into the machine's memory."""
+    length = min(size.length, max(SHORTEST, 2 ** int(math.log2(text / 64))))
+    mapping: dict[str, Any] = {
+        "data": {"files": ["x"], "sequence_length": length, "tokenizer": {"vocab_size": size.vocab_size}},
+        "model": {
+            "hidden_size": size.hidden_size,
+            "intermediate_size": size.intermediate_size,
+            "num_hidden_layers": size.layers,
+            "num_attention_heads": size.heads,
+            "num_key_value_heads": size.key_value_heads,
+            "attention": attention,
+            "segment_length": length // 4,
+        },
+        "runtime": {"home": home},
+    }
+    total = parameters(model_of(PipelineConfig.model_validate(mapping)))
+    tokens = overrides.tokens or min(max(TOKENS_PER_PARAMETER * total, text), MOST_EPOCHS * text)
+    tokens = min(tokens, overrides.tokens or int(_affordable(facts, overrides) / (6 * total)))
+    gpus = max(1, len(facts.gpus))
+    per_step = min(size.batch, max(gpus * length, tokens // FEWEST_STEPS))
+    batch = gpus * 2 ** max(0, round(math.log2(per_step / length / gpus)))
+    for saving in SAVING if gpus > 1 else SAVING[:-1]:
+        mapping["train"] = {"global_batch_size": batch, "micro_batch_size": "auto", **saving}
+        config = PipelineConfig.model_validate(mapping)
+        plan = resolve(config, facts)
+        need, have = bytes_of_plan(config, plan), memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
+        if fits(need, have):
+            steps = max(20, tokens // (batch * length))
+            return Planned(
+                size,
+                total,
+                steps * batch * length,
+                length,
+                batch,
+                steps,
+                plan.nproc_per_node,
+                describe(need, have),
+                saving,
+            )
+    return None
+
+
+def _choose(fitting: list[Planned], text: int, facts: MachineFacts, overrides: Overrides) -> tuple[Planned, str]:
+    """The size to train, and what decided it."""
+    if overrides.parameters:
+        wanted = overrides.parameters
+        return min(
+            fitting, key=lambda plan: abs(math.log(plan.parameters / wanted))
+        ), f"the nearest to {_count(wanted)}"
+    tokens = overrides.tokens or MOST_EPOCHS * text
+    why = f"{TOKENS_PER_PARAMETER} tokens per parameter, from at most {MOST_EPOCHS} epochs"
+    if overrides.tokens:
+        why = f"{TOKENS_PER_PARAMETER} tokens per parameter"
+    enough = [plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens] or fitting[:1]
+    if overrides.tokens is None or overrides.hours:
+        timely = [
+            plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= _affordable(facts, overrides)
+        ]
+        if len(timely) < len(enough):
+            why = f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; --hours changes it"
+        enough = timely or enough[:1]
+    if enough[-1] is fitting[-1] and len(fitting) < len(SIZES):
+        why = "the largest that fits into the memory"
+    elif TOKENS_PER_PARAMETER * enough[-1].parameters > tokens:
+        why = "the smallest, since there is little text"
+    return enough[-1], why
+
+
+def _affordable(facts: MachineFacts, overrides: Overrides) -> float:
+    """FLOPs of the hours, at an assumed speed."""
+    speed = sum(map(_speed, facts.gpus)) if facts.gpus else CORE_SPEED * max(1, facts.cores)
+    return 3600 * (overrides.hours or HOURS) * speed
+
+
+def _speed(gpu: Gpu) -> float:
+    return next(speed for capability, speed in GPU_SPEED.items() if gpu.capability >= capability)
+
+
+def _machine(facts: MachineFacts) -> str:
+    if not facts.gpus:
+        return f"{facts.cores} CPU core(s)"
+    memory = min(gpu.memory for gpu in facts.gpus) / 2**30
+    return f"{len(facts.gpus)} GPU(s) {facts.gpus[0].name} with {memory:.0f} GiB"
+
+
+def _count(number: float) -> str:
+    """1.2 million, 340 million, 7.1 billion; small numbers in full."""
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.{0 if number >= 10 * unit else 1}f} {name}"
+    return f"{number:,.0f}"
+
+
+def _warning(found: list[Source], chosen: Planned, text: int) -> str | None:
+    if len(found) == 1 and _is_one_text(found[0]):
+        return (
+            f"{found[0]} is one document, and whole documents are held out; split it into several files, or "
+            "name held-out text in data.validation_files."
+        )
+    if TOKENS_PER_PARAMETER * chosen.parameters > MOST_EPOCHS * text:
+        need = TOKENS_PER_PARAMETER * chosen.parameters / MOST_EPOCHS
+        return (
+            f"about {_count(text)} tokens are little text for {_count(chosen.parameters)} parameters, which learn from "
+            f"{_count(need)} or more; the model will repeat your text rather than write its own."
+        )
+    return None
 
 
 def _held_out(found: list[Source], length: int) -> str:

@@ -166,6 +166,15 @@ def _pipeline(add: Add) -> None:
         "--files", action="append", default=[], metavar="PATH", help="your text: file, folder or glob; can be repeated"
     )
     init.add_argument("--attention", choices=["softmax", "infini"], help="infini: Infini-attention (default: softmax)")
+    init.add_argument(
+        "--tokens", type=number, metavar="N", help="tokens to train on, such as 300M (default: by the text)"
+    )
+    init.add_argument(
+        "--parameters", type=number, metavar="N", help="size of the model, such as 30M (default: by the text)"
+    )
+    init.add_argument(
+        "--hours", type=above_zero, metavar="H", help="training time, at an assumed speed of this machine (default: 24)"
+    )
     run = add("run")
     _configured(run)
     run.add_argument("--no-prefect", action="store_true", help="run the same stages without Prefect")
@@ -188,7 +197,6 @@ def _pipeline(add: Add) -> None:
     )
     join = add("join")
     join.add_argument("run", metavar="RUN", help="name of the run, or path of its folder (which can still be missing)")
-    join.add_argument("--node-rank", type=at_least_one, metavar="N", help="rank of this node (default: a free one)")
 
 
 def _results(add: Add) -> None:
@@ -408,6 +416,14 @@ def tokens(text: str) -> int:
     if not re.fullmatch(COUNT, written):
         raise argparse.ArgumentTypeError(f"{text} is not a number of tokens such as 4096, 128k or 1M")
     return at_least_one(str(count(written)))
+
+
+def number(text: str) -> int:
+    """A whole number of at least 1, such as 4096, 30M or 1.5B."""
+    if not (written := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMbBgG]?)", text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a number such as 4096, 30M or 1.5B")
+    unit = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}[written[2].lower()]
+    return at_least_one(str(round(float(written[1]) * unit)))
 
 
 def at_least_two(text: str) -> int:

@@ -1,5 +1,6 @@
 """The commands that run stages: run, preprocess, verify, train, join, doctor and estimate."""
 
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -9,14 +10,13 @@ from pydantic import JsonValue
 
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import JsonObject
-from infini_llama.configs.secrets import refuse_secrets, withheld
+from infini_llama.configs.secrets import withheld
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.cli.runs import written
 from infini_llama.flows.naming import find, home_folder, usable_home
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
-    from infini_llama.tasks.clusters.node import NodeSettings
 
 
 def run(arguments: Namespace) -> Answer:
@@ -37,8 +37,14 @@ def run(arguments: Namespace) -> Answer:
     if arguments.no_prefect or (not has_api(home) and has_finished(config)):
         summary = run(config)
     else:
+<<<<<<< HEAD
         if config.environment.launcher == "kubernetes":
             refuse_secrets(config)
+=======
+        from infini_llama.flows.server import log_into, prefect_api
+
+        home = usable_home(config.runtime.home, "runtime.home")
+>>>>>>> main
         log_into(home, arguments.verbose)
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
@@ -196,32 +202,26 @@ def train(arguments: Namespace) -> Answer:
 
 
 def join(arguments: Namespace) -> Answer:
-    from infini_llama.tasks.clusters.node import NodeSettings
-
     path = Path(arguments.run)
-    return _join(
-        path.resolve() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path,
-        NodeSettings.of_variables(arguments.node_rank),
-    )
+    run = path.resolve() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
+    return _join(run, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
 
 
-def _join(run: Path, requested: "NodeSettings") -> Answer:
-    from infini_llama.tasks.clusters.node import serve
+def _join(run: Path, master_addr: str | None) -> Answer:
+    from infini_llama.tasks.runs.run_folder import RunFolder
+    from infini_llama.tasks.train.nodes import join
 
-    code = serve(run, requested)
+    code = join(RunFolder(run), master_addr)
     return {"run": str(run), "exit_code": code}, f"joined      {run}: it has ended" + (f" with {code}" if code else "")
 
 
 def _joins(config: "PipelineConfig") -> Answer | None:
-    """Join the run instead of leading it, if environment.node_rank says that this machine is not node 0."""
-    environment = config.environment
-    if environment.node_rank in ("auto", 0):
-        return None
+    """Join the run instead of leading it, if this node's rank is not 0."""
     from infini_llama.flows.naming import resolved
-    from infini_llama.tasks.clusters.node import NodeSettings
 
-    runtime = resolved(config).runtime
+    settings = resolved(config)
+    environment, runtime = settings.environment, settings.runtime
+    if environment.nnodes == 1 or environment.node_rank in ("auto", 0):
+        return None
     address = None if environment.master_addr == "auto" else environment.master_addr
-    port = None if environment.port == "auto" else environment.port
-    requested = NodeSettings(environment.nnodes, environment.node_rank, address, port)
-    return _join(runtime.home / "runs" / runtime.name, requested)
+    return _join(runtime.home / "runs" / runtime.name, address)

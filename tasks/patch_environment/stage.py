@@ -24,7 +24,7 @@ from infini_llama.tasks.patch_environment.planning.pin import (
 )
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import node_facts, probe
+from infini_llama.tasks.patch_environment.probe.probe import probe, probe_by_srun
 from infini_llama.tasks.patch_environment.tuning.tune import tune
 from infini_llama.tasks.records.environment import (
     EnvironmentRecord,
@@ -60,9 +60,10 @@ def patch_environment(
     if vocab_size is not None:
         config = config.with_vocab_size(vocab_size)
     home = config.runtime.home
-    facts = probe(home, config, machine)
-    if config.environment.launcher != "local":
-        facts = node_facts(facts, config.environment.node)
+    if config.environment.launcher == "srun" and "SLURM_JOB_ID" not in os.environ:
+        facts = probe_by_srun(config)  # the nodes are other machines than this one
+    else:
+        facts = probe(home, config, machine)
     _check_disk(facts.disk, home)
     before = read_record(home / "runs" / run_name / "environment.json")
     if before is not None:

@@ -45,7 +45,6 @@ class EnvironmentPlan(Record):
     gpus: tuple[int, ...]
     nproc_per_node: int
     nnodes: int = 1
-    rendezvous: Literal["c10d", "static"] = "c10d"
     master_addr: str = "auto"
     precision: Precision
     attention_backend: str

@@ -35,7 +35,8 @@ class RankStatus(Record):
     """The state of a rank: an atomic file that overrides torchrun's exit code.
 
     Attributes:
-        code: an ExitCode; step: last completed one; time: seconds since 1970; node: number of the node.
+        code: an ExitCode; step: last completed one; time: seconds since 1970; node: rank of the node; parent: PID of
+            its torchrun.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class RankStatus(Record):
     step: int | None
     time: float
     node: int
+    parent: int = 0
     host: str
     machine: str
     error: RankError | None = None

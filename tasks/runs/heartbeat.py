@@ -1,8 +1,11 @@
 """Heartbeats: a rank records its step and phase, at a cost that allows several per step."""
 
+import faulthandler
 import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +14,9 @@ from infini_llama.tasks.runs.goodput import Ledger
 # In the order in which a step passes them; a rank in an earlier one holds up those in a later one.
 PHASES = ("start", "compile", "data", "compute", "evaluate", "save", "finish")
 LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
+BEYOND_LINE = len(LINE.format(step=0, phase="", time=0.0))
+PUBLISH_SECONDS = 1.0
+STACKS = "write-stacks"  # file in the attempt's folder: every rank of another machine writes its stacks into its log
 
 
 class HeartbeatRecord(NamedTuple):
@@ -31,8 +37,28 @@ class Heartbeat:
     A `ledger` counts the time of each phase.
     """
 
+    def publish(self) -> None:
+        """Have a thread write the file through to the other machines of a network filesystem, once per second.
+
+        A counter behind the line shows them that the process runs.
+        """
+        threading.Thread(target=self._publish, name="heartbeat", daemon=True).start()
+
+    def _publish(self) -> None:
+        count, dumped = 0, False
+        while True:
+            count += 1
+            with suppress(OSError):  # the filesystem does not answer just now
+                os.pwrite(self.file, f"{count:>12}\n".encode(), BEYOND_LINE)
+                os.fsync(self.file)
+                if not dumped and (self.attempt_dir / STACKS).exists():
+                    dumped = True
+                    faulthandler.dump_traceback(all_threads=True)
+            time.sleep(PUBLISH_SECONDS)
+
     def __init__(self, attempt_dir: Path, rank: int, ledger: Ledger | None = None) -> None:
         self.file = os.open(heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.attempt_dir = attempt_dir
         self.step: int = 0
         self.phase, self.ledger = "start", ledger
         self.sample_rows: Callable[[], list[int]] | None = None  # row numbers of the step, for a failure's record
@@ -53,7 +79,15 @@ class Heartbeat:
 def read_heartbeat(path: Path) -> HeartbeatRecord | None:
     """A rank's newest heartbeat, None before the first."""
     try:
-        step, phase, moment = path.read_text(encoding="utf-8").split()
+        step, phase, moment, *_ = path.read_text(encoding="utf-8").split()
         return HeartbeatRecord(int(step), phase, float(moment))
     except (OSError, ValueError):
         return None
+
+
+def read_count(path: Path) -> int:
+    """How often a rank on another machine has published its heartbeat."""
+    try:
+        return int(path.read_text(encoding="utf-8").split()[3])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -27,13 +27,14 @@ class Outcome:
     error: RankError | None = None
 
 
-def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder: str) -> Outcome:
+def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder: str, hint: str = "") -> Outcome:
     """The end of one attempt.
 
     Args:
         returncode: torchrun's; 1 for anything that went wrong in a worker, negative for a signal to torchrun itself.
         statuses: of each rank, None if it wrote none.
         log_folder: named in the message, for people.
+        hint: why no worker may have started.
     """
     found = [status for status in statuses if status]
     if len(found) == len(statuses) and all(status.state == "done" for status in found):
@@ -59,7 +60,7 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
         return Outcome(
             "failed",
             ExitCode.UNEXPECTED,
-            f"no worker started (torchrun ended with {returncode}); see {log_folder}/torchrun.log.",
+            f"no worker started (torchrun ended with {returncode}){hint and f': {hint}'}; see {log_folder}/torchrun.log.",
         )
     if silent:
         ranks = ", ".join(str(rank) for rank in silent)

@@ -10,7 +10,7 @@ from infini_llama.tasks.records.status import RankError, RankState, RankStatus
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.lease import this_machine
 
-NODE = "INFINI_LLAMA_NODE"  # tells a worker the number of its node
+NODE = "GROUP_RANK"  # rank of the node, set by torchrun
 
 
 def status_path(attempt_dir: Path, rank: int) -> Path:
@@ -33,6 +33,7 @@ def write_status(
         step=step,
         time=time.time(),
         node=int(os.environ.get(NODE, "0")),
+        parent=os.getppid(),
         host=socket.gethostname(),
         machine=this_machine(),
         error=error,

@@ -7,17 +7,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, ExitCode, Preempted, no_space
+from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted, no_space
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.job_file import read_job, read_start
+from infini_llama.tasks.runs.job_file import read_start
 from infini_llama.tasks.runs.outcome import Outcome, classify
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempt_folders, attempts, number_of
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, number_of
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
 from infini_llama.tasks.storage.artifacts import Busy
 from infini_llama.tasks.train.grace import grace_period, request_time_to_stop
-from infini_llama.tasks.train.launcher import HUNG, Launched, Launcher
+from infini_llama.tasks.train.launch import Workers, start
 from infini_llama.tasks.train.prepare import RESERVE, prepare
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.run_context import RunContext
@@ -41,28 +41,22 @@ def attempt(context: RunContext) -> Outcome:
         Exception: what watching the workers raised; they have ended, and a failure is recorded.
     """
     run = context.run
-    running = running_job(run, context.launcher)
-    if running:
-        attempt_dir, launched = running
-        log.info("the workers of %s continued without the command that started them; watching them", attempt_dir.name)
-    else:
-        grace = grace_period(run, context.config.runtime)
-        attempt_dir = prepare(context, grace)
-        try:
-            launched = context.launcher.start(attempt_dir, context.plan, grace, [lock.fd for lock in context.locks])
-        except ConfigError as refused:  # by the cluster; after other faults a job may be there all the same
-            outcome = Outcome("failed", refused.exit_code, str(refused))
-            record_attempt(run, attempt_dir, context.invocation, outcome)
-            raise
-    job = read_job(attempt_dir)  # of a detached job, perhaps an earlier command's
-    world_size = job.plan.world_size
-    code, interrupted, hang = supervise(context, launched, attempt_dir, world_size)
+    plan, settings = context.plan, context.config.environment
+    grace = grace_period(run, context.config.runtime)
+    attempt_dir = prepare(context, grace)
+    try:
+        workers = start(attempt_dir, plan, settings, grace, [lock.fd for lock in context.locks])
+    except PipelineError as refused:
+        outcome = Outcome("failed", refused.exit_code, str(refused))
+        record_attempt(run, attempt_dir, context.invocation, outcome)
+        raise
+    if plan.nnodes > 1 and settings.launcher == "local":
+        log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
+    code, interrupted, hang = supervise(context, workers, attempt_dir)
     if hang:
         outcome = Outcome("failed", ExitCode.HUNG, hang)
-    elif refused := launched.refusal():
-        outcome = Outcome("failed", refused.exit_code, str(refused))
     else:
-        outcome = classify(code, read_statuses(attempt_dir, world_size), str(attempt_dir))
+        outcome = classify(code, read_statuses(attempt_dir, plan.world_size), str(attempt_dir), workers.hint())
     fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
     if fault is not None:
         outcome = Outcome("failed", ExitCode.UNEXPECTED, f"watching the workers failed: {fault!r}", outcome.step)
@@ -73,14 +67,9 @@ def attempt(context: RunContext) -> Outcome:
     step = record_attempt(run, attempt_dir, context.invocation, outcome)
     if fault is not None:
         raise fault
-    why = "" if interrupted is None else f"run {run.path.name} was stopped"
-    if (why := why or launched.cancelled()) and outcome.kind != "done":
+    if interrupted is not None and outcome.kind != "done":
         newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
-        raise Preempted(f"{why}; {newest}. Run the same command to resume.") from interrupted
-    if outcome.kind == "done" and job.max_steps != context.max_steps:
-        return Outcome(
-            "preempted", ExitCode.PREEMPTED, "finished with the settings of the command before this one", outcome.step
-        )
+        raise Preempted(f"run {run.path.name} was stopped; {newest}. Run the same command to resume.") from interrupted
     return outcome
 
 
@@ -114,68 +103,46 @@ def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: 
     return step
 
 
-def running_job(run: RunFolder, launcher: Launcher) -> tuple[Path, Launched] | None:
-    """The newest attempt and its workers, if an earlier command left it to a job of a cluster and no command recorded its end."""
-    folders = attempt_folders(run)
-    if not folders or number_of(folders[-1]) in {record.attempt for record in attempts(run)}:
-        return None
-    launched = launcher.attach(folders[-1])
-    return (folders[-1], launched) if launched else None
-
-
-def supervise(
-    context: RunContext, launched: Launched, attempt_dir: Path, world_size: int
-) -> tuple[int, BaseException | None, str | None]:
+def supervise(context: RunContext, workers: Workers, attempt_dir: Path) -> tuple[int, BaseException | None, str | None]:
     """Watch the workers to their end, and leave no rank behind.
 
     Returns:
         the exit code; what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation: no Exception) or what went wrong
         here (an Exception), if anything did; which rank hung, if one did.
     """
-    interrupted, hang, leave_running = None, None, False
+    interrupted, hang = None, None
     try:
-        watch(context, launched, attempt_dir, world_size)
+        watch(context, workers, attempt_dir)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
-    except (
-        Busy
-    ):  # another process has the run: it watches its job, or writes what workers of this machine would still write
-        leave_running = launched.detached
+    except Busy:  # another process writes what these workers would still write
         raise
     except BaseException as raised:
         if isinstance(raised, Exception):
             log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
-        stop(context, launched)
+        stop(context, workers)
         interrupted = raised
     finally:
-        if not leave_running:
-            launched.end()
-    if (path := attempt_dir / HUNG).exists():
-        hang = f"{path.read_text(encoding='utf-8')}; the stacks of all ranks are in {attempt_dir}"
-    code = launched.poll()
+        workers.end()
+    code = workers.poll()
     assert code is not None  # it has ended
     return code, interrupted, hang
 
 
-def watch(context: RunContext, launched: Launched, attempt_dir: Path, world_size: int) -> None:
+def watch(context: RunContext, workers: Workers, attempt_dir: Path) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
-    config = context.config
+    config, plan = context.config, context.plan
     progress = Progress(context.run, context.max_steps, config.train.log_every)
-    several = config.environment.nnodes > 1
-    ranks = Watch(attempt_dir, world_size, config.runtime.hang_after, launched.heartbeats, nodes_meet=several)
-    notices: list[str] = []
+    # Nodes, and the allocation of srun, may take any time before the first rank starts.
+    waits = plan.nnodes > 1 or config.environment.launcher == "srun"
+    ranks = Watch(attempt_dir, plan.world_size, config.runtime.hang_after, nodes_meet=waits)
     ended = False
     while not ended:
-        ended = launched.poll() is not None
+        ended = workers.poll() is not None
         with suppress(OSError):  # the filesystem does not answer just now
             progress.poll()
-        if (newest := launched.notices()) != notices:
-            notices = newest
-            for line in notices:
-                log.warning(line)
         try:
-            if not launched.detached:  # else its own supervisor does that, beside the ranks
-                ranks.poll()
+            ranks.poll()
         except Hung:
             ranks.dump_stacks()
             raise
@@ -184,7 +151,7 @@ def watch(context: RunContext, launched: Launched, attempt_dir: Path, world_size
             time.sleep(POLL_SECONDS)
 
 
-def stop(context: RunContext, launched: Launched) -> None:
+def stop(context: RunContext, workers: Workers) -> None:
     """Let the workers save and end within the grace period; a second request ends them at once (by the caller).
 
     What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which raise it
@@ -193,7 +160,7 @@ def stop(context: RunContext, launched: Launched) -> None:
     requested = time.monotonic()
     while True:
         try:
-            return request_stop(context, launched)
+            return request_stop(context, workers)
         except Exception:
             raise
         except BaseException:
@@ -202,7 +169,7 @@ def stop(context: RunContext, launched: Launched) -> None:
                 return
 
 
-def request_stop(context: RunContext, launched: Launched) -> None:
+def request_stop(context: RunContext, workers: Workers) -> None:
     """Stop the workers within the grace period that the run needs."""
     runtime = context.config.runtime
     try:
@@ -214,4 +181,4 @@ def request_stop(context: RunContext, launched: Launched) -> None:
         grace = runtime.grace_period
     log.warning("stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace)
     request_time_to_stop(grace)
-    launched.stop(grace)
+    workers.stop(grace)

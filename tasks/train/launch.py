@@ -1,4 +1,4 @@
-"""torchrun on this machine: started, stopped, and ended with every rank it started."""
+"""Starts the workers of an attempt as children of this process: torchrun on this machine, or by srun on every node."""
 
 import contextlib
 import os
@@ -9,62 +9,134 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from infini_llama.configs.errors import PipelineError
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import EnvironmentConfig
+from infini_llama.tasks.records.cluster import Endpoint
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import RankStatus
-from infini_llama.tasks.runs.heartbeat import HeartbeatRecord
 from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
+from infini_llama.tasks.train.addresses import own_address_towards
+
+ENDING_SECONDS = 60.0  # that srun may take to end its step on all nodes
+STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
 
 
-class LocalLauncher:
-    """Starts torchrun on this machine alone."""
+def start(
+    attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig, grace_period: float, lock_fds: list[int]
+) -> "Workers":
+    """Start the workers of the job in `attempt_dir`.
 
-    def start(self, attempt_dir: Path, plan: EnvironmentPlan, grace_period: float, lock_fds: list[int]) -> "Torchrun":
-        """Start the workers of the job in `attempt_dir`."""
-        command = torchrun(attempt_dir, plan, rendezvous(plan.port))
-        process = spawn(command, attempt_dir / "torchrun.log", plan.env, grace_period, lock_fds, new_session=True)
-        return Torchrun(process, attempt_dir, plan.nproc_per_node)
+    Args:
+        settings: section `environment` of the configuration.
+        grace_period: seconds that ranks have to save after a stop signal.
+        lock_fds: the run's lock and those of its GPUs, which the workers keep as long as they live.
 
-    def attach(self, attempt_dir: Path) -> None:
-        """The kernel ends these workers with the command that started them."""
+    Raises:
+        ConfigError: srun is not installed, or this machine has no address that other nodes reach.
+    """
+    log = attempt_dir / "torchrun.log"
+    if settings.launcher == "srun":
+        command = srun(attempt_dir, plan, settings)
+        return SrunWorkers(
+            spawn(command, log, plan.env, grace_period, lock_fds), attempt_dir, plan.world_size, plan.nnodes
+        )
+    # nodes.py imports this module for the nodes that join.
+    from infini_llama.tasks.train.nodes import host, network
+
+    endpoint = host(attempt_dir, plan) if plan.nnodes > 1 else None
+    command = torchrun(attempt_dir, plan, endpoint, is_host=True, join_timeout=settings.join_timeout)
+    process = spawn(command, log, network(endpoint) | plan.env, grace_period, lock_fds)
+    return Workers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
-def torchrun(attempt_dir: Path, plan: EnvironmentPlan, where: list[str]) -> list[str]:
-    """The command that starts this machine's workers of an attempt."""
-    command = [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts=0"]
+def torchrun(
+    attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint | None, is_host: bool, join_timeout: float
+) -> list[str]:
+    """The command that starts this machine's workers of an attempt.
+
+    Args:
+        endpoint: where the torchruns of several nodes find each other (c10d); None: this machine is the only one.
+        is_host: the endpoint is this torchrun's.
+        join_timeout: seconds that the nodes wait for each other.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0"]
     # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with threads, which a second signal
     # keeps from ending, and torchrun with them.
     command.append(f"--log-dir={attempt_dir / 'torchrun'}")
-    return [
-        *command,
-        f"--nproc-per-node={plan.nproc_per_node}",
-        "--module",
-        "infini_llama.tasks.train.worker",
-        str(job_path(attempt_dir)),
+    if endpoint is not None:
+        seconds = max(1, round(join_timeout))
+        local_address = endpoint.address if is_host else own_address_towards(endpoint.address)
+        command += [
+            f"--nnodes={plan.nnodes}",
+            f"--rdzv-id={attempt_dir.parents[1].name}-{attempt_dir.name}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={endpoint.address}:{endpoint.port}",
+            f"--rdzv-conf=is_host={int(is_host)},join_timeout={seconds}",
+            *([f"--local-addr={local_address}"] if local_address else []),
+        ]
+    elif plan.port == "auto":
+        command.append("--standalone")
+    else:
+        command += ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={plan.port}"]
+    module = ["--module", "infini_llama.tasks.train.worker", str(job_path(attempt_dir))]
+    return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
+
+
+def srun(attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig) -> list[str]:
+    """The command that starts torchrun once on every node: of the allocation that this process is in, or of one that srun requests."""
+    command = [
+        "srun",
+        f"--job-name={attempt_dir.parents[1].name}",
+        f"--nodes={plan.nnodes}",
+        f"--ntasks={plan.nnodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={plan.nproc_per_node * plan.threads}",
+        "--kill-on-bad-exit=0",  # the ranks of the other nodes end by themselves, and write their status
+        "--input=none",
+        "--export=ALL",
+        f"--chdir={attempt_dir}",
     ]
+    asks_for_gpus = any(option.startswith(("--gpus", "--gres")) for option in settings.srun_options)
+    if plan.device == "cuda" and "SLURM_JOB_ID" not in os.environ and not asks_for_gpus:
+        command.append(f"--gpus-per-node={plan.nproc_per_node}")
+    node = [sys.executable, "-m", "infini_llama.tasks.train.nodes", str(attempt_dir)]
+    return [*command, *settings.srun_options, *node]
 
 
-def spawn(
-    command: list[str], log: Path, env: dict[str, str], grace_period: float, lock_fds: list[int], new_session: bool
-) -> subprocess.Popen[bytes]:
-    """A command that the kernel tells to stop (SIGTERM) when this process dies.
-
-    Args:
-        env: on top of this process's own.
-        lock_fds: the run's lock, the first one, travels as standard input, the one descriptor that torchrun hands on to its workers:
-            while any of them lives, no other command can take the run. The others are torchrun's, which outlives its workers.
-        new_session: so that no terminal's Ctrl-C reaches it.
-    """
-    environment = (
-        os.environ
-        | env
+def worker_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
+    """The environment of torchrun: this process's and `variables`, without PET_*, which torchrun would read as its own options."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    return (
+        inherited
+        | variables
         | {
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),
             "PYTHONSAFEPATH": "1",  # a folder named tasks/ where the user stands must not shadow ours
         }
     )
+
+
+def spawn(
+    command: list[str], log: Path, variables: dict[str, str], grace_period: float, lock_fds: list[int]
+) -> subprocess.Popen[bytes]:
+    """A command in a session of its own, so that no terminal's Ctrl-C reaches it; the kernel ends it (SIGTERM) with this process.
+
+    Args:
+        variables: in addition to this process's environment.
+        lock_fds: the first, the run's lock, becomes standard input, the one descriptor that torchrun hands on to its workers:
+            while any of them lives, no other command can take the run. The others are torchrun's, which outlives its workers.
+
+    Raises:
+        ConfigError: the program is not installed.
+    """
+    environment = worker_environment(variables, grace_period)
+    if not sys.executable == command[0] and not _is_on_path(command[0], environment):
+        raise ConfigError(
+            f"environment.launcher={command[0]}, but there is no {command[0]} on PATH; run this on a machine of the Slurm "
+            "cluster, or use environment.launcher=local."
+        )
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid()), *command],
@@ -73,37 +145,35 @@ def spawn(
             pass_fds=lock_fds[1:],
             stdout=output,
             stderr=output,
-            start_new_session=new_session,
+            start_new_session=True,
         )
 
 
-def rendezvous(port: int | str) -> list[str]:
-    """Where the workers find each other: at a port of this machine, or at a free one of torchrun's choice (auto)."""
-    return ["--standalone"] if port == "auto" else ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+def _is_on_path(program: str, environment: dict[str, str]) -> bool:
+    return any(os.access(Path(folder) / program, os.X_OK) for folder in environment.get("PATH", "").split(os.pathsep))
 
 
 @dataclass(frozen=True)
-class Torchrun:
-    """torchrun with its ranks; those of other nodes are ended by these.
+class Workers:
+    """torchrun with its ranks on this machine.
 
-    Args:
-        process: torchrun, or the agent that has it as a child.
+    Attributes:
+        process: torchrun.
         attempt_dir: where the ranks write.
-        processes: how many there are, over all nodes.
-        node: which of the nodes this one is.
+        world_size: ranks over all nodes.
     """
 
     process: subprocess.Popen[bytes]
     attempt_dir: Path
-    processes: int
-    node: int = 0
-    detached: bool = False
+    world_size: int
+    nnodes: int = 1
 
     def poll(self) -> int | None:
+        """The exit code once torchrun has ended, negative for a signal; None while it runs."""
         return self.process.poll()
 
     def stop(self, grace_period: float) -> None:
-        """Send SIGTERM to the ranks and wait for the end; after `grace_period` seconds kill them."""
+        """Have every rank save at its next step boundary; after `grace_period` seconds all are killed."""
         pids = self.running()
         for pid in pids:
             send(pid, signal.SIGTERM)
@@ -112,17 +182,13 @@ class Torchrun:
         try:
             self.process.wait(grace_period)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.end()
 
     def end(self) -> None:
-        """Kill what still runs; return once no rank is left."""
-        self.kill()
-
-    def kill(self) -> None:
-        """The kernel kills the ranks with torchrun; ranks that remain are killed here."""
-        if self.process.poll() is None and os.getpgid(self.process.pid) == self.process.pid:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        send(self.process.pid, signal.SIGKILL)
+        """Kill what still runs; return once no rank of this torchrun is left."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for status in self.statuses():
             while is_rank(status.pid, self.attempt_dir):
@@ -130,32 +196,72 @@ class Torchrun:
                 time.sleep(0.02)
 
     def statuses(self) -> list[RankStatus]:
-        """The statuses of this node's own ranks."""
-        found = read_statuses(self.attempt_dir, self.processes)
-        return [status for status in found if status and status.node == self.node and is_here(status)]
+        """The statuses of the ranks that this torchrun started."""
+        found = read_statuses(self.attempt_dir, self.world_size)
+        return [status for status in found if status and status.parent == self.process.pid and is_here(status)]
 
     def running(self) -> list[int]:
-        """Process numbers of this node's ranks that run; a killed one has left no word of its end."""
+        """Process IDs of the ranks that run; a killed rank leaves the status "running"."""
         pids = [status.pid for status in self.statuses() if status.state == "running"]
         return [pid for pid in pids if is_rank(pid, self.attempt_dir)]
 
-    def cancelled(self) -> None:
-        """A signal from elsewhere to workers of this machine is no decision about the run."""
+    def hint(self) -> str:
+        """Why no rank may have started."""
+        return "" if self.nnodes == 1 else "not all nodes joined within environment.join_timeout"
 
-    def refusal(self) -> PipelineError | None:
-        """One node needs no rendezvous."""
 
-    def notices(self) -> list[str]:
-        """One node waits for no other."""
-        return []
+@dataclass(frozen=True)
+class SrunWorkers(Workers):
+    """srun, with a torchrun and its ranks on every node."""
 
-    def heartbeats(self, node: int) -> dict[int, tuple[HeartbeatRecord, bool]]:
-        """All ranks are on this machine."""
-        return {}
+    def stop(self, grace_period: float) -> None:
+        """Have srun pass SIGUSR1 to all processes of its step; it would answer SIGTERM by killing them."""
+        statuses = read_statuses(self.attempt_dir, self.world_size)
+        up = any(status and status.state == "running" for status in statuses)
+        send(self.process.pid, signal.SIGUSR1 if up else signal.SIGTERM)
+        try:
+            self.process.wait(grace_period)
+        except subprocess.TimeoutExpired:
+            self.end()
+
+    def end(self) -> None:
+        """Have srun kill its step; where srun itself was killed, cancel the step. Return once it has left the nodes."""
+        send(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            send(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        try:
+            step = (self.attempt_dir / STEP).read_text(encoding="utf-8")
+        except OSError:  # no node had started
+            return
+        until = time.monotonic() + ENDING_SECONDS
+        while time.monotonic() < until and step in _slurm("squeue", "--steps", "--noheader", "--format=%i").split():
+            _slurm("scancel", "--signal=KILL", step)
+            time.sleep(0.5)
+
+    def hint(self) -> str:
+        """srun's own last words, where it ended before any node had started."""
+        if (self.attempt_dir / STEP).exists():
+            return super().hint()
+        lines = (self.attempt_dir / "torchrun.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else "srun printed nothing"
+
+
+def _slurm(*command: str) -> str:
+    """What one of Slurm's commands prints; "" where it is missing or the controller does not answer."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def is_rank(pid: int, attempt_dir: Path) -> bool:
-    """Whether `pid` is still that worker, not another process that was given its number."""
+    """Whether `pid` is still a worker of this attempt, not another process that was given its number."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -164,7 +270,7 @@ def is_rank(pid: int, attempt_dir: Path) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not one in a debugger, which is "t"); False where unknown."""
+    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not by a debugger, which is "t"); False where unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
     except (OSError, IndexError):
@@ -172,6 +278,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """A signal to a process, which may have ended."""
+    """Send a signal to a process, which may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -12,7 +12,6 @@ from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.locks import Lock
-from infini_llama.tasks.train.launcher import Launcher
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class RunContext:
     curriculum: tuple[CurriculumStage, ...]
     verify_on_read: bool
     invocation: str
-    launcher: Launcher
     locks: tuple[Lock, ...]
     each_poll: Callable[[], None]
 

@@ -28,15 +28,12 @@ from infini_llama.tasks.train.curriculum import in_samples, refuse_stages
 from infini_llama.tasks.train.gpu_locks import gpus_of, locked
 from infini_llama.tasks.train.grace import grace_period
 from infini_llama.tasks.train.initial import initial_weights
-from infini_llama.tasks.train.launch import LocalLauncher
-from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.length import resolve_max_steps
 from infini_llama.tasks.train.lineage import claim, resolved_settings
 from infini_llama.tasks.train.prepare import is_retry
 from infini_llama.tasks.train.run_context import RunContext
 
 log = logging.getLogger("infini_llama.train")
-LOCAL = LocalLauncher()
 
 
 def train(
@@ -45,7 +42,6 @@ def train(
     environment: PatchedEnvironment,
     invocation: str,
     verify_on_read: bool = False,
-    launcher: Launcher = LOCAL,
     each_poll: Callable[[], None] = lambda: None,
 ) -> RunSummary:
     """Train the run `config.runtime.name` on `dataset` under an environment plan, which is pinned here.
@@ -56,7 +52,6 @@ def train(
         environment: the plan, and the record that is written here.
         invocation: of `attempt.new_invocation`: `runtime.resume` is followed once per command.
         verify_on_read: shards are checked when they are first opened, since verify-data has not read them.
-        launcher: what starts the workers; by default torchrun on this machine alone.
         each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
 
     Returns:
@@ -92,7 +87,6 @@ def train(
                 curriculum=stages,
                 verify_on_read=verify_on_read,
                 invocation=invocation,
-                launcher=launcher,
                 locks=(lock, *gpus),
                 each_poll=poll,
             )

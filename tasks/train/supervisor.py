@@ -6,11 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infini_llama.tasks.runs.heartbeat import PHASES, HeartbeatRecord, heartbeat_path, read_heartbeat
+from infini_llama.tasks.runs.heartbeat import (
+    PHASES,
+    STACKS,
+    HeartbeatRecord,
+    heartbeat_path,
+    read_count,
+    read_heartbeat,
+)
 from infini_llama.tasks.runs.status import is_here, read_status
 from infini_llama.tasks.train.launch import is_rank, is_stopped, send
 
 FAR_SECONDS = 1.0
+UNPUBLISHED_SECONDS = (
+    5.0  # without a published heartbeat, after which a process on another machine is taken for stopped
+)
 # Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.
 AWAY_SECONDS = 5.0
 STOPPED_SHARE = 0.5  # of the patience, for a rank whose process is stopped: that is seen, not guessed from its silence
@@ -36,20 +46,20 @@ class Watch:
         processes: how many there are.
         patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that, and so
             have the phases of start-up. A rank whose process is stopped (SIGSTOP) has half of it.
-        heartbeats: of the ranks on another node, as `Launched.heartbeats`.
     """
 
     attempt_dir: Path
     processes: int
     patience: float
-    heartbeats: Callable[[int], dict[int, tuple[HeartbeatRecord, bool]]] = lambda node: {}
     longest: dict[str, float] = field(default_factory=dict[str, float])
     seen: dict[int, HeartbeatRecord] = field(default_factory=dict[int, HeartbeatRecord])
     since: dict[int, float] = field(default_factory=dict[int, float])  # when that was, by the clock of this process
     clock: Callable[[], float] = time.monotonic
     polled_at: float = float("-inf")
     far: bool = False  # whether ranks are on other machines
-    stopped: set[int] = field(default_factory=set[int])  # of those, the ones whose process is stopped
+    published: dict[int, tuple[int, float]] = field(
+        default_factory=dict[int, tuple[int, float]]
+    )  # count, and when it was new
     nodes_meet: bool = False  # whether several nodes meet, in their own time, before any rank starts
     ended: float | None = None  # when all ranks were first seen to have ended
 
@@ -79,7 +89,6 @@ class Watch:
         away = max(0.0, now - self.polled_at - AWAY_SECONDS) if self.since else 0.0
         self.since = {rank: since + away for rank, since in self.since.items()}
         beats: dict[int, HeartbeatRecord] = {}
-        relays: dict[int, dict[int, tuple[HeartbeatRecord, bool]]] = {}
         ended = 0
         for rank in range(self.processes):
             status = read_status(self.attempt_dir, rank)
@@ -90,13 +99,12 @@ class Watch:
             if status.state != "running":
                 ended += 1
                 continue
-            if is_here(status):
-                beat = read_heartbeat(heartbeat_path(self.attempt_dir, rank))
-            else:
-                self.far, node = True, status.node
-                relays[node] = relays[node] if node in relays else self.heartbeats(node)
-                beat, stopped = relays[node].get(rank, (None, False))
-                (self.stopped.add if stopped else self.stopped.discard)(rank)
+            path = heartbeat_path(self.attempt_dir, rank)
+            beat = read_heartbeat(path)
+            if not is_here(status):
+                self.far, count = True, read_count(path)
+                if count != self.published.get(rank, (None, 0.0))[0]:
+                    self.published[rank] = count, now
             if beat is None:
                 continue
             beats[rank] = beat
@@ -107,7 +115,7 @@ class Watch:
                 self.seen[rank], self.since[rank] = beat, now
             silent_for = now - self.since[rank]
             # Whether it is stopped is only asked of one that has been silent as long as that would matter.
-            stopped = silent_for > self.limit(beat.phase, stopped=True) and self._is_stopped(rank)
+            stopped = silent_for > self.limit(beat.phase, stopped=True) and is_stopped(self._pid(rank))
             overdue |= silent_for > self.limit(beat.phase, stopped)
         if ended == self.processes:
             self.ended = now if self.ended is None else self.ended + away
@@ -143,7 +151,9 @@ class Watch:
         return status.pid if status and here else 0
 
     def _is_stopped(self, rank: int) -> bool:
-        return rank in self.stopped or is_stopped(self._pid(rank))
+        if rank in self.published:
+            return self.clock() - self.published[rank][1] > UNPUBLISHED_SECONDS
+        return is_stopped(self._pid(rank))
 
     def _where(self, rank: int) -> str:
         """Which host a rank is on, where that is not this one."""
@@ -151,11 +161,10 @@ class Watch:
         return f" on {status.host} (node {status.node})" if status and not is_here(status) else ""
 
     def dump_stacks(self) -> None:
-        """Makes every rank of this machine that can still run Python's signal machinery write all its stacks into its log.
-
-        Those of other machines are told by their nodes, when these learn that the attempt is over.
-        """
+        """Have every rank write its stacks into its log: by a signal on this machine, by a file that ranks on others look for."""
+        if self.far:
+            (self.attempt_dir / STACKS).touch()
         for rank in range(self.processes):
             if pid := self._pid(rank):
                 send(pid, signal.SIGUSR2)
-        time.sleep(STACKS_SECONDS)
+        time.sleep(STACKS_SECONDS + (FAR_SECONDS if self.far else 0))

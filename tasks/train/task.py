@@ -28,7 +28,6 @@ from infini_llama.tasks.records.environment import PatchedEnvironment
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.train import stage
-from infini_llama.tasks.train.launcher import Launcher
 from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
@@ -45,7 +44,6 @@ def train(
     environment: PatchedEnvironment,
     invocation: str,
     verify_on_read: bool,
-    launcher: Launcher,
     page: RunPage,
 ) -> RunSummary:
     """`stage.train`, with its progress on the run's page.
@@ -56,7 +54,7 @@ def train(
         here = config.environment.launcher == "local"
         slots = _gpu_slots(environment.plan) if here else contextlib.nullcontext()
         with slots, _progress(page):
-            return stage.train(config, dataset, environment, invocation, verify_on_read, launcher, _raise_if_suspended)
+            return stage.train(config, dataset, environment, invocation, verify_on_read, _raise_if_suspended)
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped

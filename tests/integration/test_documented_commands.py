@@ -30,7 +30,7 @@ ORDER = ("import ", "run ", "train ", "preprocess ", "verify ")  # what makes so
 ELSEWHERE = {
     r"infini-llama (serve|deploy)\b": "tests/integration/prefect/test_triggers.py",
     r"train\.parallel=deepspeed": "tests/integration/test_deepspeed.py",
-    r"environment\.launcher=slurm": "tests/integration/test_slurm_launcher.py",
+    r"environment\.launcher=srun|sbatch": "tests/integration/test_srun.py",
     r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
     r"infini-llama init\b|infini-llama run my\.yaml": "tests/integration/test_first_hour.py",

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.tasks.clusters.node_records import read_node
 from support.laboratory import COMMAND, Laboratory, exact_metrics, kill, own_environment, processes_of
 
 pytestmark = [
@@ -23,7 +22,7 @@ pytestmark = [
         reason="two hosts are made of network namespaces: needs root, iproute2 and util-linux",
     ),
 ]
-SETTINGS = ["train.max_steps=80", "environment.communication_timeout=6", "environment.preflight_timeout=20"]
+SETTINGS = ["train.max_steps=80", "environment.communication_timeout=6"]
 ADDRESSES = {"a": "10.77.13.1", "b": "10.77.13.2"}
 
 
@@ -95,12 +94,6 @@ def attempts_of(run: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def waiting_for(run: Path, attempt: int) -> str:
-    """What node 0 waits for in an attempt."""
-    first = read_node(run / "logs" / f"attempt-{attempt:02d}", 0)
-    return " ".join(first.waiting_for) if first else ""
-
-
 @pytest.fixture(scope="session")
 def on_one_host(lab):
     """The run of two workers on one machine that nobody disturbs."""
@@ -108,19 +101,17 @@ def on_one_host(lab):
     return summary["weights_sha256"], exact_metrics(lab.run_dir("one-host"))
 
 
-@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
-def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, lab, on_one_host, rendezvous):
-    name = f"cut-{rendezvous}"
+def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, lab, on_one_host):
+    name = "cut"
     run, logs = lab.run_dir(name), [hosts.log(f"{name}-{host}") for host in ADDRESSES]
-    static = ["environment.rendezvous=static", "environment.port=29511", f"environment.master_addr={ADDRESSES['a']}"]
-    leader = lead(hosts, lab, name, *(static if rendezvous == "static" else []))
+    leader = lead(hosts, lab, name)
     other = hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name)
     both = [leader, other]
     try:
         wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
         hosts.cable("down")
         wait_for(lambda: attempts_of(run), both, "the end of the first attempt", logs)
-        wait_for(lambda: "cannot reach" in waiting_for(run, 2), both, "a word about the cable", logs)
+        time.sleep(3)
         hosts.cable("up")
         assert leader.wait(240) == 0, hosts.log(f"{name}-a").read_text()
         assert other.wait(60) == 0, hosts.log(f"{name}-b").read_text()
@@ -128,8 +119,6 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
         for process in both:
             process.kill()
     assert [record["code"] for record in attempts_of(run)] == [70, 0]
-    log = hosts.log(f"{name}-a").read_text()
-    assert f"Node 1 (host-b) cannot reach node 0 (host-a) at {ADDRESSES['a']}:" in log
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
     assert not processes_of(f"NODES_TEST={name}")
@@ -151,8 +140,7 @@ def test_a_node_that_is_stopped_and_a_leader_that_is_killed_come_back_and_lose_n
         wait_for(lambda: lab.step(name) >= 15, started, "step 15", logs)
         os.kill(pid_of(name, "join"), signal.SIGTERM)
         assert started[1].wait(120) == 75, logs[1].read_text()
-        assert not [line for line in processes_of(f"NODES_TEST={name}").values() if "node-rank=1" in line]
-        other = hosts.start("b", f"{name}-b2", COMMAND, "join", name, "--node-rank=1", NODES_TEST=name)
+        other = hosts.start("b", f"{name}-b2", COMMAND, "join", name, NODES_TEST=name)
         started = [started[0], other]
         wait_for(lambda: [record["code"] for record in attempts_of(run)] == [75], started, "attempt 1's end", logs)
         wait_for(lambda: lab.step(name) >= 40, started, "step 40", logs)

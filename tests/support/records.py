@@ -10,7 +10,6 @@ from infini_llama.tasks.records.goodput import StartTime
 from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.launch import LocalLauncher
 from infini_llama.tasks.train.run_context import RunContext
 
 SPLIT = {"documents": 0, "tokens": 0, "bytes": 0, "unigram_entropy_bits": 4.0, "rows": 100}
@@ -75,7 +74,6 @@ def make_context(run: RunFolder, config: PipelineConfig, **changes: Any) -> RunC
         "curriculum": (),
         "verify_on_read": False,
         "invocation": "mine",
-        "launcher": LocalLauncher(),
         "locks": (),
         "each_poll": lambda: None,
     } | changes

@@ -1,10 +1,7 @@
 """Three ranks as files on disk, a clock that the test moves, and the supervisor's watch over them."""
 
-from functools import partial
-
 import pytest
 
-from infini_llama.tasks.clusters.relay import relayed
 from infini_llama.tasks.runs.heartbeat import LINE, heartbeat_path
 from infini_llama.tasks.runs.status import write_status
 from infini_llama.tasks.train.supervisor import Watch
@@ -41,7 +38,7 @@ def watch(tmp_path, clock):
     for rank in range(3):
         write_status(tmp_path, rank, "running", 70)
         place(tmp_path, rank, 7, "compute")
-    watch = Watch(tmp_path, 3, patience=5.0, heartbeats=partial(relayed, tmp_path), clock=clock)
+    watch = Watch(tmp_path, 3, patience=5.0, clock=clock)
     watch.longest = {"compute": 1.0, "data": 0.1}
     assert watch.hung() is None
     return watch

@@ -52,7 +52,6 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
         gpus=devices.gpus,
         nproc_per_node=devices.processes,
         nnodes=settings.nnodes,
-        rendezvous=settings.rendezvous,
         master_addr=settings.master_addr,
         precision=precision,
         attention_backend=speed.attention(config, devices, precision, facts, notes),

@@ -30,7 +30,7 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
         variables |= _memory(plan.allocator, facts)
     if plan.distributed_backend == "gloo" and several and plan.nnodes == 1 and facts.loopback:
         # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's. Of several
-        # nodes each finds its own interface at the rendezvous (infini_llama.tasks.clusters).
+        # nodes each finds its own interface at the rendezvous (infini_llama.tasks.train.nodes).
         variables["GLOO_SOCKET_IFNAME"] = facts.loopback
     return variables
 

@@ -1,19 +1,24 @@
 """Facts about this machine, without assessment. Nothing is changed."""
 
 import importlib.util
+import json
+import logging
 import platform
 import re
 import socket
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from infini_llama.configs.schema import NodeConfig, PipelineConfig
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.probe import software
-from infini_llama.tasks.patch_environment.probe.gpus import FP8_FROM, gpus
+from infini_llama.tasks.patch_environment.probe.gpus import gpus
 from infini_llama.tasks.patch_environment.probe.limits import memory, usable_cores
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.storage import disk, free_bytes
-from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts, Memory, PortCheck
+from infini_llama.tasks.records.machine import Cpu, MachineFacts, PortCheck
 
 PACKAGES = (
     "torch",
@@ -35,7 +40,7 @@ PACKAGES = (
 )
 # Variables of this process that the plan builds on.
 VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES")
-BF16_FROM = (8, 0)  # compute capability
+log = logging.getLogger("infini_llama.environment")
 
 
 def probe(
@@ -77,35 +82,29 @@ def probe(
     )
 
 
-def node_facts(facts: MachineFacts, node: NodeConfig) -> MachineFacts:
-    """The facts of a cluster's node, which cannot be probed: those of this machine, except where `environment.node` has them.
+def probe_by_srun(config: PipelineConfig) -> MachineFacts:
+    """The facts of a node that srun allocates with environment.srun_options.
 
-    The cluster assigns a job its GPUs, so the plan takes all of them as free.
+    Raises:
+        ConfigError: srun is not installed.
+        PipelineError: srun, or the probe on the node, failed.
     """
-    changed: dict[str, object] = {
-        "gpus": tuple(gpu.model_copy(update={"busy": None, "processes": ()}) for gpu in facts.gpus)
-    }
-    if node.gpus is not None:
-        gpus_of_node = (_node_gpu(node),) * node.gpus
-        untried = {backend: fault for backend, fault in facts.attention.items() if fault}
-        changed |= {"gpus": gpus_of_node, "nccl": node.gpus > 0, "driver": None, "gpu_fault": "", "attention": untried}
-    if node.cores is not None:
-        changed["cores"] = node.cores
-    if node.memory is not None:
-        changed["memory"] = Memory(total=node.memory, available=node.memory)
-    return facts.model_copy(update=changed)
-
-
-def _node_gpu(node: NodeConfig) -> Gpu:
-    major, minor = (int(part) for part in node.gpu_capability.split("."))
-    return Gpu(
-        name=f"GPU of capability {node.gpu_capability}",
-        capability=(major, minor),
-        memory=node.gpu_memory,
-        free=node.gpu_memory,
-        bf16=(major, minor) >= BF16_FROM,
-        fp8=(major, minor) >= FP8_FROM,
-    )
+    one_node = ["srun", "--nodes=1", "--ntasks=1", "--input=none", *config.environment.srun_options]
+    program = [sys.executable, "-m", "infini_llama.tasks.patch_environment.probe.probe", str(config.runtime.home)]
+    log.info("probing a node of the cluster by srun")
+    try:
+        done = subprocess.run(
+            [*one_node, *program], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as missing:
+        raise ConfigError(
+            "environment.launcher=srun, but there is no srun on PATH; run this on a machine of the Slurm cluster, or use "
+            "environment.launcher=local."
+        ) from missing
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise PipelineError(f"probing a node by srun failed (see environment.srun_options): {last}")
+    return MachineFacts.from_json(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def cpu(machine: Machine) -> Cpu:
@@ -160,3 +159,7 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe(Path(sys.argv[1])).to_json()))

@@ -68,6 +68,8 @@ def run_rank(job: TrainingJob, attempt_dir: Path, rank: int) -> int:
     if rank == 0:
         ledger = Ledger(attempt_dir / LEDGER, job.started, job.goodput)
     heartbeat = Heartbeat(attempt_dir, rank, ledger)
+    if job.plan.nnodes > 1:
+        heartbeat.publish()
     write_status(attempt_dir, rank, "running", ExitCode.UNEXPECTED)
     torch.set_num_threads(job.plan.threads)
     try:
@@ -77,7 +79,7 @@ def run_rank(job: TrainingJob, attempt_dir: Path, rank: int) -> int:
             job.plan.device,
             job.plan.distributed_backend,
             environment.communication_timeout,
-            preflight_timeout(environment, job.plan.nnodes),
+            preflight_timeout(environment.communication_timeout, job.plan.nnodes),
             *([partial(require_same_nodes, job)] if several else []),
         )
         trainer = Trainer(job, ranks, stop, heartbeat)

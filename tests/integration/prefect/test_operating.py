@@ -47,7 +47,7 @@ config = SimpleNamespace(environment=SimpleNamespace(launcher="none"))
 @flow
 def training():
     policy = Retries(2, 1.5, lambda: 0 if len(calls) < 3 else 1)  # a checkpoint between the second and the third failure
-    task.with_retries(policy)(config, None, None, "", False, None, RunPage("a", "a"))
+    task.with_retries(policy)(config, None, None, "", False, RunPage("a", "a"))
 
 state = training(return_state=True)
 print(json.dumps({"gaps": [b - a for a, b in zip(calls, calls[1:])], "state": state.name}))
@@ -86,7 +86,7 @@ config = SimpleNamespace(environment=SimpleNamespace(launcher="none"))
 @flow
 def training(config):
     policy = Retries(2, 1.0, lambda: 0)
-    task.with_retries(policy)(config, None, None, "", False, None, RunPage("a", "a"))
+    task.with_retries(policy)(config, None, None, "", False, RunPage("a", "a"))
 
 with get_client(sync_client=True) as client:
     flow_run = client.read_flow_run(run)

@@ -163,7 +163,7 @@ def test_aliases_are_not_keys_and_map_to_keys():
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("max_stps", "train.max_steps"), ("fils", "data.files"), ("gpus", "environment.gpus"), ("partitions", "environment.slurm.partition")],
+    [("max_stps", "train.max_steps"), ("fils", "data.files"), ("gpus", "environment.gpus"), ("srun_option", "environment.srun_options")],
 )  # fmt: skip
 def test_a_typing_error_leads_to_the_key(word, meant):
     assert nearest((word,)) == (meant,)

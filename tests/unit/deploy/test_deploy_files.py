@@ -12,7 +12,7 @@ from infini_llama.flows.settings import SERVER, WORKER
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-RESOURCES = [path for path in sorted((DEPLOY / "k8s").glob("*.yaml")) if path.name != "kustomization.yaml"]
+RESOURCES = [path for path in sorted((DEPLOY / "k8s").glob("*.yaml")) if path.name[:2] not in ("ku", "tr")]
 
 
 def documents(text: str) -> list[dict]:

@@ -12,15 +12,14 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.configs.schema import EnvironmentConfig
 
 POLL_SECONDS = 0.05
+SEVERAL_NODES_SECONDS = 120.0
 
 
-def preflight_timeout(environment: EnvironmentConfig, nnodes: int) -> float:
+def preflight_timeout(communication_timeout: float, nnodes: int) -> float:
     """Seconds for the preflight. On one machine, which may be loaded, at least as long as for a collective call in training."""
-    seconds = environment.preflight_timeout
-    return seconds if nnodes > 1 else max(seconds, environment.communication_timeout)
+    return SEVERAL_NODES_SECONDS if nnodes > 1 else max(SEVERAL_NODES_SECONDS, communication_timeout)
 
 
 def preflight(
@@ -49,7 +48,7 @@ def preflight(
     timeout = timedelta(seconds=seconds)
     store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
     store.set(f"there-{rank}", socket.gethostname())
-    _await(store, "there", world_size, until, f"has not responded within {seconds:g} s (environment.preflight_timeout)")
+    _await(store, "there", world_size, until, f"has not responded within {seconds:g} s")
     check(store)
     try:
         dist.init_process_group(
@@ -63,8 +62,7 @@ def preflight(
         _await(store, "passed", world_size, until + seconds, "has not passed the first all-reduce")
     except RuntimeError as fault:
         raise PipelineError(
-            f"rank {rank} on {socket.gethostname()} cannot reach all other ranks within {seconds:g} s "
-            f"(environment.preflight_timeout): {fault}"
+            f"rank {rank} on {socket.gethostname()} cannot reach all other ranks within {seconds:g} s: {fault}"
         ) from fault
     finally:
         if dist.is_initialized():

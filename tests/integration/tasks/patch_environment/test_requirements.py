@@ -44,7 +44,7 @@ def test_wandb_and_deepspeed_that_are_not_there_are_named(tmp_path):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     config = settings({"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"})
     assert {sentence.split("=")[0] for sentence in unmet(config)} == {"train.report_to", "train.parallel"}
-    assert unmet(changed(config, {"environment": config.environment.model_dump() | {"launcher": "slurm"}})) == [], (
+    assert unmet(changed(config, {"environment": config.environment.model_dump() | {"launcher": "srun"}})) == [], (
         "other machines' packages"
     )
 

@@ -12,8 +12,6 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
-from infini_llama.tasks.clusters.launchers import ConfiguredLauncher
-from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs.job_file import write_job
 from infini_llama.tasks.runs.outcome import Outcome
@@ -56,7 +54,7 @@ def run(tmp_path) -> RunFolder:
 def train(run, monkeypatch):
     """Makes one attempt at the run."""
 
-    def command(attempt_dir: Path, plan: EnvironmentPlan, where: list[str]) -> list[str]:
+    def command(attempt_dir: Path, *_: object, **__: object) -> list[str]:
         return [sys.executable, "-c", WORKER, str(attempt_dir)]
 
     monkeypatch.setattr(local, "torchrun", command)
@@ -64,8 +62,7 @@ def train(run, monkeypatch):
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections)
-        launcher = ConfiguredLauncher(config.environment)
-        return attempt(make_context(run, config, launcher=launcher, each_poll=each_poll))
+        return attempt(make_context(run, config, each_poll=each_poll))
 
     return make
 
@@ -218,14 +215,9 @@ def test_an_attempt_without_a_record_was_killed_and_one_without_a_folder_never_e
     assert record_killed_attempts(run) == 4 and len(attempts(run)) == 2
 
 
-def test_a_job_that_the_cluster_refuses_is_on_record_with_the_refusal(run, train, tmp_path, monkeypatch):
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text("#!/bin/sh\necho 'invalid partition specified: nowhere' >&2\nexit 1\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sbatch.parent}:/bin:/usr/bin")
-    with pytest.raises(ConfigError, match="sbatch refused the job"):
-        train(environment={"launcher": "slurm", "slurm": {"partition": "nowhere"}})
+def test_a_launcher_that_is_not_installed_is_on_record(run, train, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"environment\.launcher=srun"):
+        train(environment={"launcher": "srun"})
     (record,) = attempts(run)
     assert (record.attempt, record.kind, record.code) == (1, "failed", 64)
-    assert "invalid partition specified: nowhere" in record.message

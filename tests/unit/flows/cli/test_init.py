@@ -1,12 +1,15 @@
 """The configuration that init writes."""
 
+import gzip
 import re
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
-from infini_llama.flows.cli.init import write_beginning
+from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.flows.cli.init import sampled_tokens, write_beginning
+from infini_llama.tasks.preprocess.sources.sources import sources
 from infini_llama.tasks.preprocess.sources.survey import survey
 
 
@@ -26,15 +29,15 @@ def test_comments_are_aligned(begin):
     lines = output.read_text().splitlines()
     assert {line.index(" # ") for line in lines if re.match(r" *\w+:.* # ", line) and "files" not in line} == {31}
     config = load_config(output)
-    assert record.warning is None and f"max_steps: {record.steps}" in output.read_text()
+    assert f"max_steps: {record.steps}" in output.read_text()
+    assert config.train.micro_batch_size == "auto"
     assert (config.model.attention, config.runtime.name) == ("infini", "my")
 
 
 def test_of_few_files_one_is_held_out(begin):
     """A fraction of three documents is often none."""
-    output, record = begin("a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2)))
+    output, _ = begin("a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2)))
     data = load_config(output).data
-    assert record.warning is None
     assert len(data.validation_files) == 1 and "my # 0" not in data.validation_files[0]
     corpus = survey(data)
     assert [len(corpus.train), len(corpus.validation)] == [2, 1]
@@ -62,6 +65,17 @@ def test_a_name_that_yaml_takes_for_something_else(tmp_path, name):
     assert load_config(output).runtime.name == name
 
 
-def test_too_little_text_is_reported_before_building(begin):
-    _, record = begin("hi")
-    assert record.warning.startswith("2 bytes are too little text: one row of data.sequence_length=512 takes about")
+def test_too_little_text_is_refused(begin, tmp_path):
+    with pytest.raises(DataError, match="2,048"):
+        begin("hi")
+    assert not (tmp_path / "my.yaml").exists()
+
+
+def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
+    text = "".join(f"a sentence of {n} words. " for n in range(50_000))
+    (tmp_path / "plain.txt").write_text(text)
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
+    plain, packed = (
+        sampled_tokens(sources(TextConfig(files=[str(tmp_path / name)]))[0]) for name in ("plain.txt", "packed.txt.gz")
+    )
+    assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1

@@ -118,7 +118,7 @@ def test_init_writes_a_runnable_configuration(command, texts):
     done = command("init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert record["files"] == 40 and record["steps"] == 200
+    assert record["files"] == 40 and record["steps"] >= 20
     small = ["data.sequence_length=16", "model.segment_length=4", "data.tokenizer.vocab_size=300"]
     built = command("preprocess", "my.yaml", *small)
     assert built.returncode == 0, built.stderr

@@ -50,14 +50,16 @@ def test_the_same_ranks_on_other_machines_lose_nothing(facts):
     ("environment", "lines"),
     [
         (
-            {"nnodes": 2, "rendezvous": "static", "node_rank": 2},
-            [
-                "environment.node_rank=2, but environment.nnodes=2 and they count from 0; use auto or at most 1",
-                "environment.rendezvous=static with environment.master_addr=auto and environment.nnodes=2: every node has to know it "
-                "beforehand; give master_addr, or use environment.rendezvous=c10d",
-                "environment.rendezvous=static with environment.port=auto and environment.nnodes=2: every node has to know it "
-                "beforehand; give port, or use environment.rendezvous=c10d",
-            ],
+            {"nnodes": 2, "node_rank": 2},
+            ["environment.node_rank=2, but environment.nnodes=2 and they count from 0; use auto or at most 1"],
+        ),
+        (
+            {"launcher": "srun", "srun_options": ["--nodes=2"]},
+            ["environment.srun_options: it contains --nodes=2, which the launcher sets itself; remove it"],
+        ),
+        (
+            {"srun_options": ["--time=1"]},
+            ["srun_options is set, but launcher is not srun; set environment.launcher=srun or remove the options"],
         ),
         (
             {"master_addr": "10.0.0.1"},
@@ -86,6 +88,7 @@ def test_all_impossible_settings_are_reported_at_once(environment, lines):
 def test_supported_settings_are_accepted():
     for settings in (
         {"nnodes": 2},
-        {"nnodes": 2, "rendezvous": "static", "master_addr": "node-0.cluster", "port": 29500},
+        {"nnodes": 2, "master_addr": "node-0.cluster", "port": 29500},
+        {"nnodes": 2, "launcher": "srun", "srun_options": ["--partition=gpu", "--exclusive"]},
     ):
         parse_config({"data": {"source": "python-stdlib"}, "environment": settings})

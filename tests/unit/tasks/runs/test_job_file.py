@@ -1,14 +1,9 @@
 """job.json: what the workers of an attempt are given, also as older versions wrote it."""
 
-import json
-import shutil
 from pathlib import Path
 
 import support
 from infini_llama.configs.schema import DataConfig, EnvironmentConfig, PipelineConfig
-from infini_llama.tasks.clusters.node_records import SUBMITTED, read_submitted
-from infini_llama.tasks.records.cluster import SubmittedJob
-from infini_llama.tasks.records.job import JobStart
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs.job_file import job_path, read_job, read_start, write_job
 from support.made_up_runs import LINEAGE
@@ -30,20 +25,3 @@ def test_a_job_is_read_as_it_was_written_without_its_secrets(tmp_path):
     assert found.model_copy(update=masked) == job
     assert found.lineage is not None and found.lineage.to_json() == LINEAGE, "what was never set is not compared later"
     assert read_start(tmp_path).started == job.started
-
-
-def test_the_order_json_of_an_older_version_is_read_as_a_job(tmp_path):
-    shutil.copytree(OLDER, tmp_path, dirs_exist_ok=True)
-    order = json.loads((tmp_path / "order.json").read_text()) | {"lineage": LINEAGE | {"left_out": []}}
-    (tmp_path / "order.json").write_text(json.dumps(order))
-    (tmp_path / "job.json").write_text(json.dumps({"launcher": "slurm", "name": "old", "job": 7}))
-    job = read_job(tmp_path)
-    assert (job.max_steps, job.config.data.curriculum) == (250, [])
-    assert (job.from_step, job.started.wall) == (0, order["began"]["wall"])
-    assert job.micro_batch_size == order["config"]["train"]["micro_batch_size"]
-    assert job.lineage is not None and job.lineage.skipped_samples == ()
-    assert read_start(tmp_path) == JobStart(started=job.started, from_step=0)
-    assert (
-        read_submitted(tmp_path) == SubmittedJob(launcher="slurm", name="old", job=7)
-        and not (tmp_path / SUBMITTED).exists()
-    )

@@ -1,14 +1,17 @@
 """Who is taken for hung, when, and which rank is named."""
 
+import faulthandler
 import json
 import time
+from functools import partial
 
 import pytest
 
-from infini_llama.tasks.clusters.relay import relay_path
-from infini_llama.tasks.runs.heartbeat import Heartbeat, heartbeat_path, read_heartbeat
+from infini_llama.tasks.runs import heartbeat as heartbeat_module
+from infini_llama.tasks.runs.heartbeat import LINE, STACKS, Heartbeat, heartbeat_path, read_count, read_heartbeat
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.train.supervisor import Hung, Watch
+from support.waiting import wait_until
 from support.watched import clock as clock
 from support.watched import place
 from support.watched import watch as watch
@@ -117,14 +120,35 @@ def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
 
 
 def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
-    elsewhere = json.loads(status_path(tmp_path, 1).read_text()) | {"host": "far", "machine": "another", "node": 3}
-    status_path(tmp_path, 1).write_text(json.dumps(elsewhere))
-    clock.passes(1.0, watch)
-    place(tmp_path, 1, 9, "save")  # in place, which another machine may see late; its node passes on what is true
-    relay_path(tmp_path, 3).write_text(json.dumps({"1": [7, "compute", 0.0, True]}))
-    watch.poll()
-    clock.passes(9.0, watch)
-    assert watch.hung().startswith("rank 1 on far (node 3) ")
+    """Of two ranks at the same place, the one whose process publishes nothing any more is named."""
+    for rank in (0, 1):
+        elsewhere = json.loads(status_path(tmp_path, rank).read_text()) | {
+            "host": "far",
+            "machine": "another",
+            "node": 3,
+        }
+        status_path(tmp_path, rank).write_text(json.dumps(elsewhere))
+    for count in range(9):
+        heartbeat_path(tmp_path, 0).write_text(LINE.format(step=7, phase="compute", time=0.0) + f"{count:>12}\n")
+        place(tmp_path, 2, 8 + count, "compute", 1.0)
+        clock.passes(1.0, watch)
+    sentence = watch.hung()
+    assert sentence.startswith("rank 1 on far (node 3) (the process is stopped)")
+    watch.dump_stacks()
+    assert (tmp_path / STACKS).exists()
+
+
+def test_a_rank_publishes_its_heartbeat_and_writes_its_stacks_when_they_are_requested(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "PUBLISH_SECONDS", 0.01)
+    (tmp_path / STACKS).touch()
+    with (tmp_path / "log").open("w") as log:
+        monkeypatch.setattr(heartbeat_module.faulthandler, "dump_traceback", partial(faulthandler.dump_traceback, log))
+        heartbeat = Heartbeat(tmp_path, 0)
+        heartbeat.publish()
+        wait_until(lambda: read_count(heartbeat_path(tmp_path, 0)) > 2)
+    heartbeat.beat("save", 12)
+    assert read_heartbeat(heartbeat_path(tmp_path, 0))[:2] == (12, "save")
+    assert "test_supervisor.py" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("phase", ["start", "compile"])

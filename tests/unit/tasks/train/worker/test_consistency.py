@@ -35,7 +35,7 @@ def both(monkeypatch):
             pending = []
             for node, job in enumerate((first, other)):
                 monkeypatch.setenv("LOCAL_RANK", "0")
-                monkeypatch.setenv("INFINI_LLAMA_NODE", str(node))
+                monkeypatch.setenv("GROUP_RANK", str(node))
                 pending.append(pool.submit(raised, job, store))
                 while not store.check([f"facts-{node}"]):  # it has read its variables
                     pass

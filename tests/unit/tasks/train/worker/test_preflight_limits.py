@@ -2,16 +2,12 @@
 
 from datetime import timedelta
 
-from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.train.worker.strategies.preflight import preflight, preflight_timeout
 
 
-def test_several_machines_have_the_time_that_is_set_and_one_at_least_that_of_the_training():
-    short = EnvironmentConfig(preflight_timeout=120.0, communication_timeout=600.0)
-    assert preflight_timeout(short, nnodes=2) == 120.0
-    assert preflight_timeout(short, nnodes=1) == 600.0
-    long = EnvironmentConfig(preflight_timeout=900.0, communication_timeout=600.0)
-    assert preflight_timeout(long, nnodes=1) == 900.0
+def test_one_machine_has_at_least_the_timeout_of_the_training():
+    assert preflight_timeout(600.0, nnodes=2) == preflight_timeout(6.0, nnodes=1) == 120.0
+    assert preflight_timeout(600.0, nnodes=1) == 600.0
 
 
 def test_the_store_is_left_with_the_time_out_of_the_training(monkeypatch):

@@ -1,0 +1,73 @@
+"""Number, rank and address of the nodes, as schedulers tell each process: Kubeflow's TrainJob (PET_*), Slurm's srun, an indexed Job."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from infini_llama.configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import EnvironmentConfig
+
+NNODES = ("PET_NNODES", "NNODES")
+NODE_RANK = ("PET_NODE_RANK", "NODE_RANK")  # torchrun's own variable, and Lightning's
+MASTER_ADDR = ("PET_MASTER_ADDR", "MASTER_ADDR")
+MASTER_PORT = ("PET_MASTER_PORT", "MASTER_PORT")
+NPROC = ("PET_NPROC_PER_NODE",)
+
+
+def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str]) -> "EnvironmentConfig":
+    """The section with what the scheduler of this process has set, where the configuration leaves it at its default.
+
+    Raises:
+        ConfigError: a variable is not a number, or contradicts the configuration.
+    """
+    if environment.launcher == "srun":  # this process leads; srun numbers the nodes itself
+        names = {"nnodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")} if "SLURM_JOB_ID" in variables else {}
+    else:
+        in_step = variables.get("SLURM_STEP_NUM_NODES", "1") != "1"  # one process per node, started by srun
+        slurm = {"nnodes": ("SLURM_STEP_NUM_NODES",), "node_rank": ("SLURM_NODEID",)} if in_step else {}
+        names = {
+            "nnodes": (*NNODES, *slurm.get("nnodes", ())),
+            "node_rank": (*NODE_RANK, *slurm.get("node_rank", ()), "JOB_COMPLETION_INDEX"),
+        }
+    found = {field: value for field, known in names.items() if (value := _number(variables, known)) is not None}
+    nnodes = environment.nnodes if "nnodes" in environment.model_fields_set else found.get("nnodes", environment.nnodes)
+    if (there := found.get("nnodes", nnodes)) != nnodes:
+        raise ConfigError(
+            f"environment.nnodes={nnodes}, but the scheduler has started {there} nodes; use the same number for both, or leave "
+            "the key out."
+        )
+    if nnodes == 1:
+        return environment
+    changes: dict[str, Any] = {"nnodes": nnodes}
+    if environment.node_rank == "auto" and "node_rank" in found:
+        changes["node_rank"] = found["node_rank"]
+    if environment.launcher == "local":
+        if environment.master_addr == "auto" and (address := _first(variables, MASTER_ADDR)):
+            changes["master_addr"] = address
+        if environment.port == "auto" and (port := _number(variables, MASTER_PORT)):
+            changes["port"] = port
+        processes = _first(variables, NPROC) or ""
+        if environment.nproc_per_node == "auto" and processes.isdecimal():  # else torchrun's words auto, gpu, cpu
+            changes["nproc_per_node"] = int(processes)
+    try:
+        return type(environment).model_validate(environment.model_dump(exclude_unset=True) | changes)
+    except ValidationError as fault:
+        reasons = "; ".join(problem["msg"] for problem in fault.errors())
+        raise ConfigError(f"the scheduler's variables do not fit the configuration: {reasons}.") from fault
+
+
+def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((variables[name] for name in names if variables.get(name)), None)
+
+
+def _number(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    """The value of the first of these variables that is set."""
+    name = next((name for name in names if variables.get(name)), None)
+    if name is None:
+        return None
+    if not (value := variables[name]).isdecimal():
+        raise ConfigError(f"{name}={value} is not a number; the scheduler sets it, or unset it.")
+    return int(value)

@@ -1,0 +1,221 @@
+"""Training on several nodes: one leads, the others join each of its attempts by torchrun's c10d rendezvous.
+
+The nodes share the run's folder. The leading node writes rendezvous.json into the folder of each attempt; the others read it.
+Run as `python -m infini_llama.tasks.train.nodes ATTEMPT_DIR`, which is what srun starts on each node, this becomes torchrun.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted
+from infini_llama.configs.secrets import MASK
+from infini_llama.tasks.records.cluster import Endpoint
+from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.runs.job_file import job_path, read_job
+from infini_llama.tasks.runs.outcome import classify
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
+from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.train.addresses import interface_towards, own_address
+from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, worker_environment
+
+ENDPOINT = "rendezvous.json"
+POLL_SECONDS = 0.5
+CONNECT_SECONDS = 3.0
+JOIN_TIMEOUT = 600.0  # seconds without a leader, as the default of environment.join_timeout
+# Codes after which the leader makes no further attempt, whatever it was asked to do.
+FINAL = (ExitCode.FINISHED, ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA)
+log = logging.getLogger("infini_llama.nodes")
+
+
+def host(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
+    """Choose where this node's torchrun listens, and write it down for the others.
+
+    Raises:
+        ConfigError: this machine has no address that others reach.
+        PipelineError: the port is in use.
+    """
+    name = socket.gethostname()
+    address = own_address() if plan.master_addr == "auto" else plan.master_addr
+    if address is None:
+        raise ConfigError(
+            f"environment.master_addr=auto, but {name} has only a loopback address; set it to the address at which "
+            "the other nodes reach this machine."
+        )
+    try:
+        with socket.create_server(("", 0 if plan.port == "auto" else plan.port)) as free:
+            port: int = free.getsockname()[1]
+    except OSError as fault:
+        raise PipelineError(
+            f"node 0 ({name}) cannot listen at environment.port={plan.port} ({fault.strerror}); end the program that "
+            "listens there, choose another port or use auto."
+        ) from fault
+    endpoint = Endpoint(address=address, port=port, host=name)
+    write_atomic(attempt_dir / ENDPOINT, endpoint.model_dump_json())
+    return endpoint
+
+
+def read_endpoint(attempt_dir: Path) -> Endpoint | None:
+    """Where the leading node listens; None before it does, or if the filesystem does not answer."""
+    try:
+        return Endpoint.model_validate_json((attempt_dir / ENDPOINT).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def network(endpoint: Endpoint | None) -> dict[str, str]:
+    """The variable that keeps gloo to the interface by which this node reaches the others."""
+    interface = interface_towards(endpoint.address) if endpoint else None
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+
+
+def node_environment(plan: EnvironmentPlan, endpoint: Endpoint | None) -> dict[str, str]:
+    """The workers' variables on a node that reads the plan from the attempt's folder, where possible secrets are masked."""
+    hidden = [name for name, value in plan.env.items() if value == MASK]
+    if missing := [name for name in hidden if name not in os.environ]:
+        log.warning(
+            "the value of environment.env.%s is not stored, because it may be a secret; set it on this machine too",
+            ", ".join(missing),
+        )
+    return network(endpoint) | {name: value for name, value in plan.env.items() if name not in hidden}
+
+
+def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
+    """Take part in one attempt after the other until the leader has ended the run.
+
+    Args:
+        master_addr: address of the leading node as seen from here; None: as the leader has recorded it.
+        timeout: seconds to wait for a leader, and for its next attempt.
+
+    Returns:
+        the exit code of the last attempt.
+
+    Raises:
+        PipelineError: there was no leader.
+        Preempted: this process was asked to stop; its ranks have saved a checkpoint.
+    """
+    taken: set[Path] = set()
+    led, since = False, time.monotonic()
+    while True:
+        is_led = (run.path / "lease").exists()  # the leader removes it when it ends, unless it is killed
+        newest, ends = _open_attempt(run), attempts(run)
+        last = ends[-1].code if ends else None
+        if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):
+            here = endpoint.model_copy(update={"address": master_addr or endpoint.address})
+            if _reaches(here, since):
+                taken.add(newest)
+                log.info("%s ended with %d here", newest.name, take_part(newest, here))
+                since = time.monotonic()
+                led = True
+        elif last is not None and led and not newest and (not is_led or last in FINAL):
+            return last
+        elif time.monotonic() - since > timeout:
+            if last is None:
+                raise PipelineError(
+                    f"no command has led the run {run.path} for {timeout:.0f} s; start it on the first node."
+                )
+            return last
+        led |= is_led
+        time.sleep(POLL_SECONDS)
+
+
+def _open_attempt(run: RunFolder) -> Path | None:
+    """The newest attempt, if its end is not on record."""
+    folders = [folder for folder in attempt_folders(run) if job_path(folder).exists()]
+    recorded = {record.attempt for record in attempts(run)}
+    return folders[-1] if folders and number_of(folders[-1]) not in recorded else None
+
+
+def _reaches(endpoint: Endpoint, since: float) -> bool:
+    """Whether the leading node's torchrun accepts connections; after half a minute without, the reason is logged."""
+    try:
+        with socket.create_connection((endpoint.address, endpoint.port), timeout=CONNECT_SECONDS):
+            return True
+    except OSError as fault:
+        seconds = time.monotonic() - since
+        if seconds > 30 and seconds % 30 < CONNECT_SECONDS + POLL_SECONDS:
+            log.warning(
+                "this node cannot reach node 0 (%s) at %s:%d: %s; allow TCP to all ports above 1023 of both machines, or "
+                "set MASTER_ADDR",
+                endpoint.host,
+                endpoint.address,
+                endpoint.port,
+                fault,
+            )
+        return False
+
+
+def take_part(attempt_dir: Path, endpoint: Endpoint) -> int:
+    """Run this node's workers of one attempt; returns an exit code.
+
+    Raises:
+        Preempted: this process was asked to stop.
+    """
+    job = read_job(attempt_dir)
+    run, settings = RunFolder(attempt_dir.parents[1]), job.config.environment
+    command = torchrun(attempt_dir, job.plan, endpoint, is_host=False, join_timeout=settings.join_timeout)
+    output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
+    process = spawn(command, output, node_environment(job.plan, endpoint), job.grace_period, [])
+    workers = Workers(process, attempt_dir, job.plan.world_size, job.plan.nnodes)
+    try:
+        while workers.poll() is None and _open_attempt(run) == attempt_dir:
+            time.sleep(POLL_SECONDS)
+    except BaseException as requested:
+        log.warning("stop requested; waiting up to %.0f s for a checkpoint", job.grace_period)
+        workers.stop(job.grace_period)
+        raise Preempted(
+            "this node received a stop signal and its workers have ended; run the same command to rejoin."
+        ) from requested
+    finally:
+        workers.end()
+    return classify(process.wait(), list(workers.statuses()) or [None], str(attempt_dir)).code
+
+
+def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ) -> None:
+    """Replace this process, a task of srun, by torchrun; the node of rank SLURM_NODEID 0 hosts the rendezvous.
+
+    Raises:
+        PipelineError: the node that hosts does not start within environment.join_timeout.
+    """
+    job = read_job(attempt_dir)
+    plan, settings = job.plan, job.config.environment
+    is_host = variables.get("SLURM_NODEID", "0") == "0"
+    if is_host:
+        write_atomic(attempt_dir / STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
+    endpoint = None
+    if plan.nnodes > 1:
+        endpoint = host(attempt_dir, plan) if is_host else _await_endpoint(attempt_dir, settings.join_timeout)
+    command = torchrun(attempt_dir, plan, endpoint, is_host, settings.join_timeout)
+    environment = worker_environment(node_environment(plan, endpoint), job.grace_period)
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # it is for the ranks, which install a handler; torchrun would die of it
+    os.execve(command[0], command, environment)
+
+
+def _await_endpoint(attempt_dir: Path, seconds: float) -> Endpoint:
+    until = time.monotonic() + seconds
+    while (endpoint := read_endpoint(attempt_dir)) is None:
+        if time.monotonic() > until:
+            raise PipelineError(f"node 0 has not started within {seconds:.0f} s (environment.join_timeout).")
+        time.sleep(POLL_SECONDS)
+    return endpoint
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        become_torchrun(Path(sys.argv[1]))
+    except PipelineError as fault:
+        log.error("%s", fault)
+        return fault.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

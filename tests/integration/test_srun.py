@@ -1,0 +1,158 @@
+"""environment.launcher=srun on a real Slurm of two nodes: srun's own allocation, sbatch, requeue, scancel, time limit, kills."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.laboratory import COMMAND, kill, own_environment, processes_of
+from support.slurm_cluster import MISSING, slurm, state
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), MISSING]
+__all__ = ["slurm"]  # a fixture
+SCRIPT = Path(__file__).parents[2] / "deploy" / "train.sbatch"
+STEPS = ["train.max_steps=80", "environment.communication_timeout=60"]
+
+
+@pytest.fixture(scope="module")
+def calm(lab):
+    """Two workers on one machine that nothing disturbs."""
+    return lab.finish("calm-srun", "environment.nproc_per_node=2", *STEPS)
+
+
+@pytest.fixture
+def submit(slurm, lab):
+    """Submits deploy/train.sbatch for a run on both nodes; returns the job's number."""
+
+    def batch(name: str, *options: str) -> str:
+        environment = own_environment(lab.home) | slurm.environment | {"SRUN_TEST": name}
+        environment["PATH"] = f"{Path(COMMAND).parent}:{environment['PATH']}"
+        slurm.environment.update(environment)
+        settings = [f"runtime.name={name}", f"runtime.home={lab.home}", *STEPS]
+        said = slurm(
+            "sbatch",
+            "--parsable",
+            "--cpus-per-task=1",
+            "--gpus-per-node=0",
+            f"--output={lab.home}/{name}.out",
+            *options,
+            str(SCRIPT),
+            str(lab.config),
+            *settings,
+        )
+        assert re.fullmatch(r"\d+\s*", said), said
+        return said.strip()
+
+    return batch
+
+
+def wait_for_step(slurm, lab, name: str, job: str, step: int) -> None:
+    def reached() -> bool:
+        assert state(slurm, job) in ("PENDING", "CONFIGURING", "RUNNING"), (lab.home / f"{name}.out").read_text()
+        return lab.step(name) >= step
+
+    wait_until(reached, 240)
+
+
+def ended(slurm, lab, name: str, job: str, wanted: str) -> None:
+    wait_until(lambda: state(slurm, job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 300)
+    assert state(slurm, job) == wanted, (lab.home / f"{name}.out").read_text()
+    wait_until(lambda: not processes_of(f"SRUN_TEST={name}"), 30)
+
+
+def records(lab, name: str) -> list[dict]:
+    return [json.loads(line) for line in (lab.run_dir(name) / "attempts.jsonl").read_text().splitlines()]
+
+
+def torchruns(name: str) -> list[int]:
+    ours = processes_of(f"SRUN_TEST={name}").items()
+    return [pid for pid, line in ours if "torch.distributed.run" in line and "slurm" not in line.split()[0]]
+
+
+def test_srun_requests_two_nodes_and_trains_the_same_weights(slurm, lab, calm):
+    settings = ["environment.launcher=srun", "environment.nnodes=2", "environment.srun_options=[--partition=all]"]
+    lab.finish("asked", *STEPS, *settings, env=slurm.environment)
+    assert lab.same("asked", "calm-srun")["attempts"] == 1
+    hosts = {json.loads(path.read_text())["node"] for path in lab.run_dir("asked").glob("logs/attempt-01/status-*")}
+    assert hosts == {0, 1}
+
+
+def test_a_stopped_command_saves_a_checkpoint_and_ends_its_step(slurm, lab, calm):
+    settings = [*STEPS, "environment.launcher=srun", "environment.nnodes=2"]
+    started = lab.start("stopped", *settings, env=slurm.environment)
+    lab.wait_for_step("stopped", 20, started)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.wait() == 75, started.log.read_text()
+    assert not started.processes()
+    (record,) = records(lab, "stopped")
+    assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
+    lab.finish("stopped", *settings, env=slurm.environment)
+    lab.same("stopped", "calm-srun")
+
+
+def test_no_process_outlives_a_killed_command(slurm, lab, calm):
+    settings = [*STEPS, "environment.launcher=srun", "environment.nnodes=2"]
+    started = lab.start("killed", *settings, env=slurm.environment)
+    lab.wait_for_step("killed", 20, started)
+    kill(started.process.pid)
+    started.wait()
+    wait_until(lambda: not started.processes(), 60)
+    lab.finish("killed", *settings, env=slurm.environment)
+    lab.same("killed", "calm-srun")
+
+
+def test_a_partition_that_does_not_exist_is_reported(slurm, lab):
+    settings = [*STEPS, "environment.launcher=srun", "environment.srun_options=[--partition=nowhere]"]
+    started = lab.start("refused", *settings, "runtime.retries=0", env=slurm.environment)
+    assert started.wait() == 70
+    assert "environment.srun_options" in started.log.read_text() and "partition" in started.log.read_text()
+
+
+def test_a_job_near_its_time_limit_is_requeued_and_resumes_bitwise(slurm, lab, calm, submit):
+    job = submit("limit")
+    wait_for_step(slurm, lab, "limit", job, 20)
+    slurm("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@N sends when the time is nearly up
+    wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 60)
+    ended(slurm, lab, "limit", job, "COMPLETED")
+    assert lab.same("limit", "calm-srun")["attempts"] == 2
+    assert [record["kind"] for record in records(lab, "limit")] == ["preempted", "done"]
+
+
+def test_a_job_requeued_without_a_signal_resumes_from_the_newest_checkpoint(slurm, lab, calm, submit):
+    job = submit("requeued")
+    wait_for_step(slurm, lab, "requeued", job, 35)
+    slurm("scontrol", "requeue", job)  # as when a node fails
+    wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 120)
+    ended(slurm, lab, "requeued", job, "COMPLETED")
+    lab.same("requeued", "calm-srun")
+    assert records(lab, "requeued")[-1]["from_step"] >= 30
+
+
+def test_a_cancelled_job_can_be_submitted_again(slurm, lab, calm, submit):
+    job = submit("cancelled")
+    wait_for_step(slurm, lab, "cancelled", job, 20)
+    slurm("scancel", job)
+    ended(slurm, lab, "cancelled", job, "CANCELLED")
+    ended(slurm, lab, "cancelled", submit("cancelled"), "COMPLETED")
+    lab.same("cancelled", "calm-srun")
+
+
+@pytest.mark.parametrize("program", ["torchrun", "srun"])
+def test_a_killed_torchrun_or_srun_is_one_failed_attempt(slurm, lab, calm, submit, program):
+    name = f"{program}-killed"
+    job = submit(name)
+    wait_for_step(slurm, lab, name, job, 25)
+    if program == "torchrun":
+        kill(max(torchruns(name)))
+    else:
+        ours = processes_of(f"SRUN_TEST={name}").items()
+        for pid, line in ours:
+            if line.startswith("srun "):
+                kill(pid)
+    ended(slurm, lab, name, job, "COMPLETED")
+    lab.same(name, "calm-srun")
+    codes = [record["code"] for record in records(lab, name)]
+    assert codes == [70, 0]

@@ -1,0 +1,55 @@
+"""What schedulers tell a process about its place among the nodes."""
+
+import pytest
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schedulers import with_scheduler
+from infini_llama.configs.schema import EnvironmentConfig
+
+TRAINJOB = {
+    "PET_NNODES": "4",
+    "PET_NODE_RANK": "3",
+    "PET_MASTER_ADDR": "run-node-0-0.run",
+    "PET_MASTER_PORT": "29400",
+    "PET_NPROC_PER_NODE": "8",
+}
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
+
+
+def place(variables: dict, **settings):
+    found = with_scheduler(EnvironmentConfig(**settings), variables)
+    return found.nnodes, found.node_rank, found.master_addr, found.port, found.nproc_per_node
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "expected"),
+    [
+        ({}, {}, (1, "auto", "auto", "auto", "auto")),
+        (TRAINJOB, {}, (4, 3, "run-node-0-0.run", 29400, 8)),
+        (TRAINJOB | {"PET_NPROC_PER_NODE": "auto"}, {}, (4, 3, "run-node-0-0.run", 29400, "auto")),
+        (TRAINJOB, {"nproc_per_node": 2, "node_rank": 0, "port": 1234}, (4, 0, "run-node-0-0.run", 1234, 2)),
+        ({"PET_NNODES": "1", "PET_NODE_RANK": "0", "MASTER_ADDR": "x"}, {}, (1, "auto", "auto", "auto", "auto")),
+        ({"JOB_COMPLETION_INDEX": "1"}, {"nnodes": 2}, (2, 1, "auto", "auto", "auto")),
+        ({"JOB_COMPLETION_INDEX": "1"}, {}, (1, "auto", "auto", "auto", "auto")),
+        ({"NODE_RANK": "1", "MASTER_ADDR": "head"}, {"nnodes": 2}, (2, 1, "head", "auto", "auto")),
+        (STEP, {}, (2, 1, "auto", "auto", "auto")),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, {}, (1, "auto", "auto", "auto", "auto")),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, {"launcher": "srun"}, (2, "auto", "auto", "auto", "auto")),
+        (STEP | {"SLURM_JOB_NUM_NODES": "2"}, {"launcher": "srun"}, (2, "auto", "auto", "auto", "auto")),
+    ],
+)
+def test_a_node_has_the_place_that_its_scheduler_gave_it(variables, settings, expected):
+    assert place(variables, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "words"),
+    [
+        (TRAINJOB, {"nnodes": 2}, "environment.nnodes=2"),
+        ({"PET_NODE_RANK": "first"}, {"nnodes": 2}, "PET_NODE_RANK=first"),
+        ({"PET_NODE_RANK": "2"}, {"nnodes": 2}, "node_rank=2"),
+    ],
+)
+def test_a_contradiction_is_refused(variables, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        place(variables, **settings)
