@@ -37,14 +37,6 @@ def run(arguments: Namespace) -> Answer:
     if arguments.no_prefect or (not has_api(home) and has_finished(config)):
         summary = run(config)
     else:
-<<<<<<< HEAD
-        if config.environment.launcher == "kubernetes":
-            refuse_secrets(config)
-=======
-        from infini_llama.flows.server import log_into, prefect_api
-
-        home = usable_home(config.runtime.home, "runtime.home")
->>>>>>> main
         log_into(home, arguments.verbose)
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
