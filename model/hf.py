@@ -82,7 +82,6 @@ def config_to_own(config: LlamaConfig) -> dict[str, Any]:
         "architectures": ["InfiniLlamaForCausalLM"],
         "model_type": OWN,
         **{name: ours[name] for name in SAME},
-        "head_dim": config.head_size,
         OWN: ours,
     }
 
@@ -93,8 +92,12 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     Raises:
         ValueError: it is another architecture, or has a setting that this model cannot express; the message names key and value.
     """
-    if (kind := values.get("model_type")) == OWN:
-        return LlamaConfig.from_dict(values.get(OWN) or {})
+    if (
+        kind := values.get("model_type")
+    ) == OWN:  # transformers changes the names beside it, such as the vocabulary's size
+        own: dict[str, Any] | None = values.get(OWN)
+        beside = {name: values[name] for name in SAME if values.get(name) is not None}
+        return LlamaConfig.from_dict(own | beside if own else {})
     if kind != "llama":
         raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{OWN}'")
     found = {name: values.get(name, default) for name, default in SAME.items()}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from infini_llama.configs.schema import TrainingConfig as TrainingConfig
     from infini_llama.configs.schema import VerifyConfig as VerifyConfig
     from infini_llama.flows.pipeline import run as run
+    from infini_llama.flows.pretrain import pretrain as pretrain
     from infini_llama.tasks.runs.generation import generate as generate
     from infini_llama.tasks.runs.load import TrainedRun as TrainedRun
     from infini_llama.tasks.runs.load import load_run as load_run
@@ -54,6 +55,7 @@ _MODULES = {
         "VerifyConfig",
     ),
     "infini_llama.flows.pipeline": ("run",),
+    "infini_llama.flows.pretrain": ("pretrain",),
     "infini_llama.tasks.runs.generation": ("generate",),
     "infini_llama.tasks.runs.load": ("TrainedRun", "load_run"),
 }

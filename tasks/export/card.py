@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 
 from infini_llama.model.config import LlamaConfig
+from infini_llama.model.hf import SEGMENTS
 from infini_llama.tasks.export.facts import ModelFacts
 from infini_llama.tasks.formatting import shown
 
+MEMORY = {"memory_gradient_segments", "memory_write_jitter"}
 USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER"{arguments})
@@ -61,8 +63,21 @@ tags:
 
 ## Architecture
 
-{_table({name: f"`{value}`" for name, value in config.to_dict().items()})}
+{_table(_architecture(config))}
+
+## Padding
+
+The tokenizer has no padding token. To generate for several prompts, pad on the left with the end-of-text token, which
+the attention mask hides: `tokenizer.pad_token = tokenizer.eos_token; tokenizer.padding_side = "left"`. To train, also pad
+the labels with -100 (`DataCollatorForSeq2Seq`): a collator that hides every padding token in the labels would hide the
+ends of texts too.
 """
+
+
+def _architecture(config: LlamaConfig) -> dict[str, str | int]:
+    """The fields that have a meaning for this attention."""
+    left_out = SEGMENTS | MEMORY if config.attention == "softmax" else set[str]()
+    return {name: f"`{value}`" for name, value in config.to_dict().items() if name not in left_out}
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -9,6 +9,7 @@ from infini_llama import model
 WRAPPER = Path(__file__).with_name("modeling_infini_llama.py")
 AUTO_MAP = {
     "AutoConfig": f"{WRAPPER.stem}.InfiniLlamaConfig",
+    "AutoModel": f"{WRAPPER.stem}.InfiniLlamaModel",
     "AutoModelForCausalLM": f"{WRAPPER.stem}.InfiniLlamaForCausalLM",
 }
 IMPORT = re.compile(r"^(\s*)from infini_llama\.model(\.\w+)? import (.+)$", re.MULTILINE)

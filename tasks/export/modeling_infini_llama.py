@@ -4,12 +4,17 @@ The model is that of the files beside this one; here it only gets the shape that
 exported folders and is the only one that imports transformers.
 """
 
+from dataclasses import fields
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"an exported Infini-Llama needs transformers 5 or newer; this is {transformers.__version__}")
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import PADDING
@@ -17,16 +22,40 @@ from infini_llama.model.llama import Llama, States
 
 # What other attention functions are given for packed rows.
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+# Fields of the model that stand beside `infini_llama`, too, under the same names: transformers reads and changes them there.
+BESIDE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "initializer_range",
+    "tie_word_embeddings",
+    "hidden_act",
+    "attention_dropout",
+)
 
 
 class InfiniLlamaConfig(PreTrainedConfig):
-    """`infini_llama` holds every field of the model's own LlamaConfig."""
+    """`infini_llama` holds every field of the model's own LlamaConfig; a field that also stands beside it has the value there."""
 
     model_type = "infini_llama"
 
     def __init__(self, infini_llama: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self.infini_llama = infini_llama or {}
-        super().__init__(**kwargs)
+        own = dict(infini_llama or {})
+        own |= {
+            field.name: kwargs.pop(field.name) for field in fields(LlamaConfig) if field.name in kwargs.keys() - BESIDE
+        }
+        self.infini_llama = own
+        super().__init__(**({name: own[name] for name in BESIDE if name in own} | kwargs))
+
+    def llama(self) -> LlamaConfig:
+        """The model's own configuration."""
+        beside = {name: getattr(self, name) for name in BESIDE if getattr(self, name, None) is not None}
+        return LlamaConfig.from_dict(self.infini_llama | beside)
 
 
 class Remembered:
@@ -67,13 +96,14 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     _keep_in_fp32_modules_strict = ["self_attn.gate"]  # noqa: RUF012
     _is_stateful = True  # what was read cannot be taken back, as assisted generation would
     accepts_loss_kwargs = True  # num_items_in_batch: the loss of one micro-batch of several
+    _supports_sdpa = True  # accepted, and without effect: the model chooses its own attention
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
     _llama: Llama
 
     def __init__(self, config: InfiniLlamaConfig) -> None:
         super().__init__(config)
-        llama = Llama(LlamaConfig.from_dict(config.infini_llama))
+        llama = Llama(config.llama())
         self.model, self.lm_head = llama.model, llama.lm_head
         object.__setattr__(self, "_llama", llama)  # not a submodule: its parts are, under the names of the weights
         self.post_init()
@@ -195,6 +225,17 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         """Instead of transformers' growing cache, which has no place for a compressive memory."""
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = Remembered(max_cache_length + 1)
+
+
+class InfiniLlamaModel(InfiniLlamaForCausalLM):
+    """What AutoModel opens: the same weights, and the last hidden state [B, T, D] in place of logits."""
+
+    def forward(self, *arguments: Any, **kwargs: Any) -> Any:
+        kwargs |= {"output_hidden_states": True, "return_dict": True, "logits_to_keep": 1}
+        output: Any = super().forward(*arguments, **kwargs)
+        return BaseModelOutputWithPast(
+            last_hidden_state=output.hidden_states[-1], past_key_values=output.past_key_values
+        )
 
 
 def _refuse_unsupported(

@@ -116,10 +116,17 @@ def write_weights(weights: dict[str, torch.Tensor], folder: Path, max_shard_size
     for file, names_in_file in split.filename_to_tensors.items():
         save_file({name: weights[name] for name in names_in_file}, folder / file, metadata=about)
         order_metadata(folder / file)
+        readable_as_others(folder / file)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         _write_json(folder / INDEX, index)
     return list(split.filename_to_tensors)
+
+
+def readable_as_others(file: Path) -> None:
+    """Gives a file the mode of others that this process writes: safetensors leaves it readable by its owner alone."""
+    folder_mode = file.parent.stat().st_mode  # made under the umask
+    file.chmod(folder_mode & 0o666)
 
 
 def order_metadata(file: Path) -> None:

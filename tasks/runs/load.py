@@ -6,6 +6,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.schema.runtime import default_home
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.lineage import Lineage
@@ -27,7 +28,7 @@ def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
     """Load a trained model and its tokenizer; every checksum is verified.
 
     Args:
-        run_dir: runs/<name> of the home folder.
+        run_dir: the folder of a run, or the name of one in the home folder (INFINI_LLAMA_HOME, else ./workspace).
         checkpoint: latest, best, or the name of a folder in checkpoints/.
 
     Raises:
@@ -35,6 +36,8 @@ def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
         DataError: checkpoint or tokenizer is damaged.
     """
     run_dir = Path(run_dir)
+    if not run_dir.is_dir() and (named := default_home() / "runs" / run_dir).is_dir():
+        run_dir = named
     model, chosen = _load(run_dir, checkpoint)
     tokenizer_file = dataset_of(run_dir) / "tokenizer.json"
     if not tokenizer_file.exists():

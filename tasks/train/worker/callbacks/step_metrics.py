@@ -123,7 +123,7 @@ class StepMetrics(Callback):
             "report_time": self.report_time,  # of the step before, as save_time is
             "tokens_per_second": result.targets / times.step,
             "flops_per_second": flops,
-            "mfu": flops / self.peak_flops,
+            "mfu": utilization(flops, self.peak_flops),
             "memory_peak": memory_peak(),
         }
         if len(self.batches.stages) > 1:
@@ -147,6 +147,11 @@ def gate_means(model: Llama, ranks: Ranks) -> list[float]:
 def parameter_norm(model: nn.Module) -> float:
     """2-norm of all parameters as one vector. A collective call."""
     return full_tensor(nn.utils.get_total_norm([value.detach() for value in model.parameters()])).item()
+
+
+def utilization(flops: float, peak: float) -> float | None:
+    """Share of the measured peak; None above 1, where other programs slowed down the measurement of the peak."""
+    return flops / peak if flops <= peak else None
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

@@ -1,6 +1,7 @@
 """A model read out of a run that goes on training meanwhile."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -48,3 +49,24 @@ def test_a_checkpoint_pruned_while_read_is_not_returned(run_of, monkeypatch, par
     copied(older, newer)
     with pytest.raises(ConfigError, match=newer.name):  # one that was named is not replaced
         load_run(run, newer.name)
+
+
+def test_a_run_is_found_by_its_name(run_of, monkeypatch, tmp_path):
+    run, _ = run_of("tiny")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(run.parent.parent))
+    assert load_run("tiny").checkpoint.parent.parent == run
+    with pytest.raises(ConfigError):
+        load_run("other")
+
+
+def test_the_documented_snippet_reads_the_weights_without_this_project(run_of, monkeypatch):
+    run, model = run_of("run")
+    monkeypatch.chdir(run.parent.parent)
+    page = (Path(__file__).parents[4] / "docs/api.md").read_text()
+    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "tensors.json" in block)
+    assert "infini_llama" not in block
+    read = {}
+    exec(block.replace("workspace/", ""), read)
+    for name, parameter in model.named_parameters():
+        assert (read["tensors"][f"model.{name}"] == parameter.detach().numpy()).all()

@@ -20,7 +20,7 @@ from infini_llama.tasks.train.worker.callbacks.metrics_hook import call_hook, lo
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
 from infini_llama.tasks.train.worker.callbacks.reporters import TensorBoard, flat
-from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
+from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops, utilization
 
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
@@ -153,3 +153,7 @@ def test_held_out_tokens_are_the_first_rows_that_have_them(tokens, rows):
             return 10 * len(chosen)
 
     assert rows_with(Reader(), tokens) == rows
+
+
+def test_a_share_above_the_measured_peak_is_no_share():
+    assert utilization(5.0, 10.0) == 0.5 and utilization(18.8, 10.0) is None

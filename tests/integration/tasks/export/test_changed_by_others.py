@@ -1,0 +1,83 @@
+"""What other programs do to an exported folder: resized vocabularies, changed settings, other auto classes, other accounts."""
+
+import os
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq
+
+from infini_llama.model import hf
+from infini_llama.tasks.export.modeling_infini_llama import BESIDE
+from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.storage.hf_folder import open_folder
+
+
+@pytest.fixture
+def folder(run_of, tmp_path):
+    run, _ = run_of(attention="infini")
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    return tmp_path / "out"
+
+
+def opened(folder, kind=AutoModelForCausalLM, **more):
+    return kind.from_pretrained(folder, trust_remote_code=True, **more).eval()
+
+
+def test_the_names_beside_our_own_are_those_of_hf():
+    assert set(BESIDE) == set(hf.SAME)
+
+
+def test_a_resized_vocabulary_is_saved_and_loaded(folder, tmp_path):
+    model = opened(folder)
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size + 3)
+    model.save_pretrained(tmp_path / "resized")
+    again = opened(tmp_path / "resized")
+    assert (
+        again.get_input_embeddings().weight.shape[0] == size + 3 == open_folder(tmp_path / "resized").config.vocab_size
+    )
+    ids = torch.randint(0, size, (2, 20))
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_settings_given_on_loading_are_applied(folder):
+    assert opened(folder, attention_dropout=0.5)._llama.config.attention_dropout == 0.5
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True, num_hidden_layers=1)
+    assert len(AutoModelForCausalLM.from_config(config, trust_remote_code=True).model.layers) == 1
+
+
+def test_sdpa_is_accepted_and_auto_model_gives_hidden_states(folder):
+    model, base = opened(folder, attn_implementation="sdpa"), opened(folder, AutoModel)
+    ids = torch.randint(0, 300, (2, 20))
+    with torch.no_grad():
+        assert torch.equal(model.lm_head(base(ids).last_hidden_state), model(ids).logits)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_files_have_the_modes_of_the_umask(run_of, tmp_path, umask):
+    run, _ = run_of()
+    before = os.umask(umask)
+    try:
+        export(run, tmp_path / "out", "latest", "float32", "5GB")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o666 & ~umask}
+
+
+def test_the_documented_padding_hides_no_end_of_text(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    tokenizer.pad_token = tokenizer.eos_token
+    end = tokenizer.eos_token_id
+    rows = [{"input_ids": row, "labels": row} for row in ([5, 6, end], [5, 6, 7, 8, end])]
+    labels = DataCollatorForSeq2Seq(tokenizer)(rows)["labels"]
+    assert (labels == end).sum() == 2 and (labels == -100).sum() == 2
+
+
+def test_a_plain_card_has_no_infini_keys(run_of, tmp_path):
+    run, _ = run_of()
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "| hidden_size |" in card and not [
+        name for name in ("segment_length", "memory_", "first_segment") if f"| {name}" in card
+    ]
