@@ -24,7 +24,7 @@ GROUPS = (
             "preprocess": ("build the dataset of a configuration", "Data"),
             "verify": ("verify a dataset", "Data"),
             "train": ("train on a dataset that is already built", "Checkpoints and resume"),
-            "join": ("join a multi-node run with this machine", "Multi-node training"),
+            "join": ("join a multi-node run with this machine", "Several machines, Slurm, Kubernetes"),
         },
     ),
     (
