@@ -14,7 +14,7 @@ from support.made_up_runs import add_checkpoint
 
 def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypatch):
     """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
-    monkeypatch.setattr(local, "torchrun", lambda order_path, plan, where: [sys.executable, "-c", ""])
+    monkeypatch.setattr(local, "torchrun", lambda *_, **__: [sys.executable, "-c", ""])
     (tmp_path / "text").mkdir()
     for number in range(8):
         words = f"Text {number}, of a few words, again and again.\n" * 20
