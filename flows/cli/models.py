@@ -101,10 +101,11 @@ def export(arguments: Namespace) -> Answer:
 
 def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
+    from infini_llama.tasks.export.hub import folder_of
     from infini_llama.tasks.export.starting import write_configuration
 
-    folder = Path(arguments.folder)
-    output = Path(arguments.output or f"{folder.resolve().name}.yaml")
+    folder = folder_of(arguments.model, arguments.revision)
+    output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
     record = write_configuration(folder, output, arguments.attention, arguments.segment_length)
     text = (
         as_text(record.to_json())

@@ -297,8 +297,9 @@ def _models(add: Add) -> None:
     )
     export.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of a weights file")
     bring = add("import")
-    bring.add_argument("folder", metavar="HF_DIR", help="folder with config.json and safetensors")
-    bring.add_argument("--output", metavar="FILE", help="file to write (default: <name of HF_DIR>.yaml)")
+    bring.add_argument("model", metavar="MODEL", help="name on the Hugging Face Hub, or folder with safetensors")
+    bring.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
+    bring.add_argument("--output", metavar="FILE", help="file to write (default: <name of MODEL>.yaml)")
     bring.add_argument(
         "--attention", choices=["softmax", "infini"], help="infini: Infini-attention (default: as in the folder)"
     )
