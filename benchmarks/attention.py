@@ -14,7 +14,7 @@ to benchmarks/results/attention-<device>.json.
     .venv/bin/python benchmarks/attention.py --backends sdpa blocked [--precisions fp32 bf16] [--rounds 5]
 
 The functions of model.backends instead: forward and backward of 2,048 tokens in rows of 128 to 2,048, 8 heads of 32 or 64 and 4 of
-keys and values, one thread, by the trial of environment.tune, which also says how far each is from exact attention. The rows of this
+keys and values, one thread, by the trial of the probe, which also says how far each is from exact attention. The rows of this
 processor in the same file are replaced, under "backends".
 """
 
@@ -33,9 +33,9 @@ from pathlib import Path
 
 import torch
 
+from infini_llama.tasks.patch_environment.probe.attention_trial import AttentionCase, try_attention
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu
-from infini_llama.tasks.patch_environment.tuning.attention_trial import AttentionCase, try_attention
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"

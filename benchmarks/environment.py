@@ -1,27 +1,30 @@
-"""Training speed under `environment.tune: off`, under the plan of `quick`, and with each part of that plan alone.
+"""Training speed of the default plan, and of plans that differ from it in one setting: what each rule of planning/ is worth.
 
-    .venv/bin/python benchmarks/environment.py [--rounds 5]
+    .venv/bin/python benchmarks/environment.py [--rounds 5] [--vocabularies 8192 32000] [--cases sdpa ...]
 
-Each case is a trial as tuning makes them (a process with the environment that a worker would have; forward, backward, clip, AdamW);
-the cases take turns, and every ratio is the median over rounds of that round's own ratio to `tune: off`, so that what else the machine
-does at the time touches both sides. The raw figures go to benchmarks/results/environment.json.
+Each case is a process with the variables that a worker of its plan would have; it makes optimizer steps on random tokens. The cases
+take turns, and every ratio is the median over rounds of that round's own ratio to the default plan, so that what else the machine
+does at the time touches both sides. A case above 1.05 is a rule that is wrong here. The raw figures go to
+benchmarks/results/environment.json, by processor.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.planning.pin import with_settings
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
-from infini_llama.tasks.patch_environment.tuning import trials
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
-VOCABULARIES = (8192, 32000)
+RESULTS = Path(__file__).with_name("results") / "environment.json"
 MODEL = {
     "hidden_size": 256,
     "intermediate_size": 768,
@@ -29,53 +32,144 @@ MODEL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-LIMIT = 600.0  # seconds of one trial
+LIMIT = 600.0  # seconds of one case
+SECONDS = 10.0  # of steps after the first
+MICRO_BATCHES = 2
+# Sections that differ from the configuration of the default plan.
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {},
+    "fp32": {"environment": {"precision": "fp32"}},
+    "bf16": {"environment": {"precision": "bf16"}},
+    "sdpa": {"environment": {"attention_backend": "sdpa"}},
+    "blocked": {"environment": {"attention_backend": "blocked"}},
+    "system allocator": {"environment": {"allocator": "system"}},
+    "tcmalloc": {"environment": {"allocator": "tcmalloc"}},
+    "jemalloc": {"environment": {"allocator": "jemalloc"}},
+    "compile off": {"train": {"compile": "off"}},
+    "compile block": {"train": {"compile": "block"}},
+    "compile whole": {"train": {"compile": "whole"}},
+    "all logits at once": {"train": {"loss_chunk": 0}},
+    "one thread per worker": {"environment": {"threads": 1}},  # with a worker per core
+}
 
 
-def cases(config: PipelineConfig, facts: MachineFacts) -> dict[str, EnvironmentPlan]:
-    """The plan of each case."""
-    tuned = config.model_copy(update={"environment": config.environment.model_copy(update={"tune": "quick"})})
-    plan = resolve(tuned, facts)
-    found = {"tune: off": resolve(config, facts), "plan of tune: quick": plan}
-    found[f"precision={plan.precision} alone"] = resolve(with_settings(config, {"precision": plan.precision}), facts)
-    for name in facts.allocators:
-        found[f"allocator={name} alone"] = resolve(with_settings(config, {"allocator": name}), facts)
-    found["GLIBC_TUNABLES alone"] = resolve(with_settings(tuned, {"allocator": "system", "precision": "fp32"}), facts)
-    found["attention_backend=blocked alone"] = resolve(with_settings(config, {"attention_backend": "blocked"}), facts)
-    found["plan, attention_backend=blocked"] = resolve(with_settings(tuned, {"attention_backend": "blocked"}), facts)
-    if facts.compilers.cxx:
-        for what in ("block", "whole"):
-            found[f"plan, compile={what}"] = resolve(with_settings(tuned, {"compile": what}), facts)
+def plans(vocabulary: int, facts: MachineFacts, names: list[str]) -> dict[str, tuple[PipelineConfig, EnvironmentPlan]]:
+    """Configuration and plan of each case that this machine can run."""
+    found: dict[str, tuple[PipelineConfig, EnvironmentPlan]] = {}
+    for name in names:
+        case = CASES[name]
+        environment = {"device": "cpu"} | case.get("environment", {})
+        if (
+            environment.get("allocator") in ("tcmalloc", "jemalloc")
+            and environment["allocator"] not in facts.allocators
+        ):
+            continue
+        if "threads" in environment:
+            environment["nproc_per_node"] = facts.cores
+        sections = {
+            "data": {"source": "python-stdlib", "sequence_length": 512, "tokenizer": {"vocab_size": vocabulary}},
+            "model": MODEL,
+            "train": {"global_batch_size": 16, "micro_batch_size": 4} | case.get("train", {}),
+            "environment": environment,
+        }
+        config = PipelineConfig.model_validate(sections)
+        found[name] = (config, resolve(config, facts))
     return found
+
+
+def measure(config: PipelineConfig, plan: EnvironmentPlan) -> float:
+    """Tokens per second of all workers of a plan; each is a process of its own."""
+    job = json.dumps({"config": config.model_dump(mode="json"), "plan": plan.to_json()})
+    common = {**os.environ, **plan.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 20000)}
+    command = [sys.executable, __file__, "--child", job]
+    place = {"WORLD_SIZE": str(plan.world_size)}
+    children = [
+        subprocess.Popen(
+            command, env=common | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE
+        )
+        for rank in range(plan.world_size)
+    ]
+    answers = [child.communicate(timeout=LIMIT)[0] for child in children]
+    if any(child.returncode for child in children):
+        raise RuntimeError(f"a worker failed under {plan.to_json()}")
+    seconds = max(json.loads(answer.splitlines()[-1])["step"] for answer in answers)
+    return plan.world_size * MICRO_BATCHES * plan.micro_batch_size * config.data.sequence_length / seconds
+
+
+def child(job: str) -> None:
+    """Steps of one worker, as the trainer makes them; prints the median seconds of a step."""
+    import torch
+
+    from infini_llama.model.config import LlamaConfig
+    from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+    from infini_llama.tasks.train.worker.initial_model import build_model
+    from infini_llama.tasks.train.worker.optimizer import build_optimizer
+    from infini_llama.tasks.train.worker.strategies.compiling import Compiled
+    from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+    from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
+    from infini_llama.tasks.train.worker.trainer import optimizer_step
+
+    fields = json.loads(job)
+    config, plan = PipelineConfig.model_validate(fields["config"]), EnvironmentPlan.from_json(fields["plan"])
+    torch.set_num_threads(plan.threads)
+    ranks = Ranks(plan.device, plan.distributed_backend)
+    data = config.data
+    model = build_model(
+        LlamaConfig.from_dict(config.model.architecture(data.tokenizer.vocab_size, data.sequence_length)),
+        config.train,
+        plan,
+        ranks.device,
+    )
+    strategy = build_strategy(model, config.train, plan.precision, plan.micro_batch_size, ranks, build_optimizer)
+    if plan.compile != "off":
+        strategy.compiled = Compiled(strategy.module, model, plan.compile)
+        strategy.compiled.switch_on()
+    shape = (plan.micro_batch_size, data.sequence_length)
+    rows = torch.randint(data.tokenizer.vocab_size, (2, *shape))
+    batch = GlobalBatch([(rows[0], rows[1])] * MICRO_BATCHES, rows[0].numel() * MICRO_BATCHES * ranks.data_world_size)
+
+    def step() -> float:
+        started = time.perf_counter()
+        optimizer_step(strategy, batch, 1.0, lambda loss: False, lambda: False, ranks)
+        return time.perf_counter() - started
+
+    step()
+    count, _ = ranks.sum(max(3.0, min(50.0, SECONDS / step())), 0.0)  # the same on all ranks
+    times = [step() for _ in range(int(count / ranks.world_size))]
+    ranks.leave()
+    print(json.dumps({"step": statistics.median(times)}), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[8192, 32000])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    target = Path(__file__).with_name("results") / "environment.json"
-    facts = probe(Path.cwd()).model_copy(
-        update={"load": 0.0}
-    )  # workers stay threads of one, so that each part is seen alone
+    if arguments.child:
+        return child(arguments.child)
+    facts = probe(Path.cwd())
     machine = facts.model_dump(include={"cpu", "cores", "platform", "allocators", "glibc", "versions"})
-    result: dict = {"machine": machine, "load": [os.getloadavg()], "tokens_per_second": {}}
-    for vocab_size in VOCABULARIES:
-        data = {"source": "python-stdlib", "sequence_length": 512, "tokenizer": {"vocab_size": vocab_size}}
-        config = PipelineConfig.model_validate({"data": data, "model": MODEL, "environment": {"device": "cpu"}})
-        plans = cases(config, facts)
-        speeds: dict[str, list[float]] = {name: [] for name in plans}
+    result: dict[str, Any] = {"machine": machine, "load": [os.getloadavg()], "tokens_per_second": {}}
+    for vocabulary in arguments.vocabularies:
+        cases = plans(vocabulary, facts, ["default", *(name for name in arguments.cases if name != "default")])
+        speeds: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(arguments.rounds):
-            for name, plan in plans.items():
-                speeds[name].append(trials.steps(config, plan, seconds=10.0, limit=LIMIT).tokens_per_second)
+            for name, (config, plan) in cases.items():
+                speeds[name].append(measure(config, plan))
             result["load"].append(os.getloadavg())
-            result["tokens_per_second"][str(vocab_size)] = speeds
-            target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result["tokens_per_second"][str(vocabulary)] = speeds
+            stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+            stored["default plan"] = stored.get("default plan", {}) | {facts.cpu.model: result}
+            RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         for name, values in speeds.items():
-            ratios = [value / base for value, base in zip(values, speeds["tune: off"], strict=True)]
+            ratios = [value / base for value, base in zip(values, speeds["default"], strict=True)]
             low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
             print(
-                f"{vocab_size:>6}  {name:<34} {statistics.median(values):8.0f} tokens/s  {middle:.2f}x ({low:.2f} – {high:.2f})"
+                f"{vocabulary:>6}  {name:<24} {statistics.median(values):8.0f} tokens/s  {middle:.2f}x ({low:.2f} – {high:.2f})"
             )
+    return None
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 2,048 tokens of width 256, vocabularies of 8,192 and 32,000, fp32 and, where the processor multiplies it, bf16 autocast, one thread.
 Each variant runs in a process of its own, in turn; times are the process's own, memory is the growth of its peak resident size. All
-keep freed memory, as workers do where environment.tune chooses an allocator. The result goes to
+keep freed memory, as workers do. The result goes to
 benchmarks/results/loss.json; where the losses of two variants differ by more than 1e-3, nothing is stored.
 """
 

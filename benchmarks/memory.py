@@ -1,6 +1,6 @@
 """Does the memory remember, and how far? Passkey and recall by the number of segment ends between a fact and its question.
 
-    .venv/bin/python benchmarks/memory.py [--tasks passkey recall pairs] [--seeds 3] [--memories jitter linear …]
+    .venv/bin/python benchmarks/memory.py [--tasks passkey recall pairs] [--seeds 3] [--memories linear local …]
 
 passkey: five ordered digits behind a mark in one earlier segment, and a question for them in the last one (chance: 1 in 100,000).
 recall: six facts of one token each, (key, value), at random places; the six keys are asked for in the last segment (chance 1 in 16).
@@ -10,8 +10,8 @@ overwritten: four facts as of recall that each get another value later; the late
 Rows have segments of 16 tokens, of which the filler is drawn at random, and a fact stands whole inside one segment. All tasks train on
 2 to 8 segments, recall on 4, with the loss on the answers alone. Each length is a distance: the fact is in the first segment (of recall:
 in all but the last) and the answer in the last. Each model is measured with its memory, and the same weights without it; `local` is
-attention inside a segment alone. Results are added to benchmarks/results/memory.json after each model. `--tables` writes the tables of
-docs/infini-attention.md from the stored results.
+attention inside a segment alone. Results are added to benchmarks/results/memory.json after each model. `--tables` writes the tables
+and the plot of docs/infini-attention*.md from the stored results.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from memory_results import PAGE, store, with_tables
+from memory_results import PAGES, draw, store, with_tables
 from memory_rows import (
     DIGITS,
     FILLERS,
@@ -40,6 +40,7 @@ from memory_rows import (
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.model.loss import IGNORE_INDEX
+from infini_llama.tasks.train.worker.schedule import write_jitter
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 256)  # segment ends crossed
 LONGEST = 1_000_000 // SEGMENT
@@ -52,11 +53,11 @@ SIZES: dict[str, Any] = {
 }
 PIECE = 16_384  # tokens of the longest rows that are read at a time
 MEMORIES: dict[str, dict[str, Any]] = {
-    "jitter": {"attention": "infini", "memory_write_jitter": True},
-    "linear": {"attention": "infini"},
-    "delta": {"attention": "infini", "memory_update": "delta"},
-    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
-    "delta_bounded jitter": {"attention": "infini", "memory_update": "delta_bounded", "memory_write_jitter": True},
+    "linear": {"attention": "infini", "memory_write_jitter": True},
+    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "memory_write_jitter": True},
+    "linear, no jitter": {"attention": "infini"},
+    "delta, no jitter": {"attention": "infini", "memory_update": "delta"},
+    "delta_bounded, no jitter": {"attention": "infini", "memory_update": "delta_bounded"},
     "local": {"attention": "local"},
 }
 
@@ -76,7 +77,7 @@ class Recipe:
     weight_decay: float = 0.1
     warmup: int = 100
     decay: float = 0.3  # of the steps
-    jitter: float = 32.0
+    jitter: float = 4_194_304.0
     lower_gates: float = 0.0
 
 
@@ -107,7 +108,7 @@ TASKS = {
         pairs_rows,
         FILLERS + DIGITS + 2 * LETTERS + 2,
         2,
-        Recipe(segments=(2, 4), steps=3000, lower_gates=-3.0),
+        Recipe(segments=(2, 4), steps=3000, jitter=32.0, lower_gates=-3.0),
         settings={"rope_theta": 100.0},
     ),
 }
@@ -136,6 +137,8 @@ def train(
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     generator, curve = torch.Generator().manual_seed(seed), []
     for step in range(until or recipe.steps):
+        if config.memory_write_jitter > 1:
+            model.set_write_jitter(write_jitter(config.memory_write_jitter, recipe.steps, step))
         left = (recipe.steps - step) / (recipe.decay * recipe.steps)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, (step + 1) / recipe.warmup, left)
@@ -209,14 +212,16 @@ def run(name: str, memory: str, seed: int, million: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--memories", nargs="+", choices=MEMORIES, default=["jitter", "local"])
+    parser.add_argument("--memories", nargs="+", choices=MEMORIES, default=["linear", "local"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--million", type=int, default=4, help="rows of a million tokens per model; 0: none")
     parser.add_argument("--workers", type=int, default=1, help="models that are trained at a time, with a core each")
-    parser.add_argument("--tables", action="store_true", help="only write the tables of docs/infini-attention.md again")
+    parser.add_argument("--tables", action="store_true", help="only write the tables and the plot of the pages again")
     options = parser.parse_args()
     if options.tables:
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        for page in PAGES:
+            page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+        draw()
         return
     with ProcessPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         wanted = [

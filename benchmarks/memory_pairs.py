@@ -61,7 +61,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     variant, task, started = VARIANTS[name], TASKS["pairs"], time.process_time()
     task = replace(task, rows=partial(pairs_rows, **variant.rows or {}))
     task = replace(task, recipe=replace(task.recipe, **variant.recipe or {}))
-    model, curve = train(task, MEMORIES["jitter"] | (variant.model or {}), seed, variant.steps)
+    model, curve = train(task, MEMORIES["linear"] | (variant.model or {}), seed, variant.steps)
     result = {
         "variant": name,
         "seed": seed,

@@ -1,4 +1,4 @@
-"""Results of the memory's benchmarks: stored after each model, and the tables of docs/infini-attention.md."""
+"""Results of the memory's benchmarks: stored after each model; the tables and the plot of the pages about Infini-attention."""
 
 import fcntl
 import json
@@ -11,7 +11,16 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).with_name("results")
-PAGE = Path(__file__).parents[1] / "docs" / "infini-attention.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / name for name in ("infini-attention.md", "infini-attention-results.md")]
+PLOT = DOCS / "images" / "passkey-by-distance.svg"
+PAPER = (
+    (32, 100),
+    (128, 100),
+    (256, 100),
+    (512, 97),
+    (1024, 96),
+)  # thousand tokens, % found: table 3, linear, start, fine-tuned
 
 
 def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
@@ -137,7 +146,84 @@ def pairs() -> str:
     return markdown(["change", *(f"{part}, {end}" for end in ends for part in ("first", "second", "both"))], rows)
 
 
-TABLES = {"distances": distances, "text": text, "capacity": capacity, "pairs": pairs}
+def reach() -> str:
+    """Numbers found by update, filler, place and number of segment boundaries."""
+    stored = results("memory_passkey")
+    ends = sorted({cell["boundaries"] for one in stored if one["place"] == "start" for cell in one["found"]})
+    rows = []
+    for (update, filler), seeds in groups(
+        [one for one in stored if one["place"] == "start"], "update", "filler"
+    ).items():
+        cells = [
+            span(cell["whole"] for one in seeds for cell in one["found"] if cell["boundaries"] == end) for end in ends
+        ]
+        rows.append([update, filler, str(len(seeds)), *cells])
+    return markdown(["update", "filler", "seeds", *(f"{end:,}" for end in ends)], rows)
+
+
+def controls() -> str:
+    """What is answered with another memory, by update and filler."""
+    stored = [one for one in results("memory_passkey") if one.get("controls")]
+    names = list(stored[0]["controls"])
+    rows = [
+        [update, filler, str(len(seeds)), *(span(one["controls"][name] for one in seeds) for name in names)]
+        for (update, filler), seeds in groups(stored, "update", "filler").items()
+    ]
+    return markdown(["update", "filler", "seeds", *names], rows)
+
+
+def places() -> str:
+    """Numbers found in a text of a million tokens, by place."""
+    stored = results("memory_passkey")
+    rows = [
+        [update, filler, place, str(len(seeds)), span(one["found"][-1]["whole"] for one in seeds)]
+        for (update, filler, place), seeds in groups(stored, "update", "filler", "place").items()
+        if place != "start" or all(one["found"][-1]["boundaries"] == 62_499 for one in seeds)
+    ]
+    return markdown(["update", "filler", "place", "seeds", "found"], rows)
+
+
+def draw() -> None:
+    """The plot of numbers found by distance."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "infini-llama", "font.size": 9}
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    lines: dict[str, dict[int, list[float]]] = {}
+    for one in results("memory_passkey"):
+        if (one["place"], one["filler"]) == ("start", "random"):
+            line = lines.setdefault(f"{one['update'].replace('_', ' ')}, growing jitter", {})
+            for cell in one["found"]:
+                line.setdefault(16 * cell["boundaries"], []).append(100 * cell["whole"])
+    for one in results("memory"):
+        if one["task"] == "passkey":
+            line = lines.setdefault(one["memory"].replace("local", "local attention alone"), {})
+            for cell in one["found"]:
+                if cell["distance"] in (1, 8, 64, 256) or cell["distance"] > 256:
+                    line.setdefault(16 * cell["distance"], []).append(100 * cell["whole"])
+    for (label, line), marker in zip(lines.items(), "oD^vs", strict=False):
+        points = sorted(line.items())
+        axes.plot([x for x, _ in points], [sum(y) / len(y) for _, y in points], marker=marker, ms=4, label=label)
+    tokens, found = zip(*PAPER, strict=True)
+    axes.plot([1000 * x for x in tokens], found, "k--x", ms=5, label="paper, 1B model, linear, fine-tuned at 5K tokens")
+    axes.axvspan(16, 112, color="0.9", lw=0, label="distances of our training")
+    axes.set(xscale="log", ylim=(-3, 104), xlabel="tokens between number and question", ylabel="numbers found, %")
+    axes.legend(fontsize=7.5, loc="lower center", framealpha=0.9)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(PLOT, metadata={"Date": None})
+    plt.close(figure)
+
+
+TABLES = {
+    "reach": reach,
+    "controls": controls,
+    "places": places,
+    "distances": distances,
+    "text": text,
+    "capacity": capacity,
+    "pairs": pairs,
+}
 
 
 def with_tables(page: str) -> str:

@@ -32,14 +32,6 @@ PATTERNS = {
 }
 SIMILAR = 0.75  # of difflib, from 0 to 1: typing errors, not words that share letters
 
-# Keys of older versions: the value that changed nothing, which is still accepted, and what to use instead of any other.
-REMOVED: dict[str, tuple[Any, str]] = {
-    "train.tensor_parallel": (
-        1,
-        "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
-    ),
-}
-
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The section that a key holds, None for a key with a value."""

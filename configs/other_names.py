@@ -35,9 +35,7 @@ KEYS = {
     "ffn_dim": "model.intermediate_size",
     "flash_attention": "environment.attention_backend",
     "fp16": "environment.precision",
-    "fp32_master_weights": "environment.half_weights",
     "fp8": "environment.precision",
-    "fuse_qkv": "environment.fuse_projections",
     "gpu": "environment.gpus or data.device",
     "gpu_device": "data.device or environment.gpus",
     "gpu_id": "data.device or environment.gpus",
@@ -106,6 +104,14 @@ KEYS = {
     "use_gpu_dataloader": "train.dataloader_num_workers",
     "world_size": "environment.nproc_per_node",
     "zero_optimization": "train.deepspeed_config",
+}
+
+# Keys that are none any more, each with what the program does instead.
+DECIDED = {
+    "environment.fuse_projections": "projections are computed one by one",
+    "environment.half_weights": "weights are fp32, and autocast casts them",
+    "environment.tune": "the plan follows from the machine and the shapes; `run --dry-run` shows it with its reasons",
+    "train.tensor_parallel": "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
 }
 
 # Options of other programs that are no keys here, each with what to do instead.

@@ -10,7 +10,8 @@ from typing import Annotated, Any, NamedTuple, TypeGuard, get_args, get_origin
 from pydantic import BaseModel, ByteSize, ValidationError
 from pydantic_core import ErrorDetails
 
-from infini_llama.configs.keys import REMOVED, all_keys, nearest, place, section_of, words
+from infini_llama.configs import other_names
+from infini_llama.configs.keys import all_keys, nearest, place, section_of, words
 from infini_llama.configs.schema import PipelineConfig
 
 NUMBERS = (int, float, ByteSize)
@@ -47,7 +48,7 @@ def validate(mapping: Settings) -> tuple[PipelineConfig | None, list[str]]:
     lines: list[str] = []
     wrong: set[str] = set()
     doubtful: set[str] = set()  # what an unknown key probably meant to set
-    rest = _without_removed_keys(_with_empty_sections(mapping, PipelineConfig), lines)
+    rest = _with_empty_sections(mapping, PipelineConfig)
     for steps, fields, line, meant in [*_unknown_keys(rest), *_lax_values(rest, PipelineConfig, ())]:
         lines.append(line)
         wrong |= {".".join(fields)} if fields else set()
@@ -90,20 +91,6 @@ def _with_empty_sections(mapping: Settings, section: type[BaseModel]) -> Setting
     return result
 
 
-def _without_removed_keys(mapping: Settings, lines: list[str]) -> Settings:
-    """The mapping without keys of older versions; a line for each whose value would change something."""
-    for key, (neutral, instead) in REMOVED.items():
-        *sections, name = key.split(".")
-        below: Any = mapping
-        for section in sections:
-            below = below.get(section) if _is_mapping(below) else None
-        if _is_mapping(below) and name in below:
-            if below[name] != neutral:
-                lines.append(f"{key}={shown(below[name])}: this key was removed; {instead}")
-            mapping = _without(mapping, (*sections, name))
-    return mapping
-
-
 Problem = tuple[tuple[Any, ...], tuple[str, ...], str, set[str]]
 
 
@@ -131,6 +118,8 @@ def _sections_in(annotation: Any) -> type[BaseModel] | None:
 
 def _hint(steps: tuple[Any, ...], value: Any, section: type[BaseModel]) -> tuple[str, set[str]]:
     key = steps[-1]
+    if (gone := other_names.DECIDED.get(".".join(map(str, steps)))) is not None:
+        return f"leave it out: {gone}", set()
     if isinstance(key, str) and ".".join(map(str, steps)) in all_keys():
         *parents, last = ".".join(steps).split(".")
         return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {".".join(steps)}

@@ -9,7 +9,6 @@ from infini_llama.model.backends import causal_attention
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import Rows, Segments
 from infini_llama.model.norm import RMSNorm
-from infini_llama.model.projections import project
 from infini_llama.model.rope import Rotary
 
 
@@ -74,11 +73,8 @@ class KeyValues:
 class Attention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the whole row; parameter names are Hugging Face's.
 
-    `forward` is for whole rows. `read` continues from a state, which it updates. `fused`: queries, keys and values are one matrix
-    product in training (`model.projections`).
+    `forward` is for whole rows. `read` continues from a state, which it updates.
     """
-
-    fused: bool = False
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
@@ -120,8 +116,7 @@ class Attention(nn.Module):
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""
-        projected = project(x, (self.q_proj, self.k_proj, self.v_proj), self.fused and self.training)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in projected)
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

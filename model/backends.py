@@ -1,8 +1,7 @@
 """Causal softmax attention by one of several functions; which one is chosen once for a run, by its plan or its configuration.
 
 `sdpa` is torch's, on every device; `blocked` is plain matrix products, faster for short rows on some CPUs; `varlen` is torch's for
-packed rows; `flash2` and `flash4` are those of the flash-attn packages. All compute the same; the last three need a GPU and half
-precision.
+packed rows; `flash2` is that of the flash-attn package. All compute the same; the last two need a GPU and half precision.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,7 +16,7 @@ from infini_llama.model.layout import boundaries
 
 # Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that it hides.
 LONG = 256
-BY_BOUNDARIES = ("varlen", "flash2", "flash4")
+BY_BOUNDARIES = ("varlen", "flash2")
 BACKENDS = ("sdpa", "blocked", *BY_BOUNDARIES)
 
 

@@ -33,8 +33,9 @@ class LlamaConfig:
             segment's (`model.memory.memories`).
         first_segment: local leaves the gate out where there is no memory to read; literal mixes in zeros, as the paper's
             equations read.
-        memory_write_jitter: in training, what each segment writes is scaled by a random factor between 1 / memory_write_jitter and 1, so
-            that a fact is also found among more that was written than the rows' other segments hold; 1: never. Not in the paper.
+        memory_write_jitter: in training, what each segment writes is scaled by a random factor between 1 and at most this, so that a
+            fact is also found among more that was written than the rows' other segments hold; 1: never. Not in the paper. The range
+            of a step is set by `Llama.set_write_jitter`.
         memory_gradient_segments: the gradient reaches at most so many segments back through the memory; None: all.
 
     Raises:

@@ -1,7 +1,6 @@
 """The functions that only some GPUs and installations have, each imported when it is first asked for, and nowhere else.
 
-flash-attn 2 (Dao 2023, arXiv 2307.08691) is `flash_attn`; flash-attn 4 is `flash_attn.cute`, which installs without the former;
-torch has FlashAttention for rows of several lengths of its own.
+flash-attn 2 (Dao 2023, arXiv 2307.08691) is `flash_attn`; torch has FlashAttention for rows of several lengths of its own.
 """
 
 # pyright: reportUnknownVariableType=false
@@ -15,7 +14,6 @@ import torch
 PLACES = {
     "varlen": ("torch.nn.attention.varlen", "varlen_attn"),
     "flash2": ("flash_attn", "flash_attn_varlen_func"),
-    "flash4": ("flash_attn.cute", "flash_attn_varlen_func"),
 }
 
 
@@ -56,16 +54,4 @@ def attend(
     if backend == "varlen":
         grouped = q.shape[1] != k.shape[1]
         return function(q, k, v, boundaries, boundaries, longest, longest, window_size=(-1, 0), enable_gqa=grouped)
-    if backend == "flash2":
-        return function(q, k, v, boundaries, boundaries, longest, longest, dropout_p=dropout, causal=True)
-    output = function(
-        q,
-        k,
-        v,
-        cu_seqlens_q=boundaries,
-        cu_seqlens_k=boundaries,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        causal=True,
-    )
-    return output[0] if isinstance(output, tuple) else output  # some releases return the log-sum-exp as well
+    return function(q, k, v, boundaries, boundaries, longest, longest, dropout_p=dropout, causal=True)

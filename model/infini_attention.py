@@ -66,10 +66,10 @@ class InfiniAttention(Attention):
         self.segment_length = config.segment_length
         self.update: MemoryUpdate = config.memory_update
         self.gradient_segments = config.memory_gradient_segments
-        self.write_jitter = config.memory_write_jitter
         self.literal = config.first_segment == "literal"
         self.has_memory = self.uses_memory = config.attention == "infini"
         self.observer: Observer | None = None
+        self.write_range: torch.Tensor | None = None  # a tensor, so that compiled code need not change with it
         if self.has_memory:
             self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
 
@@ -144,15 +144,21 @@ class InfiniAttention(Attention):
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
 
     def _jittered(self, writes: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor | None:
-        """`writes` [B, S, N] times a random factor per row and segment, log-uniform between 1 / write_jitter and 1.
+        """`writes` [B, S, N] times a random factor per row and segment, log-uniform between 1 and e^write_range.
 
-        A segment that writes with 1/32 among others is found among as much else as in a text of 32 times as many segments.
+        A fact is then read among as much else as in a text with that many times as many segments.
         """
-        if self.write_jitter == 1:
+        if self.write_range is None:
             return writes
         drawn = torch.rand(*k.shape[:2], 1, device=k.device, dtype=torch.promote_types(k.dtype, torch.float32))
-        factors = torch.exp(-math.log(self.write_jitter) * drawn)
+        factors = torch.exp(self.write_range * drawn)
         return factors if writes is None else factors * writes
+
+    def set_write_jitter(self, most: float) -> None:
+        """In training, scale what each segment writes by a random factor between 1 and `most`."""
+        if self.write_range is None:
+            self.write_range = torch.zeros((), device=self.gate.device)
+        self.write_range.fill_(math.log(most))
 
     def _without_memory(self, local: torch.Tensor) -> torch.Tensor:
         """Outputs [..., H, N, d] of queries that find nothing."""

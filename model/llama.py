@@ -142,16 +142,17 @@ class Llama(nn.Module):
             if isinstance(layer.self_attn, InfiniAttention):
                 layer.self_attn.uses_memory = on and layer.self_attn.has_memory
 
+    def set_write_jitter(self, most: float) -> None:
+        """In training, scale what each segment writes to the memory by a random factor between 1 and `most`."""
+        for layer in self._layers():
+            if isinstance(layer.self_attn, InfiniAttention) and layer.self_attn.has_memory:
+                layer.self_attn.set_write_jitter(most)
+
     def checkpoint_activations(self, kind: Checkpointing) -> None:
         """What each layer keeps for the backward pass of training: all it needs (none), its products alone (selective), or its input
         alone (full); the rest is computed again, with the same result."""
         for layer in self._layers():
             layer.checkpointing = kind
-
-    def fuse_projections(self, on: bool) -> None:
-        """In training, computes queries, keys and values of a layer as one matrix product, and gate and up of its MLP as another."""
-        for layer in self._layers():
-            layer.self_attn.fused = layer.mlp.fused = on
 
     def hidden(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None

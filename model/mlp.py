@@ -7,18 +7,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from infini_llama.model.config import Activation
-from infini_llama.model.projections import project
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)); x is [B, T, hidden_size].
-
-    `fused`: gate and up are one matrix product in training (`model.projections`).
-    """
-
-    fused: bool = False
+    """down(act(gate(x)) * up(x)); x is [B, T, hidden_size]."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: Activation = "silu") -> None:
         super().__init__()
@@ -28,5 +22,4 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = project(x, (self.gate_proj, self.up_proj), self.fused and self.training)
-        return self.down_proj(self.act(gate) * up)
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))

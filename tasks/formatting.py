@@ -63,23 +63,42 @@ def packed(costs: RowCosts) -> dict[str, str]:
 def passkey_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
     """Fraction of passkeys found: one row per length, one column per depth."""
     rows: dict[int, dict[str, object]] = {}
-    for one in (cell for cell in cells if cell.right_by_token is None):
+    for one in (cell for cell in cells if cell.depth is not None):
         rows.setdefault(one.length, {"tokens": one.tokens})[f"depth {one.depth:g}"] = f"{one.found:.0%}"
     return list(rows.values())
 
 
 def distance_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
-    """Fraction of passkeys found: one row per number of segment ends crossed."""
+    """Fraction of passkeys found: one row per number of segment boundaries."""
     return [
         {
-            "segment ends": one.segments,
+            "boundaries": one.boundaries,
             "tokens": one.tokens,
             "found": f"{one.found:.0%}",
             "by token": " ".join(f"{right:.0%}" for right in one.right_by_token),
         }
         for one in cells
-        if one.right_by_token is not None
+        if one.depth is None
     ]
+
+
+def control_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
+    """What is answered with a memory that is not the text's own: one row per cell that has controls."""
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.0%}"
+
+    rows: list[dict[str, object]] = []
+    for one in cells:
+        if one.controls:
+            row: dict[str, object] = {"tokens": one.tokens}
+            if one.depth is not None:
+                row["depth"] = f"{one.depth:g}"
+            row["own number, another text's memory"] = share(one.controls.swapped_own)
+            row["the other text's number"] = share(one.controls.swapped_other)
+            row["own number, filler's memory"] = share(one.controls.filler_alone)
+            rows.append(row)
+    return rows
 
 
 def in_words(values: Cells) -> dict[str, object]:

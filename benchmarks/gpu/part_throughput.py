@@ -22,16 +22,13 @@ from case import (
 )
 from torch import nn
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.records.plan import CompileMode
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
-from infini_llama.tasks.train.worker.initial_model import use_fp8
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -65,10 +62,8 @@ class Switches(NamedTuple):
     """What the plan of a GPU sets, each to be measured by itself. vocabulary: (tokens, multiple that they are padded to)."""
 
     compile: str = "block"
-    compile_mode: CompileMode = "default"
-    fused: bool = True
+    compile_mode: str = "default"
     loss_chunk: int = 4096
-    fp8: bool = False
     vocabulary: tuple[int, int] | None = None
 
 
@@ -85,9 +80,6 @@ def ours(config: LlamaConfig, batch: int, length: int, device: str, switches: Sw
     with ranks.device:  # where a billion parameters are drawn in no time
         model = Llama(config)
     model.loss_chunk = switches.loss_chunk if device == "cuda" else 0
-    model.fuse_projections(switches.fused and not switches.fp8)
-    if switches.fp8:
-        use_fp8(model)
     strategy = build_strategy(model, TrainingConfig(), precision(device), batch, ranks, build_optimizer)
     if switches.compile != "off":
         strategy.compiled = Compiled(strategy.module, model, switches.compile, switches.compile_mode)
@@ -182,12 +174,10 @@ CONTESTANTS: dict[str, Callable[..., Step]] = {
 }
 # Against "ours, compile block" of the same size. 50,257 tokens, as GPT-2's, are padded to 50,304.
 SWITCHED: dict[str, Callable[..., Step]] = {
-    "ours, separate projections": partial(ours, switches=Switches(fused=False)),
-    "ours, CUDA graphs": partial(ours, switches=Switches(compile_mode="reduce-overhead")),
+    "ours, reduce-overhead": partial(ours, switches=Switches(compile_mode="reduce-overhead")),
     "ours, all logits at once": partial(ours, switches=Switches(loss_chunk=0)),
     "ours, 50,257 tokens": partial(ours, switches=Switches(vocabulary=(50257, 1))),
     "ours, 50,257 tokens, padded": partial(ours, switches=Switches(vocabulary=(50257, 128))),
-    "ours, FP8": partial(ours, switches=Switches(fp8=True)),
 }
 
 
@@ -197,10 +187,7 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
     config = model_config(size, length, rehearse)
     torch.manual_seed(0)
     start = (CONTESTANTS | SWITCHED)[contestant]
-    try:
-        step = start(config, batch, length, device)
-    except ConfigError as missing:  # torchao
-        return [{"who": contestant, "error": str(missing)}]
+    step = start(config, batch, length, device)
     steps = TRAINER_STEPS if start is trainer else 1
     seconds = seconds_of(step, device, rounds=1 if rehearse else 8, warm_up=1 if rehearse else 3) / steps
     tokens = ACCUMULATION * batch * length
@@ -214,7 +201,7 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
 
 PEERS = ("ours, compile block", "plain torch, compiled", "transformers in a loop, compiled", "transformers' Trainer")
 BY_LENGTH = {
-    ("125M", 2048): (*CONTESTANTS, "ours, CUDA graphs"),
+    ("125M", 2048): (*CONTESTANTS, "ours, reduce-overhead"),
     ("800M", 2048): (*PEERS, *SWITCHED),
     ("1.5B", 2048): PEERS,
     ("1.5B", 8192): PEERS[:-1],

@@ -38,39 +38,23 @@ class EnvironmentConfig(Section):
         title="Workers per node",
         description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU.",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = exact(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = exact(
         default="auto",
         title="Precision",
-        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. fp8: bf16, with the "
-        "matrix products of the layers in FP8 by torchao (compute capability 8.9 or newer, extra `torchao`; "
-        "has not yet run on a GPU). auto: bf16 on GPUs that support it, and with environment.tune on CPUs that "
-        "support it; otherwise fp32.",
+        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs that support "
+        "it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), otherwise fp32.",
     )
-    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2", "flash4"] = exact(
+    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2"] = exact(
         default="auto",
         title="Attention backend",
-        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn (flash2, flash4, or with "
-        "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa; with "
-        "environment.tune the fastest one that gives correct results.",
+        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2; with "
+        "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa.",
     )
-    fuse_projections: Literal["auto", "on", "off"] = exact(
-        default="auto",
-        title="Fuse projections",
-        description="In training, compute queries, keys and values of a layer as one matrix product, and gate and up "
-        "projection as another. Parameters and checkpoints do not change. auto: on for GPUs (not with "
-        "train.parallel=deepspeed or precision=fp8); on CPUs with environment.tune=full, if it is faster.",
-    )
-    half_weights: Literal["auto", "on", "off"] = exact(
-        default="auto",
-        title="Half weights",
-        description="In bf16 with one worker, cast the layers' weights to bf16 once per step instead of once per "
-        "micro-batch. Parameters and optimizer stay in fp32. auto: on CPUs with environment.tune=full, if it is faster.",
-    )
-    allocator: Literal["auto", "system", "tcmalloc", "jemalloc"] = exact(
+    allocator: Literal["auto", "system", "glibc", "tcmalloc", "jemalloc"] = exact(
         default="auto",
         title="Allocator",
-        description="Memory allocator of CPU workers. auto: the system's; with environment.tune, the fastest in a short "
-        "trial of tcmalloc and jemalloc, if installed, and glibc's configured to keep freed memory.",
+        description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
+        "has it, otherwise system.",
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default="auto",
@@ -113,13 +97,6 @@ class EnvironmentConfig(Section):
         default=600.0,
         title="Communication timeout",
         description="Timeout of collective operations during training, in seconds. The attempt then fails and is retried.",
-    )
-    tune: Literal["off", "quick", "full"] = Field(
-        default="off",
-        title="Tune",
-        description="How `auto` values are tuned for speed. off: not tuned. quick: known settings for this machine, "
-        "and short trials of attention backends and allocators. full: also trials of compilation, workers, "
-        "threads, precision and fused projections. Trials take at most 5 % of the run's time.",
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,

@@ -203,8 +203,9 @@ class ModelConfig(Section):
     memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
         title="Memory write jitter",
-        description="In training, what each segment writes to the memory is scaled by a random factor between 1 / this value and 1. "
-        "A fact is then also found among more text than the training sequences have. 1: no scaling. Not in the paper.",
+        description="In training, what each segment writes to the memory is scaled by a random factor between 1 and at most this value, "
+        "which is reached at 70 % of the steps. A fact is then also found among more text than the training sequences have: among "
+        "1/60 of this number of segments. 1: no scaling. Not in the paper.",
     )
     memory_gradient_segments: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,

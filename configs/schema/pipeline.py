@@ -130,12 +130,6 @@ class PipelineConfig(Section):
                 + "; change one of them"
             )
         problems += context_problems(self)
-        launcher, tune = self.environment.launcher, self.environment.tune
-        if launcher != "local" and tune != "off":
-            problems.append(
-                f"environment.tune={tune} measures the machine of this command, and environment.launcher={launcher} trains on others; "
-                "use off"
-            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

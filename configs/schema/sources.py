@@ -22,12 +22,7 @@ class PasskeyConfig(Section):
     repetitions: Annotated[int, Field(ge=1)] = fixed(
         default=3,
         title="Repetitions",
-        description="Maximum repetitions of the filler text. The number is drawn for each text, from 1 to this value.",
-    )
-    seed: Annotated[int, Field(ge=0)] = fixed(
-        default=0,
-        title="Seed",
-        description="Seed of the numbers, lengths and positions.",
+        description="Maximum repetitions of the filler text. Each text draws its length, and cuts the filler between any two words.",
     )
     form: Literal["passkey", "facts", "overwritten", "variables"] = fixed(
         default="passkey",

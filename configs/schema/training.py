@@ -116,14 +116,12 @@ class TrainingConfig(OptimizationConfig):
         title="Compile",
         description="torch.compile of each layer (block), or of model and loss (whole; not with fsdp or hsdp). It is "
         "used only if it agrees with eager execution on the first batch. auto: block on GPUs that have a C compiler "
-        "and triton, off on CPUs; with environment.tune=full, what saves time.",
+        "and triton, off on CPUs.",
     )
-    compile_mode: Literal["auto", "default", "reduce-overhead"] = exact(
-        default="auto",
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = exact(
+        default="default",
         title="Compile mode",
-        description="torch.compile's mode. reduce-overhead: CUDA graphs, which start all kernels of a layer at once "
-        "(GPUs, train.parallel=ddp, sequences of one length; has not yet run on a GPU). auto: default; with "
-        "environment.tune=full, reduce-overhead if it is faster.",
+        description="The mode of torch.compile, passed to it as it is.",
     )
     max_skips: Annotated[int, Field(ge=0)] = exact(
         default=10,

@@ -237,7 +237,7 @@ def _results(add: Add) -> None:
                               "lengths)")  # fmt: skip
     passkey.add_argument("--depths", type=share_or_zero, nargs="+", metavar="D",
                          help="positions of the number; 0: beginning, 1: end (default: 0 0.25 0.5 0.75 1)")  # fmt: skip
-    passkey.add_argument("--segments", type=at_least_one, nargs="+", metavar="N",
+    passkey.add_argument("--segments", type=at_least_zero, nargs="+", metavar="N",
                          help="instead: segment boundaries between every token of the number and its answer")  # fmt: skip
     passkey.add_argument("--form", choices=["passkey", "facts", "overwritten", "variables"],
                          help="with --segments: what is hidden, as data.passkey.form (default: passkey)")  # fmt: skip
@@ -417,6 +417,12 @@ def tokens(text: str) -> int:
     if not re.fullmatch(COUNT, written):
         raise argparse.ArgumentTypeError(f"{text} is not a number of tokens such as 4096, 128k or 1M")
     return at_least_one(str(count(written)))
+
+
+def at_least_zero(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} must not be negative")
+    return number
 
 
 def number(text: str) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from infini_llama.tasks.formatting import (
     Cells,
+    control_rows,
     distance_rows,
     in_bytes,
     in_time,
@@ -157,12 +158,13 @@ def evaluation_text(result: "Perplexity") -> str:
 
 
 def passkey_text(result: "PasskeyRetrieval") -> str:
-    """Fraction of passkeys found: one line per length, one column per depth; or one line per number of segment ends."""
+    """Fraction of passkeys found: one line per length, one column per depth; or one line per number of segment boundaries."""
     about = result.model_dump(include={"run", "checkpoint", "trained_length", "samples", "form", "filler"})
     found = {
         f"found {words}".strip(): passkey_rows(cells) + distance_rows(cells) for words, cells in result.measurements()
     }
-    return as_text(about | found)
+    held = {"controls": control_rows(result.memory)} if result.memory else {}
+    return as_text(about | found | held)
 
 
 def runs_text(runs: "Sequence[RunStatus]") -> str:

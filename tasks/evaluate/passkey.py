@@ -1,24 +1,27 @@
-"""Does a model find what it read long before? Retrieval by length and depth, or by segment ends, read in pieces in constant state.
+"""Does a model find what it read long before? Retrieval by length and depth, or by segment boundaries, in constant memory.
 
 After Mohtashami and Jaggi 2023, arXiv 2305.16300, section 4.2, and Munkhdalai et al. 2024, arXiv 2404.07143, table 3. The number is
 asked for at the end; it counts as found where every one of its tokens is the likeliest after the right ones before it, which is when
-greedy writing would give it.
+greedy decoding would give it. For a model with a memory, `controls` say whether the memory holds the number.
 """
 
 import logging
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, zip_longest
 from random import Random
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.model.llama import Llama
+from infini_llama.model.infini_attention import InfiniAttention
+from infini_llama.model.llama import Llama, States
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, Hidden, new_key
 from infini_llama.tasks.progress import Reached
-from infini_llama.tasks.records.evaluation import PasskeyResult
+from infini_llama.tasks.records.evaluation import MemoryControls, PasskeyResult
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens that are read at a time
@@ -47,9 +50,27 @@ class Asked:
         return len(head) + before + len(hidden) + after + len(self.question)
 
     @property
+    def without_hidden(self) -> "Asked":
+        """The same with filler in place of what is hidden."""
+        head, filler, before, hidden, after = self.parts
+        return Asked((head, filler, before, [], len(hidden) + after), self.question, self.answer)
+
+    def boundaries(self, segment_length: int) -> int:
+        """Segment boundaries between the last token of the last mention and the token from which the answer is predicted."""
+        head, _, before, hidden, _ = self.parts
+        end = len(head) + before + (last_mention(hidden, self.answer) or 0) + len(self.answer) - 1
+        return (self.length - 1) // segment_length - end // segment_length
+
+    @property
     def distance(self) -> int:
         """Tokens between the hidden number and the question."""
         return self.parts[4]
+
+
+def last_mention(hidden: list[int], answer: list[int]) -> int | None:
+    """The place in `hidden` at which the answer begins for the last time."""
+    places = range(len(hidden) - len(answer), -1, -1)
+    return next((at for at in places if hidden[at : at + len(answer)] == answer), None)
 
 
 def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
@@ -82,7 +103,7 @@ def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
 def ask_across(
     tokenizer: Tokenizer, segment_length: int, ends: int, statement: Hidden, random: Random, filler: list[int]
 ) -> Asked:
-    """A text in which every token of the answer is predicted `ends` segment ends behind its last mention.
+    """A text in which every token of the answer is predicted `ends` segment boundaries behind its last mention.
 
     That mention stands whole in one segment, and all tokens from which the answer is predicted in another. Other mentions, and what
     else is hidden, are at least as far. The filler's tokens are repeated as often as needed, from a random one on, and cut anywhere.
@@ -94,79 +115,163 @@ def ask_across(
     begin = random.randrange(len(filler))
     filler = [*filler[begin:], *filler[:begin]]
     size, given = len(answer), len(answer) - 1
-    last = next((at for at in range(len(hidden) - size, -1, -1) if hidden[at : at + size] == answer), None)
+    last = last_mention(hidden, answer)
     if last is None or size > segment_length:
         raise ConfigError(
             f"--segments: the answer's {size} tokens do not fit into segments of {segment_length}, or this tokenizer joins them to other "
             "text; use a tokenizer whose digits stay single and longer segments."
         )
-    before = random.randrange(2 * segment_length)
-    while (len(head) + before + last) % segment_length > segment_length - size:
-        before += 1
-    # Without more filler, the answer's first token is predicted from `start`.
-    start = len(head) + before + len(hidden) + len(question) - 1
-    target = (len(head) + before + last) // segment_length + ends
-    first = max(start, target * segment_length)
-    if first + given >= (target + 1) * segment_length:
-        raise ConfigError(
-            f"--segments {ends}: the text between number and answer alone crosses more ends of segments of {segment_length} tokens; "
-            "give more segments."
-        )
-    after = random.randint(first, (target + 1) * segment_length - 1 - given) - start
-    return Asked((head, filler, before, hidden, after), question, answer)
+    somewhere = random.randrange(2 * segment_length)
+    for before in range(somewhere, somewhere + segment_length):
+        place = len(head) + before + last
+        # Without more filler, the answer's first token is predicted from `start`.
+        start, target = len(head) + before + len(hidden) + len(question) - 1, place // segment_length + ends
+        first, final = max(start, target * segment_length), (target + 1) * segment_length - 1 - given
+        if place % segment_length <= segment_length - size and first <= final:
+            return Asked((head, filler, before, hidden, random.randint(first, final) - start), question, answer)
+    raise ConfigError(
+        f"--segments {ends}: the text between number and answer alone crosses more boundaries of segments of {segment_length} tokens; "
+        "give more boundaries."
+    )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A text that was read up to the segment of the question's last token.
+
+    Attributes:
+        states: after the segments before.
+        rest: the tokens of that segment, which has read nothing but M and z of the others; of softmax attention the last token.
+    """
+
+    asked: Asked
+    states: States
+    rest: list[int]
+
+
+@torch.inference_mode()
+def begin(model: Llama, asked: Asked) -> Begun:
+    """Read all but the segment that the answer is predicted from."""
+    size = 1 if model.config.attention == "softmax" else model.config.segment_length
+    first, tokens = (asked.length - 1) // size * size, asked.tokens()
+    states = model.new_states(1, capacity=asked.length + len(asked.answer))
+    if model.config.attention != "softmax" and not has_memory(model):
+        list(islice(tokens, first))  # nothing of it reaches the last segment
+        first = 0
+    for start in range(0, first, PIECE):
+        read(model, list(islice(tokens, min(PIECE, first - start))), states)
+    return Begun(asked, states, list(tokens))
+
+
+def has_memory(model: Llama) -> bool:
+    return any(isinstance(m, InfiniAttention) and m.uses_memory for m in model.modules())
+
+
+def read(model: Llama, tokens: list[int], states: States) -> torch.Tensor:
+    """What the head reads of the tokens, [1, t, hidden_size]."""
+    return model.read(torch.tensor([tokens], device=model.lm_head.weight.device), states)
 
 
 @torch.inference_mode()
 def right_tokens(model: Llama, asked: Asked) -> list[bool]:
     """For each token of the answer whether it is the likeliest one, after the right ones before it."""
-    device = model.lm_head.weight.device
-    given, tokens = asked.answer[:-1], asked.tokens()
-    states = model.new_states(1, capacity=asked.length + len(given))
-    hidden = torch.zeros(0)
-    while piece := list(islice(tokens, PIECE)):
-        hidden = model.read(torch.tensor([piece], device=device), states)[:, -1:]
+    begun = begin(model, asked)
+    return _right(model, begun)
+
+
+def _right(model: Llama, begun: Begun) -> list[bool]:
+    states, given = deepcopy(begun.states), begun.asked.answer[:-1]
+    hidden = read(model, begun.rest, states)[:, -1:]
     if given:
-        hidden = torch.cat((hidden, model.read(torch.tensor([given], device=device), states)), dim=1)
+        hidden = torch.cat((hidden, read(model, given, states)), dim=1)
     chosen = model.logits(hidden)[0].argmax(dim=-1).tolist()
-    return [token == right for token, right in zip(chosen, asked.answer, strict=True)]
+    return [token == right for token, right in zip(chosen, begun.asked.answer, strict=True)]
+
+
+def _written(model: Llama, rest: list[int], states: States, count: int) -> list[int]:
+    """`count` tokens of greedy decoding after `rest`."""
+    states, written = deepcopy(states), list[int]()
+    for _ in range(count):
+        hidden = read(model, [written[-1]] if written else rest, states)[:, -1]
+        written.append(int(model.logits(hidden)[0].argmax()))
+    return written
+
+
+@torch.inference_mode()
+def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
+    """Whether it is M and z that hold the number: each text's last segment is read after another text, and after filler alone.
+
+    Numbers that the two texts have in common are not counted.
+    """
+    own = other = pairs = filler = 0
+    empty = begin(model, texts[0].asked.without_hidden).states
+    for mine, theirs in zip(texts, [*texts[1:], texts[0]], strict=True):
+        answer, others = mine.asked.answer, theirs.asked.answer
+        filler += _written(model, mine.rest, empty, len(answer)) == answer
+        if len(answer) == len(others) and answer != others:
+            written, pairs = _written(model, mine.rest, theirs.states, len(answer)), pairs + 1
+            own, other = own + (written == answer), other + (written == others)
+    return MemoryControls(
+        swapped_own=own / pairs if pairs else None,
+        swapped_other=other / pairs if pairs else None,
+        filler_alone=filler / len(texts),
+    )
+
+
+def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[str, PasskeyResult]:
+    """What a model finds: {"model": …}, or for one with a memory {"memory": …, "no_memory": …}."""
+    segments = model.config.attention != "softmax"
+    about |= {
+        "tokens": max(asked.length for asked in texts),
+        "distance": max(asked.distance for asked in texts),
+        "boundaries": max(asked.boundaries(model.config.segment_length) for asked in texts) if segments else None,
+    }
+
+    def result(held: bool) -> PasskeyResult:
+        begun = [begin(model, asked) for asked in texts]
+        answers = [_right(model, one) for one in begun]
+        tokens = [right for answer in answers for right in answer]
+        columns = zip_longest(*answers, fillvalue=False)
+        return PasskeyResult(
+            **about,
+            found=sum(map(all, answers)) / len(texts),
+            right_tokens=sum(tokens) / len(tokens),
+            right_by_token=tuple(sum(column) / len(texts) for column in columns),
+            controls=controls(model, begun) if held else None,
+        )
+
+    if not has_memory(model):
+        return {"model": result(held=False)}
+    with_memory = result(held=True)
+    model.use_memory(False)
+    try:
+        return {"memory": with_memory, "no_memory": result(held=False)}
+    finally:
+        model.use_memory(True)
 
 
 def passkey(
     model: Llama, tokenizer: Tokenizer, lengths: list[int], depths: list[float], samples: int, seed: int = 0
-) -> list[PasskeyResult]:
+) -> list[dict[str, PasskeyResult]]:
     """Retrieval at every length and depth, over `samples` numbers each, the same ones for every model.
 
     Raises:
         ConfigError: a length is too short.
     """
-    found = []
+    found = list[dict[str, PasskeyResult]]()
     for length in lengths:
         for depth in depths:
             random = Random(f"{seed}-{length}-{depth}")
             texts = [ask(tokenizer, length, depth, new_key(random)) for _ in range(samples)]
-            answers = [right_tokens(model, asked) for asked in texts]
-            tokens = [right for answer in answers for right in answer]
-            distance = max(asked.distance for asked in texts)
-            has_segments = model.config.attention != "softmax"
-            result = PasskeyResult(
-                length=length,
-                tokens=max(asked.length for asked in texts),
-                depth=depth,
-                distance=distance,
-                segments=-(-distance // model.config.segment_length) if has_segments else None,
-                found=sum(map(all, answers)) / samples,
-                right_tokens=sum(tokens) / len(tokens),
-            )
-            found.append(result)
-            done = Reached(len(found), len(lengths) * len(depths), "texts")
-            log.info("length %d, depth %g: %.0f %%", length, depth, 100 * result.found, extra={"progress": done})
+            found.append(_measured(model, texts, {"length": length, "depth": depth}))
+            _log(f"length {length}, depth {depth:g}", found, len(lengths) * len(depths))
     return found
 
 
 def passkey_across(
     model: Llama, tokenizer: Tokenizer, ends: list[int], samples: int, form: str, filler: list[int], seed: int = 0
-) -> list[PasskeyResult]:
-    """Retrieval over so many segment ends, by token of the answer and as a whole, over `samples` texts each.
+) -> list[dict[str, PasskeyResult]]:
+    """Retrieval over so many segment boundaries, over `samples` texts each.
 
     Args:
         form: of `FORMS`.
@@ -175,24 +280,15 @@ def passkey_across(
     Raises:
         ConfigError: as `ask_across`.
     """
-    found = []
+    found, size = list[dict[str, PasskeyResult]](), model.config.segment_length
     for count in ends:
         random = Random(f"{seed}-{count}")
-        size = model.config.segment_length
         texts = [ask_across(tokenizer, size, count, FORMS[form](random), random, filler) for _ in range(samples)]
-        answers = [right_tokens(model, asked) for asked in texts]
-        by_token = [sum(column) / samples for column in zip(*answers, strict=True)]
-        result = PasskeyResult(
-            length=max(asked.length for asked in texts),
-            tokens=max(asked.length for asked in texts),
-            depth=0.0,
-            distance=max(asked.distance for asked in texts),
-            segments=count,
-            found=sum(map(all, answers)) / samples,
-            right_tokens=sum(by_token) / len(by_token),
-            right_by_token=tuple(by_token),
-        )
-        found.append(result)
-        done = Reached(len(found), len(ends), "distances")
-        log.info("%d segment ends: %.0f %%", count, 100 * result.found, extra={"progress": done})
+        found.append(_measured(model, texts, {"length": max(asked.length for asked in texts), "depth": None}))
+        _log(f"{count} segment boundaries", found, len(ends))
     return found
+
+
+def _log(words: str, found: list[dict[str, PasskeyResult]], count: int) -> None:
+    share = next(iter(found[-1].values())).found
+    log.info("%s: %.0f %%", words, 100 * share, extra={"progress": Reached(len(found), count, "cells")})

@@ -91,7 +91,7 @@ def find_passkeys(
     seed: int,
     request: EvaluationRequest | None = None,
 ) -> PasskeyRetrieval:
-    """Passkey retrieval of a run's model; for Infini-attention with and without its memory.
+    """Passkey retrieval of a run's model; for Infini-attention with and without its memory, and with that of another text.
 
     Args:
         lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained.
@@ -112,14 +112,14 @@ def find_passkeys_across(
     form: str = "passkey",
     filler: str = "repeated",
 ) -> PasskeyRetrieval:
-    """As `find_passkeys`, by the number of segment ends between what is hidden and the answer.
+    """As `find_passkeys`, by the number of segment boundaries between what is hidden and the answer.
 
     Args:
         form: what is hidden, of `FORMS`.
         filler: repeated or random as in data.passkey.filler, or text: the run's own held-out text.
     """
 
-    def measure(model: Llama, tokenizer: Tokenizer) -> list[PasskeyResult]:
+    def measure(model: Llama, tokenizer: Tokenizer) -> list[dict[str, PasskeyResult]]:
         tokens = filler_tokens(run_dir, tokenizer, filler)
         return passkey_across(model, tokenizer, segments, samples, form, tokens, seed)
 
@@ -142,13 +142,13 @@ def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]
 def _retrieval(
     run_dir: Path,
     checkpoint: str,
-    measure: Callable[[Llama, Tokenizer], list[PasskeyResult]],
+    measure: Callable[[Llama, Tokenizer], list[dict[str, PasskeyResult]]],
     settings: dict[str, int | str],
     request: EvaluationRequest | None,
 ) -> PasskeyRetrieval:
     model, tokenizer, about = _open(run_dir, checkpoint)
-    measured = with_and_without_memory(model, partial(measure, model, tokenizer))
-    found = {name: tuple(cells) for name, cells in measured.items()}
+    measured = measure(model, tokenizer)
+    found = {name: tuple(cells[name] for cells in measured) for name in measured[0]}
     row = {"trained_length": lineage_of(run_dir).dataset.sequence_length}
     result = PasskeyRetrieval.model_validate(dict(about) | settings | row | found)
     _append(run_dir, "passkey", result, request)
@@ -157,9 +157,9 @@ def _retrieval(
 
 
 def draw_distances(run_dir: Path, result: PasskeyRetrieval) -> None:
-    """TensorBoard curves of what is found, where the run has TensorBoard: the axis of steps is that of segment ends."""
+    """TensorBoard curves of what is found, where the run has TensorBoard: the axis of steps is that of boundaries."""
     cells = [(words or "model", one) for words, found in result.measurements() for one in found]
-    exact = [(words, one) for words, one in cells if one.right_by_token is not None]
+    exact = [(words, one) for words, one in cells if one.depth is None]
     board_dir = RunFolder(run_dir).path / "tensorboard"
     if not exact or not board_dir.is_dir():
         return
@@ -167,8 +167,8 @@ def draw_distances(run_dir: Path, result: PasskeyRetrieval) -> None:
 
     with SummaryWriter(board_dir, filename_suffix=".passkey") as board:
         for words, one in exact:
-            name = f"found-by-segment-ends/{result.form}-{result.filler}-{words.replace(' ', '-')}"
-            board.add_scalar(name, one.found, one.segments)
+            name = f"found-by-segment-boundaries/{result.form}-{result.filler}-{words.replace(' ', '-')}"
+            board.add_scalar(name, one.found, one.boundaries)
 
 
 def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict[str, Result]:

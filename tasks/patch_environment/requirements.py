@@ -12,9 +12,8 @@ from infini_llama.configs.deepspeed import engine_settings, read_json
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import import_trial
-from infini_llama.tasks.patch_environment.planning.devices import Notes, choose_devices, refuse
+from infini_llama.tasks.patch_environment.planning.devices import refuse
 from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.planning.speed import fp8_problems
 from infini_llama.tasks.patch_environment.probe.probe import probe
 
 IMPORT_SECONDS = 120.0
@@ -39,7 +38,6 @@ def unmet(config: PipelineConfig) -> list[str]:
         found.append(f"data.tokenizer_engine={engine} is not installed; install infini-llama[fast], or use auto.")
     if config.environment.launcher == "local":  # else the workers' packages and limits are another machine's
         found += [*_few_files(), *_imports(config)]
-        found += _fp8(config)
     return [*found, *_deepspeed_json(config)]
 
 
@@ -66,7 +64,6 @@ def _imports(config: PipelineConfig) -> list[str]:
     named = {
         "wandb": "train.report_to=wandb" if "wandb" in train.report_to else None,
         "deepspeed": "train.parallel=deepspeed" if train.parallel == "deepspeed" else None,
-        "torchao": "environment.precision=fp8" if config.environment.precision == "fp8" else None,
         train.metrics_hook: f"train.metrics_hook={train.metrics_hook}",
     }
     names = [name for name, setting in named.items() if name and setting]
@@ -87,14 +84,6 @@ def _imports(config: PipelineConfig) -> list[str]:
         log.warning("could not check whether the workers can import %s (%s)", ", ".join(names), error)
         return []
     return [f"{named[name]} {fault}" for name, fault in faults.items()]
-
-
-def _fp8(config: PipelineConfig) -> list[str]:
-    """What `resolve` would refuse after the text is read."""
-    if config.environment.precision != "fp8":
-        return []
-    facts = probe(config.runtime.home, config)
-    return fp8_problems(config, choose_devices(config, facts, 1, Notes()), facts)
 
 
 def _deepspeed_json(config: PipelineConfig) -> list[str]:

@@ -16,22 +16,18 @@ from infini_llama.tasks.patch_environment.planning.compare import differences
 from infini_llama.tasks.patch_environment.planning.disk_space import CHECKPOINT_SPACE
 from infini_llama.tasks.patch_environment.planning.findings import assess
 from infini_llama.tasks.patch_environment.planning.pin import (
-    complete,
     follow,
     settings_of,
     with_explicit,
-    with_settings,
 )
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe, probe_by_srun
-from infini_llama.tasks.patch_environment.tuning.tune import tune
 from infini_llama.tasks.records.environment import (
     EnvironmentRecord,
     PatchedEnvironment,
     PatchSummary,
     PinnedSettings,
-    TuneResult,
 )
 from infini_llama.tasks.records.machine import Disk, MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
@@ -67,11 +63,10 @@ def patch_environment(
     _check_disk(facts.disk, home)
     before = read_record(home / "runs" / run_name / "environment.json")
     if before is not None:
-        tuned, plan = before.tuned, follow(config, facts, before.pinned)
-        pinned = complete(before.pinned, plan)
+        plan, pinned = follow(config, facts, before.pinned), before.pinned
         _log_differences(pinned, before.facts, plan, facts)
     else:
-        tuned, plan = _new_plan(config, facts, home)
+        plan = resolve(config, facts)
         pinned = settings_of(plan)
     _check_findings(plan, facts)
     record = EnvironmentRecord(
@@ -79,7 +74,6 @@ def patch_environment(
         pinned_at=before.pinned_at if before else datetime.now(UTC).isoformat(timespec="seconds"),
         plan=plan.model_copy(update={"env": masked(plan.env)}),
         patches=tuple(summarize(patch) for patch in PATCHES if patch.name in plan.patches),
-        tuned=tuned,
         facts=facts,
     )
     log.info(
@@ -100,16 +94,6 @@ def patch_environment(
 
 def summarize(patch: Patch) -> PatchSummary:
     return PatchSummary(name=patch.name, fault=patch.fault, reference=patch.reference)
-
-
-def _new_plan(config: PipelineConfig, facts: MachineFacts, home: Path) -> tuple[TuneResult | None, EnvironmentPlan]:
-    if config.environment.tune == "off":
-        return None, resolve(config, facts)
-    tuned = tune(config, facts, home)
-    plan = resolve(with_settings(config, tuned.settings), facts)
-    where = "as found before" if tuned.cached else f"in {tuned.seconds:.0f} s"
-    log.info("tuned %s: %s", where, ", ".join(f"{k}={v}" for k, v in tuned.settings.items()) or "nothing better")
-    return tuned, plan.model_copy(update={"reasons": plan.reasons | tuned.reasons})
 
 
 def _log_differences(

@@ -27,24 +27,40 @@ class TextLoss(Record):
     part: int | None = None
 
 
+class MemoryControls(Record):
+    """What a model answers when the memory is not that of its text, as fractions of the texts.
+
+    Attributes:
+        swapped_own, swapped_other: with the memory of another text, its own number and the other text's; None where all are alike.
+        filler_alone: its own number with the memory of filler without a number.
+    """
+
+    swapped_own: float | None = None
+    swapped_other: float | None = None
+    filler_alone: float
+
+
 class PasskeyResult(Record):
-    """Retrieval at one length and depth, or over a number of segment ends.
+    """Retrieval at one length and depth, or over a number of segment boundaries.
 
     Attributes:
         length: as requested; tokens: of the longest text.
-        distance: tokens between the number and the question; segments: the same in segments.
-        found: fraction of numbers; right_tokens: fraction of their tokens.
-        right_by_token: the same by place in the number, where `segments` is exact: every token crosses so many segment ends.
+        depth: of the number in the filler; None where the number of boundaries was requested.
+        distance: most tokens between the number and the question.
+        boundaries: most segment boundaries between the number and its prediction; the same in all texts where depth is None.
+        found: fraction of numbers; right_tokens: fraction of their tokens; right_by_token: by place in the number.
+        controls: with the memory on.
     """
 
     length: int
     tokens: int
-    depth: float
+    depth: float | None = None
     distance: int
-    segments: int | None = None
+    boundaries: int | None = None
     found: float
     right_tokens: float
-    right_by_token: tuple[float, ...] | None = None
+    right_by_token: tuple[float, ...]
+    controls: MemoryControls | None = None
 
 
 class Evaluated(Record):

@@ -50,7 +50,7 @@ class InitialWeights(Record):
 
 
 class TrainSettings(Record):
-    """What later commands read of `Lineage.train`; None: an older version did not record it."""
+    """What later commands read of `Lineage.train`."""
 
     max_steps: int = 0
     seed: int | None = None
@@ -65,12 +65,10 @@ class TrainSettings(Record):
 class Lineage(Record):
     """Written as lineage.json when a run starts, and again when training changes it.
 
-    Fields that were never set are not in the JSON: what an older version did not record is not compared.
-
     Attributes:
         model: fields of LlamaConfig, by name.
         train: settings of section `train`, by name, as the last command resolved them.
-        curriculum_ends: last step of each stage of data.curriculum; None: of an older version.
+        curriculum_ends: last step of each stage of data.curriculum.
         skipped_samples: ranges that rollbacks have left out.
         micro_batch_size: after an out-of-memory error; None: the plan's.
         resumed_from: the checkpoint that runtime.resume named.
@@ -86,15 +84,6 @@ class Lineage(Record):
     skipped_samples: tuple[SampleRange, ...] = Field(default=())
     micro_batch_size: PositiveInt | None = None
     resumed_from: str | None = None
-
-    @classmethod
-    def upgrade(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Until version 1, the skipped samples were `left_out`."""
-        if "left_out" not in fields:
-            return fields
-        return {name: value for name, value in fields.items() if name != "left_out"} | {
-            "skipped_samples": fields["left_out"]
-        }
 
     @property
     def max_steps(self) -> int:

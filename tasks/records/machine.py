@@ -73,7 +73,6 @@ class Gpu(Record):
     free: int = 0
     uuid: str = ""
     bf16: bool = False
-    fp8: bool = False
     busy: float | None = None
     mig: bool = False
     processes: tuple[GpuProcess, ...] = ()

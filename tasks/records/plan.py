@@ -9,10 +9,8 @@ from infini_llama.tasks.records.record import Record
 Severity = Literal["error", "warning", "note", "ok"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok")
 Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Compile = Literal["off", "block", "whole"]
-CompileMode = Literal["default", "reduce-overhead"]
-OnOff = Literal["on", "off"]
 
 
 class Finding(Record):
@@ -48,11 +46,8 @@ class EnvironmentPlan(Record):
     master_addr: str = "auto"
     precision: Precision
     attention_backend: str
-    fuse_projections: OnOff = "off"
-    half_weights: OnOff = "off"
     allocator: str = "system"
     compile: Compile = "off"
-    compile_mode: CompileMode = "default"
     loss_chunk: int = 0
     threads: int
     distributed_backend: str

@@ -1,6 +1,6 @@
 """The base of every record."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -10,9 +10,6 @@ from infini_llama.configs.reading import JsonObject
 class Record(BaseModel):
     """An immutable value with named, typed fields that is JSON between stages, processes and runs.
 
-    Fields that this version does not know are ignored, so that a file of a newer version can be read. A file of an older
-    version passes through `upgrade`.
-
     Attributes:
         json_without: which fields a subclass leaves out of its JSON: those never set, those with their default, or None.
     """
@@ -21,18 +18,13 @@ class Record(BaseModel):
     json_without: ClassVar[Literal["unset", "defaults", "none"] | None] = None
 
     @classmethod
-    def upgrade(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of this version, from those that an older one wrote."""
-        return fields
-
-    @classmethod
     def from_json(cls, fields: JsonObject) -> Self:
         """Validate what was parsed from JSON.
 
         Raises:
             pydantic.ValidationError: a field is missing or has another type.
         """
-        return cls.model_validate(cls.upgrade(fields))
+        return cls.model_validate(fields)
 
     def to_json(self) -> JsonObject:
         """JSON-serializable fields."""

@@ -70,8 +70,8 @@ def charts_of_evaluations(run: RunRecord) -> list[Chart]:
     for line in run.evaluations:
         if isinstance(line, PasskeyLine):
             curves = [_by_distance(words, cells) for words, cells in line.measurements()]
-            title = f"Fraction found by segment ends crossed: {line.form}, {line.filler} filler"
-            chart = Chart(title, curves, "segment ends", log_x=True)
+            title = f"Fraction found by segment boundaries: {line.form}, {line.filler} filler"
+            chart = Chart(title, curves, "segment boundaries", log_x=True)
         else:
             curves = [
                 Curve(
@@ -86,8 +86,8 @@ def charts_of_evaluations(run: RunRecord) -> list[Chart]:
 
 
 def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
-    exact = [cell for cell in cells if cell.right_by_token is not None and cell.segments is not None]
-    return Curve(words, [cell.segments or 0 for cell in exact], [cell.found for cell in exact], "points")
+    exact = [cell for cell in cells if cell.depth is None]
+    return Curve(words, [cell.boundaries or 0 for cell in exact], [cell.found for cell in exact], "points")
 
 
 def charts_of_runs(runs: Sequence[RunRecord]) -> list[Chart]:

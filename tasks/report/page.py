@@ -47,6 +47,12 @@ details { margin: .75rem 0; } summary { cursor: pointer; color: var(--soft); }
 @media (max-width: 40rem) {
   table.facts, table.facts tbody, table.facts tr, table.facts th, table.facts td { display: block; width: auto; }
   table.facts th { border: 0; padding-bottom: 0; } table.facts td { padding-top: 0; }
+  .scroll thead { display: none; }
+  .scroll table, .scroll tbody, .scroll tr { display: block; } .scroll tr { padding: .5rem 0; border-bottom: 1px solid var(--line); }
+  .scroll td, .scroll td.number { display: flex; gap: 1rem; justify-content: space-between; text-align: right; white-space: normal;
+    overflow-wrap: anywhere; padding: .1rem 0; border: 0; }
+  .scroll td::before { content: attr(data-name); color: var(--soft); flex: none; max-width: 45%; text-align: left; }
+  .scroll td[data-name=""] { display: block; text-align: left; } .scroll td:empty { display: none; }
 }
 @media print { pre { max-height: none; } }
 """
@@ -103,19 +109,21 @@ def facts(values: Cells) -> str:
 
 
 def table(records: Sequence[Cells]) -> str:
-    """A column for each key that any record has; numbers stand to the right."""
+    """A column for each key that any record has; numbers are right-aligned."""
     if not records:
         return ""
     columns = list(dict.fromkeys(key for record in records for key in record))
     numeric = {key for key in columns if all(_number(record.get(key)) for record in records)}
 
-    def cell(tag: str, key: str, value: str) -> str:
-        return f"<{tag}{' class=number' if key in numeric else ''}>{text(value)}</{tag}>"
-
-    head = "".join(cell("th", key, key) for key in columns)
-    body = "".join(
-        "<tr>" + "".join(cell("td", key, shown(record.get(key))) for key in columns) + "</tr>" for record in records
+    kind = {key: " class=number" if key in numeric else "" for key in columns}
+    head = "".join(f"<th{kind[key]}>{text(key)}</th>" for key in columns)
+    # A narrow page shows a row as lines of name and value.
+    name = {key: f' data-name="{text(key)}"' for key in columns}
+    rows = (
+        "".join(f"<td{kind[key]}{name[key]}>{text(shown(record.get(key)))}</td>" for key in columns)
+        for record in records
     )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

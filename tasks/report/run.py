@@ -9,6 +9,7 @@ import yaml
 from infini_llama.tasks.formatting import (
     NATS_PER_BIT,
     Cells,
+    control_rows,
     distance_rows,
     in_bytes,
     in_time,
@@ -23,7 +24,6 @@ from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import figures, save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
-from infini_llama.tasks.report.heat_map import gate_map
 from infini_llama.tasks.runs.record import DatasetManifests, RunRecord
 from infini_llama.tasks.storage.artifacts import write_atomic
 
@@ -70,7 +70,6 @@ def run_page(run: RunRecord) -> str:
         page.section(
             "Curves",
             figures(charts_of_run(run)),
-            gate_map(run),
             page.details("Validation losses", page.table(_validations(run))),
         ),
         page.section("Time", _time(run)),
@@ -126,10 +125,13 @@ def _evaluations(run: RunRecord) -> list[str]:
     found = list(chain.from_iterable(_passkeys(line) for line in run.evaluations if isinstance(line, PasskeyLine)))
     across = list(chain.from_iterable(_distances(line) for line in run.evaluations if isinstance(line, PasskeyLine)))
     heading = "<h3>Passkey: numbers found, by length and depth</h3>" if found else ""
-    far = "<h3>Passkey: numbers found, by segment ends crossed</h3>" if across else ""
+    far = "<h3>Passkey: numbers found, by segment boundaries</h3>" if across else ""
     drawn = figures(charts_of_evaluations(run))
     pictures = f"<h3>By distance and part</h3>{drawn}" if drawn else ""
-    return [page.table(list(losses)), heading, page.table(found), far, page.table(across), pictures]
+    controls = list(chain.from_iterable(_controls(line) for line in run.evaluations if isinstance(line, PasskeyLine)))
+    swapped = "<h3>Passkey: numbers found with a memory that is not the text's own</h3>" if controls else ""
+    tables = [heading, page.table(found), far, page.table(across), swapped, page.table(controls)]
+    return [page.table(list(losses)), *tables, pictures]
 
 
 def _losses(line: PerplexityLine) -> Iterator[Cells]:
@@ -147,6 +149,10 @@ def _distances(line: PasskeyLine) -> Iterator[Cells]:
     for words, cells in line.measurements():
         about = {"step": line.step, "": words, "form": line.form, "filler": line.filler}
         yield from (about | row for row in distance_rows(cells))
+
+
+def _controls(line: PasskeyLine) -> Iterator[Cells]:
+    yield from ({"step": line.step, **row} for row in control_rows(line.memory or ()))
 
 
 def _samples(run: RunRecord) -> Iterator[str]:

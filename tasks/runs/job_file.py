@@ -8,9 +8,8 @@ from infini_llama.tasks.storage.artifacts import write_atomic
 
 
 def job_path(attempt_dir: Path) -> Path:
-    """The file of an attempt's job; order.json where an older version wrote it."""
-    older = attempt_dir / "order.json"
-    return older if older.exists() else attempt_dir / "job.json"
+    """The file of an attempt's job."""
+    return attempt_dir / "job.json"
 
 
 def read_job(attempt_dir: Path) -> TrainingJob:
@@ -23,7 +22,7 @@ def read_job(attempt_dir: Path) -> TrainingJob:
 
 
 def read_start(attempt_dir: Path) -> JobStart:
-    """When and from which step an attempt started; as `read_job`, but settings of older versions are not validated."""
+    """When and from which step an attempt started; as `read_job`, without its other fields."""
     return JobStart.from_json(json.loads(job_path(attempt_dir).read_text(encoding="utf-8")))
 
 

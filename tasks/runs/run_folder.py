@@ -144,8 +144,7 @@ def read_as(kind: type[RecordType], fields: JsonValue, path: Path) -> RecordType
         Damaged: a field is missing or has another type.
     """
     try:
-        upgraded = kind.upgrade(fields) if isinstance(fields, dict) else fields
-        return kind.model_validate_json(json.dumps(upgraded), strict=True)
+        return kind.model_validate_json(json.dumps(fields), strict=True)
     except ValidationError as fault:
         raise Damaged(f"{path}: {first_fault(fault)}.") from None
 

@@ -8,7 +8,6 @@ import yaml
 
 from infini_llama.configs.deepspeed import TAKEN, engine_settings
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.keys import REMOVED
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import without_secrets
@@ -32,11 +31,7 @@ def resolved_settings(config: PipelineConfig, plan: EnvironmentPlan, max_steps: 
         ConfigError: train.deepspeed_config does not fit the run.
     """
     length = {"max_steps": max_steps, "num_epochs": None, "max_tokens": None}
-    planned = {
-        "micro_batch_size": plan.micro_batch_size,
-        "compile": plan.compile,
-        "compile_mode": plan.compile_mode,
-    }
+    planned = {"micro_batch_size": plan.micro_batch_size, "compile": plan.compile}
     train = config.train.model_copy(update=length | planned)
     if train.parallel != "deepspeed":
         return train
@@ -141,7 +136,6 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
 def _all_settings(train: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the defaults of settings that another version does not have; what `auto` stood for is not known."""
     defaults = TrainingConfig().model_dump(mode="json")
-    defaults |= {key.removeprefix("train."): value for key, (value, _) in REMOVED.items() if key.startswith("train.")}
     return {name: value for name, value in defaults.items() if value != "auto"} | dict(train)
 
 

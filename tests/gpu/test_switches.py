@@ -8,7 +8,6 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.hf import to_hf
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.initial_model import use_fp8
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.native import SingleRank
@@ -18,7 +17,7 @@ from support.one_rank import OneRank
 pytestmark = pytest.mark.gpu
 
 
-def learned(attention="softmax", half=False, fused=False, padding=1, compiled="off", mode="default", fp8=False):
+def learned(attention="softmax", half=False, padding=1, compiled="off", mode="default"):
     """Loss of two micro-batches and the gradients of a folder's tensors, in the third pass of three."""
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
@@ -27,9 +26,6 @@ def learned(attention="softmax", half=False, fused=False, padding=1, compiled="o
     config = LlamaConfig(500, 128, 256, 2, 4, 2, 256, attention=attention, segment_length=32)
     config = LlamaConfig.from_dict(config.to_dict() | {"pad_vocab_to_multiple_of": padding})
     model = Llama(config).to(ranks.device)
-    model.fuse_projections(fused)
-    if fp8:
-        use_fp8(model)
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=half)
     strategy = SingleRank(model, TrainingConfig(), ranks, autocast, build_optimizer)
     if compiled != "off":
@@ -48,12 +44,11 @@ def learned(attention="softmax", half=False, fused=False, padding=1, compiled="o
 @pytest.mark.parametrize(
     "switch",
     [
-        {"fused": True},
         {"padding": 128},
         {"compiled": "block"},
         {"compiled": "whole"},
         {"compiled": "block", "mode": "reduce-overhead"},
-        {"compiled": "block", "fused": True, "padding": 128},
+        {"compiled": "block", "padding": 128},
     ],
     ids=str,
 )
@@ -64,29 +59,15 @@ def test_losses_and_gradients_are_those_without(switch, attention, half):
     assert (other - gradient).norm() < (3e-2 if half else 1e-4) * gradient.norm()
 
 
-def test_fp8_is_near_bf16():
-    pytest.importorskip("torchao")
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this GPU has no FP8")
-    loss, gradient = learned(half=True)
-    for compiled in ("off", "block"):
-        found, other = learned(half=True, fp8=True, compiled=compiled)
-        assert abs(found - loss) < 0.05 and (other - gradient).norm() < 0.3 * gradient.norm()
-
-
 @pytest.mark.parametrize(
     "settings",
     [
-        ("train.compile=off", "environment.fuse_projections=on"),
-        ("train.compile=block", "environment.fuse_projections=on", "model.pad_vocab_to_multiple_of=128"),
+        ("train.compile=block", "model.pad_vocab_to_multiple_of=128"),
         ("train.compile=block", "train.compile_mode=reduce-overhead"),
-        ("train.compile=block", "environment.precision=fp8"),
     ],
     ids=str,
 )
 def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(settings, tmp_path):
-    if "environment.precision=fp8" in settings:
-        pytest.importorskip("torchao")
     lab = Laboratory(tmp_path, tmp_path / "config.yaml")
     lab.config.write_text(yaml.safe_dump(CONFIG))
     overrides = ("environment.device=cuda", *settings)

@@ -35,6 +35,7 @@ ELSEWHERE = {
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
     r"infini-llama init\b|infini-llama run my\.yaml": "tests/integration/test_first_hour.py",
     r"infini-llama completion\b": "tests/unit/flows/cli/test_main.py",
+    r"infini-llama import meta-llama/": "tests/unit/tasks/export/test_hub.py",
 }
 SMALL = {
     "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},

@@ -86,9 +86,9 @@ def test_an_overwritten_fact_is_asked_for_by_its_later_value(segments, far):
 
 
 def test_the_tables_of_the_page_are_those_of_the_stored_results():
-    page = results.PAGE.read_text(encoding="utf-8")
-    assert all(f"<!-- table: {name} -->" in page for name in ("distances", "text"))
-    assert results.with_tables(page) == page  # else: python benchmarks/memory.py --tables
+    pages = [path.read_text(encoding="utf-8") for path in results.PAGES]
+    assert all(f"<!-- table: {name} -->" in "".join(pages) for name in results.TABLES)
+    assert [results.with_tables(page) for page in pages] == pages  # else: python benchmarks/memory.py --tables
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_a_measurement_is_that_of_the_whole_rows_at_once(monkeypatch):
     task = memory.TASKS["recall"]
     with torch.inference_mode(False):
         model, _ = memory.train(
-            replace(task, recipe=replace(task.recipe, steps=150)), memory.MEMORIES["jitter"], seed=0
+            replace(task, recipe=replace(task.recipe, steps=150)), memory.MEMORIES["linear"], seed=0
         )
     generator = torch.Generator().manual_seed(10_007)
     inputs, labels = map(torch.cat, zip(*(task.rows(1, 8, generator, True) for _ in range(50)), strict=True))
@@ -111,7 +111,7 @@ def test_a_measurement_is_that_of_the_whole_rows_at_once(monkeypatch):
 def test_recall_beyond_the_trained_length():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model, _ = memory.train(memory.TASKS["recall"], memory.MEMORIES["jitter"], seed=0, until=750)
+    model, _ = memory.train(memory.TASKS["recall"], memory.MEMORIES["linear"], seed=0, until=750)
     assert memory.measure(memory.TASKS["recall"], model, 32)["whole"] > 0.9
     model.use_memory(False)
     assert memory.measure(memory.TASKS["recall"], model, 4)["whole"] < 0.12
@@ -124,7 +124,7 @@ def test_a_number_is_found_across_seven_segment_ends():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     task = memory.TASKS["passkey"]
-    model, curve = memory.train(task, memory.MEMORIES["jitter"], seed=0, until=1000)
+    model, curve = memory.train(task, memory.MEMORIES["linear"], seed=0, until=1000)
     assert curve[-1]["whole"] > 0.2 and all(0.2 < gate < 0.8 for layer in curve[-1]["gates"] for gate in layer)
     model.use_memory(False)
     assert memory.measure(task, model.eval(), 7)["whole"] < 0.02

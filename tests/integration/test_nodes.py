@@ -124,6 +124,42 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
     assert not processes_of(f"NODES_TEST={name}")
 
 
+def test_pods_of_an_indexed_job_save_when_they_are_terminated_and_resume_bitwise(hosts, lab, on_one_host):
+    """Every pod runs the same command as process 1, knows its index from its environment, and gets SIGTERM when it is deleted."""
+    name = "pods"
+    run, command = (
+        lab.run_dir(name),
+        [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}"],
+    )
+    command += ["--no-prefect", "environment.nnodes=2", *SETTINGS]
+
+    def start(number: int) -> list[subprocess.Popen]:
+        return [
+            hosts.start(host, f"{name}-{host}{number}", *command, NODES_TEST=name, JOB_COMPLETION_INDEX=str(index))
+            for index, host in enumerate(ADDRESSES)
+        ]
+
+    logs = [hosts.log(f"{name}-{host}1") for host in ADDRESSES]
+    pods = start(1)
+    try:
+        wait_for(lambda: lab.step(name) >= 15, pods, "step 15", logs)
+        commands = [pid for pid, line in processes_of(f"NODES_TEST={name}").items() if "infini-llama run" in line]
+        for pid in commands:
+            if Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1":
+                os.kill(pid, signal.SIGTERM)
+        assert [pod.wait(120) for pod in pods] == [75, 75], "\n".join(log.read_text() for log in logs)
+        (record,) = attempts_of(run)
+        assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
+        pods = start(2)
+        assert [pod.wait(240) for pod in pods] == [0, 0], hosts.log(f"{name}-a2").read_text()
+    finally:
+        for pod in pods:
+            pod.kill()
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
+    assert not processes_of(f"NODES_TEST={name}")
+
+
 def pid_of(name: str, command: str) -> int:
     """The process of a host that runs this of our commands."""
     ours = processes_of(f"NODES_TEST={name}").items()

@@ -140,7 +140,7 @@ def case(tmp_path: Path) -> Callable[..., tuple[PipelineConfig, MachineFacts]]:
     def build(
         environment: dict | None = None, train: dict | None = None, **layout: Any
     ) -> tuple[PipelineConfig, MachineFacts]:
-        config = settings(environment or {"tune": "full"}, LONG | (train or {}), model=SMALL, data=DATA)
+        config = settings(environment or {}, LONG | (train or {}), model=SMALL, data=DATA)
         return config, probe(tmp_path, config, lay_out(tmp_path / "machine", **layout))
 
     return build

@@ -31,9 +31,7 @@ class _FlashAttnFinder(MetaPathFinder):
             spec = importlib.util.find_spec(fullname)
         finally:
             self.searching = False
-        if (
-            spec is not None and spec.loader is not None and spec.origin is not None
-        ):  # no namespace of flash-attn-4 alone
+        if spec is not None and spec.loader is not None and spec.origin is not None:  # no namespace of another package
             self._catch_faults(spec)
         return spec
 

@@ -25,7 +25,7 @@ def explain(message: str) -> str:
             "torch, or train without it"
         )
     if "module 'flash_attn' has no attribute" in message:  # the other one leaves an empty namespace of that name
-        return "flash-attn-4 is installed without flash-attn 2; use environment.attention_backend=flash4, or install flash-attn"
+        return "another package has a folder of that name; install flash-attn"
     if "undefined symbol" in message or "DLL load failed" in message:
         return f"it was built for another torch than the one installed; build it here ({REBUILD}), or train without it"
     return message

@@ -9,7 +9,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 
 # Versions that determine how numbers are computed; the others only read data and report.
-NUMERIC = ("torch", "numpy", "flash-attn", "flash-attn-4", "triton", "torchao")
+NUMERIC = ("torch", "numpy", "flash-attn", "triton")
 Exactness = Literal["lost", "doubtful", "kept"]
 Value = str | int | list[str] | None
 Pair = tuple[str, Value, Value]
@@ -53,8 +53,7 @@ def _difference(pair: Pair, exactness: Exactness, sentence: str) -> Difference:
 def _settings(pinned: PinnedSettings, plan: EnvironmentPlan) -> list[Pair]:
     same_ranks = pinned.nproc_per_node * pinned.nnodes == plan.world_size  # only spread over machines otherwise
     compared = [name for name in EXACT if not (same_ranks and name in ("nproc_per_node", "nnodes"))]
-    pairs = [(name, getattr(pinned, name), getattr(plan, name)) for name in compared]
-    return [pair for pair in pairs if pair[1] is not None]  # None: not recorded
+    return [(name, getattr(pinned, name), getattr(plan, name)) for name in compared]
 
 
 def _decisive(then: MachineFacts, now: MachineFacts) -> list[Pair]:
@@ -70,9 +69,9 @@ def _decisive(then: MachineFacts, now: MachineFacts) -> list[Pair]:
 def _harmless(then: MachineFacts, now: MachineFacts) -> list[Pair]:
     others = sorted((set(then.versions) | set(now.versions)) - set(NUMERIC))
     return [
-        ("host", then.host or now.host, now.host),  # "" and 0: an older version did not record it
-        ("platform", then.platform or now.platform, now.platform),
-        ("cores", then.cores or now.cores, now.cores),
+        ("host", then.host, now.host),
+        ("platform", then.platform, now.platform),
+        ("cores", then.cores, now.cores),
         ("memory in GiB", round(then.memory.total / 1024**3), round(now.memory.total / 1024**3)),
         *((name, then.versions.get(name), now.versions.get(name)) for name in others),
     ]

@@ -50,7 +50,7 @@ def choose_devices(config: PipelineConfig, facts: MachineFacts, micro: int, note
         )
         notes.explain("nproc_per_node", divided if count < len(usable) else "one worker per GPU")
     elif settings.nproc_per_node == "auto":
-        count, why = _on_cpu(config, facts, micro)
+        count, why = _on_cpu(config)
         notes.explain("nproc_per_node", why)
     else:
         count = settings.nproc_per_node
@@ -113,23 +113,10 @@ def _usable(settings: EnvironmentConfig, device: Device, facts: MachineFacts, no
     return free or list(range(there))
 
 
-def _on_cpu(config: PipelineConfig, facts: MachineFacts, micro: int) -> tuple[int, str]:
-    """One worker with all threads; under environment.tune, and where others want the cores too, one worker per core."""
-    cores, sequences, settings = facts.cores, config.train.global_batch_size, config.environment
-    if (together := config.train.context_parallel) > 1:
-        return together, "as many workers as share each sequence"
-    if settings.tune == "off" or facts.load < cores or settings.threads != "auto":
-        return 1, "one worker with all threads"
-    by_memory = max(1, int(facts.memory.available // (2 * 1024**3)))
-    counts = range(min(cores, by_memory), 0, -1)
-    count = next((n for n in counts if sequences % (micro * n * settings.nnodes) == 0), 1)
-    if count == 1:
-        return 1, "one worker: the global batch or the memory cannot be divided"
-    return (
-        count,
-        f"other programs use the {cores} cores too (load {facts.load:.1f}), and workers wait for each other less "
-        "than threads",
-    )
+def _on_cpu(config: PipelineConfig) -> tuple[int, str]:
+    """One worker with all threads, or as many workers as share each sequence."""
+    together = config.train.context_parallel
+    return together, "as many workers as share each sequence" if together > 1 else "one worker with all threads"
 
 
 def refuse(problems: list[str]) -> None:

@@ -53,8 +53,6 @@ def bytes_needed(
     shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards
     layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
-    if config.environment.half_weights == "on":
-        weights += layers * layer // 2
     if shards > 1:
         root = total - layers * layer
         weights += root + layer * (2 if train.reshard_after_forward else layers)

@@ -46,8 +46,7 @@ def _cores(facts: MachineFacts) -> Finding:
         value,
         "note",
         "Other programs use these cores too, so threads of one worker wait for each other. More workers with one "
-        "thread each are faster (environment.nproc_per_node, environment.threads); environment.tune=quick selects "
-        "this.",
+        "thread each are faster (environment.nproc_per_node, environment.threads).",
     )
 
 

@@ -38,7 +38,7 @@ def gpu_findings(facts: MachineFacts) -> list[Finding]:
 
 def _gpu(number: int, gpu: Gpu) -> Finding:
     name = f"GPU {number}"
-    kinds = [kind for kind in ("bf16", "fp8") if getattr(gpu, kind)]
+    kinds = [kind for kind in ("bf16",) if getattr(gpu, kind)]
     value = f"{gpu.name}, {gpu.free / GIB:.0f} of {gpu.memory / GIB:.0f} GiB free, {' and '.join(kinds) or 'no bf16'}"
     value += ", a MIG slice" if gpu.mig else ""
     if gpu.processes:
@@ -74,7 +74,7 @@ def _driver(facts: MachineFacts) -> list[Finding]:
 
 
 def _attention(errors: dict[str, str], tried: bool) -> list[Finding]:
-    packages = {"flash2": "flash-attn", "flash4": "flash-attn-4", "varlen": "torch's attention for packed rows"}
+    packages = {"flash2": "flash-attn", "varlen": "torch's attention for packed rows"}
     found = []
     for backend, error in errors.items():
         missing = error.startswith("No module named")

@@ -18,10 +18,7 @@ EXACT = {
     "nnodes": "the same samples come in the same order, but gradients are summed in another order",
     "precision": "numbers are rounded differently",
     "attention_backend": "attention is computed by another function",
-    "fuse_projections": "matrix products are summed in another order",
-    "half_weights": "compiled code rounds differently",
     "compile": "compiled code rounds differently",
-    "compile_mode": "compiled code is another one",
     "micro_batch_size": "gradients are summed over other parts of a batch",
     "loss_chunk": "the head's gradient is summed over other parts of a batch",
     "threads": "sums are split differently between the threads",
@@ -29,7 +26,6 @@ EXACT = {
 }
 TRAIN_SETTINGS = (
     "compile",
-    "compile_mode",
     "micro_batch_size",
     "loss_chunk",
 )  # the others are of the section environment
@@ -57,12 +53,6 @@ def settings_of(plan: EnvironmentPlan) -> PinnedSettings:
     return PinnedSettings.from_json(plan.to_json())
 
 
-def complete(pinned: PinnedSettings, plan: EnvironmentPlan) -> PinnedSettings:
-    """Pinned settings with those that an older version did not record."""
-    missing = [name for name in EXACT if getattr(pinned, name) is None]
-    return pinned.model_copy(update={name: getattr(plan, name) for name in missing})
-
-
 def with_explicit(config: PipelineConfig, pinned: PinnedSettings) -> PinnedSettings:
     """The settings that later attempts follow: what the configuration sets, else what is pinned.
 
@@ -82,8 +72,6 @@ def follow(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings) 
     refusals: list[str] = []
     for name in EXACT:
         setting = getattr(pinned, name)
-        if setting is None:
-            continue
         if (explicit := requested(config, name)) != "auto":
             if name == "device" and explicit != setting:
                 break  # the other pinned settings were chosen for the other device

@@ -46,7 +46,6 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
         notes.explain("threads", f"{facts.cores} usable core(s) over {devices.processes} worker(s)")
     tokens = micro * config.data.sequence_length // train.context_parallel
     groups = train.groups(devices.processes * settings.nnodes)
-    compiled = speed.compilation(train, device, facts, notes)
     plan = EnvironmentPlan(
         device=device,
         gpus=devices.gpus,
@@ -55,11 +54,8 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
         master_addr=settings.master_addr,
         precision=precision,
         attention_backend=speed.attention(config, devices, precision, facts, notes),
-        fuse_projections=speed.fuse_projections(config, device, notes),
-        half_weights=speed.half_weights(config, devices, precision, notes),
         allocator=speed.allocator(config, device, facts, notes),
-        compile=compiled,
-        compile_mode=speed.compile_mode(config, device, compiled, notes),
+        compile=speed.compilation(train, device, facts, notes),
         loss_chunk=speed.loss_chunk(train.loss_chunk, device, tokens, config.data.tokenizer.vocab_size, notes),
         threads=threads,
         distributed_backend=speed.backend(config, device, facts.nccl, notes),
@@ -106,9 +102,6 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
     if plan.device == "cpu" and plan.precision == "bf16" and not facts.cpu.bf16:
         sentence = "This processor has no bf16 arithmetic and emulates it slowly; use environment.precision=fp32."
         found.append(finding("precision", "bf16", "warning", sentence))
-    if plan.precision == "fp8" and plan.compile == "off":
-        sentence = "Without torch.compile, scaling to FP8 takes longer than FP8 saves; set train.compile=block."
-        found.append(finding("precision", "fp8", "warning", sentence))
     if plan.device == "cuda":
         found += _gpu_warnings(plan, facts)
     elif facts.gpus:

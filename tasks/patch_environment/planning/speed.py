@@ -1,16 +1,15 @@
-"""The settings that make a step faster: the configuration's own, checked; else, under environment.tune, what suits the machine."""
+"""The settings that make a step faster: the configuration's own, checked; else what suits the machine."""
 
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.tasks.patch_environment.planning.devices import Devices, Notes
+from infini_llama.tasks.patch_environment.probe.attention_trial import TRIED_HEAD_SIZES
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import Compile, CompileMode, Device, OnOff, Precision
+from infini_llama.tasks.records.plan import Compile, Device, Precision
 
-HALF_ONLY = ("varlen", "flash2", "flash4")
+HALF_ONLY = ("varlen", "flash2")
 # In the order in which `auto` takes them. torch's own attention includes a flash kernel, but not for several documents in a sequence.
-FLASH = ("flash2", "flash4")
-FLASH_OF_DOCUMENTS = ("flash2", "flash4", "varlen")
-FP8_MULTIPLE = 16  # of every size in a product
-TRIED_HEAD_SIZES = (64, 128)  # by the probe (tuning/attention_trial.py)
+FLASH = ("flash2",)
+FLASH_OF_DOCUMENTS = ("flash2", "varlen")
 # Bytes of fp32 logits of one micro-batch from which they are computed in parts. On a CPU a part is the largest power of two of
 # tokens whose logits take so many bytes: the head's weights and gradient are read for each, so that smaller parts are slower, even
 # such as a cache holds (benchmarks/loss.py). On a GPU it has so many tokens.
@@ -27,45 +26,26 @@ def precision(config: PipelineConfig, devices: Devices, facts: MachineFacts, not
             notes.problems.append(
                 f"environment.precision=bf16, but {', '.join(without)} has no bf16; use fp32 or auto."
             )
-        if requested == "fp8":
-            notes.problems.extend(fp8_problems(config, devices, facts))
         return requested
     if devices.gpus and not without:
         notes.explain("precision", "every GPU used has bf16")
         return "bf16"
-    if devices.device == "cpu" and config.environment.tune != "off" and facts.cpu.bf16:
-        notes.explain("precision", f"this processor computes in bf16 ({'AMX' if facts.cpu.amx else 'vector units'})")
+    if devices.device == "cpu" and facts.cpu.bf16:  # 1.8 times the speed of fp32 (benchmarks/results/environment.json)
+        notes.explain("precision", f"this processor multiplies bf16 ({'AMX' if facts.cpu.amx else 'vector units'})")
         return "bf16"
     notes.explain("precision", "exact and available everywhere")
     return "fp32"
 
 
-def fp8_problems(config: PipelineConfig, devices: Devices, facts: MachineFacts) -> list[str]:
-    """Why environment.precision=fp8 is refused, one sentence each. Whether torchao can be imported is tried elsewhere."""
-    model, key, use = config.model, "environment.precision=fp8, but", "use bf16 or auto."
-    if devices.device == "cpu":
-        return [f"{key} training runs on the CPU, which does not compute in FP8; {use}"]
-    found = []
-    if without := [facts.gpus[number].name for number in devices.gpus if not facts.gpus[number].fp8]:
-        found.append(f"{key} {', '.join(without)} has no FP8 (compute capability 8.9 or newer); {use}")
-    if config.train.parallel == "deepspeed":
-        found.append(f"{key} it cannot be combined with train.parallel=deepspeed; use train.parallel=fsdp.")
-    sizes = {
-        "model.hidden_size": model.hidden_size,
-        "model.intermediate_size": model.intermediate_size,
-        "model.head_dim": model.head_dim or model.hidden_size // model.num_attention_heads,
-        "data.sequence_length": config.data.sequence_length // config.train.context_parallel,
-    }
-    odd = [f"{name}={size}" for name, size in sizes.items() if size % FP8_MULTIPLE]
-    if odd:
-        found.append(f"{key} {', '.join(odd)} is not a multiple of {FP8_MULTIPLE}, as FP8 products need; {use}")
-    return found
-
-
 def allocator(config: PipelineConfig, device: Device, facts: MachineFacts, notes: Notes) -> str:
-    """system, tcmalloc or jemalloc; only a CPU's memory comes from it."""
+    """system, glibc, tcmalloc or jemalloc; only a CPU's memory comes from it.
+
+    glibc that keeps freed memory is as fast as jemalloc, and 1.15 times as fast as the system's (benchmarks/results/environment.json).
+    """
     requested = config.environment.allocator
-    if requested not in ("auto", "system") and requested not in facts.allocators:
+    if requested == "glibc" and not facts.glibc:
+        notes.problems.append("environment.allocator=glibc, but this system has another C library; use auto or system.")
+    if requested not in ("auto", "system", "glibc") and requested not in facts.allocators:
         have = f"only {', '.join(facts.allocators)}" if facts.allocators else "none"
         notes.problems.append(
             f"environment.allocator={requested}, but of the libraries that can be preloaded there is {have} here; install it "
@@ -73,14 +53,10 @@ def allocator(config: PipelineConfig, device: Device, facts: MachineFacts, notes
         )
     if requested != "auto":
         return requested
-    if device == "cpu" and config.environment.tune != "off":
-        chosen = next((name for name in ("tcmalloc", "jemalloc") if name in facts.allocators), "system")
-        notes.explain(
-            "allocator",
-            "it is installed, and reuses freed memory" if chosen != "system" else "no other is installed",
-        )
-        return chosen
-    notes.explain("allocator", "it is not the CPU that computes" if device == "cuda" else "environment.tune is off")
+    if device == "cpu" and facts.glibc:
+        notes.explain("allocator", "glibc's, which keeps freed memory instead of returning it to the kernel")
+        return "glibc"
+    notes.explain("allocator", "it is not the CPU that computes" if device == "cuda" else "this system has no glibc")
     return "system"
 
 
@@ -128,48 +104,10 @@ def _without_flash(config: PipelineConfig, devices: Devices, number: Precision) 
     """Why `auto` does not look for flash attention; "" where it does."""
     if devices.device == "cpu":
         return "flash attention needs a GPU"
-    if number not in ("bf16", "fp8"):  # fp8: of the projections alone
+    if number != "bf16":
         return f"flash attention is tried in bf16 only, and this run's precision is {number}"
     size = config.model.head_dim or config.model.hidden_size // config.model.num_attention_heads
     return "" if size in TRIED_HEAD_SIZES else f"flash attention is not tried at a head size of {size}"
-
-
-def fuse_projections(config: PipelineConfig, device: Device, notes: Notes) -> OnOff:
-    """The configuration's environment.fuse_projections, checked; where it leaves that open, on for GPUs."""
-    requested, fault = config.environment.fuse_projections, ""
-    if config.train.parallel == "deepspeed":  # it gathers a layer's weights where its forward function is called
-        fault = "it cannot be combined with train.parallel=deepspeed"
-    elif config.environment.precision == "fp8":  # torchao scales the weight of each layer
-        fault = "it cannot be combined with environment.precision=fp8"
-    if requested == "on" and fault:
-        notes.problems.append(f"environment.fuse_projections=on, but {fault}; use auto or off.")
-    if requested != "auto":
-        return requested
-    if device == "cuda":
-        notes.explain("fuse_projections", fault or "one large matrix product keeps a GPU busier than several")
-    else:
-        notes.explain("fuse_projections", "on a CPU it is on only where a trial found it faster")
-    return "on" if device == "cuda" and not fault else "off"
-
-
-def half_weights_fault(config: PipelineConfig, workers: int, number: Precision) -> str:
-    """Why weights cannot be copied to bf16 once per step; "" where they can."""
-    if number != "bf16":
-        return f"this run's precision is {number}, and the copies are in bf16"
-    if workers > 1:
-        return f"it needs one worker, and this run has {workers}"
-    return "it cannot be combined with train.parallel=deepspeed" if config.train.parallel == "deepspeed" else ""
-
-
-def half_weights(config: PipelineConfig, devices: Devices, number: Precision, notes: Notes) -> OnOff:
-    """The configuration's environment.half_weights, checked; off where it leaves that open."""
-    requested = config.environment.half_weights
-    fault = half_weights_fault(config, devices.processes * config.environment.nnodes, number)
-    if requested == "on" and fault:
-        notes.problems.append(f"environment.half_weights=on, but {fault}; use auto or off.")
-    if requested == "auto":
-        notes.explain("half_weights", fault or "it is on only where a trial found it faster")
-    return "on" if requested == "on" else "off"
 
 
 def compile_fault(device: Device, facts: MachineFacts) -> str:
@@ -191,31 +129,9 @@ def compilation(train: TrainingConfig, device: Device, facts: MachineFacts, note
     if train.parallel == "deepspeed":
         fault = "it cannot be combined with train.parallel=deepspeed"
     if device == "cpu":
-        fault = "on a CPU it is on only where a trial found that it saves time"
+        fault = "it is off on a CPU"
     notes.explain("compile", fault or "it makes the steps of a GPU faster, and is checked against eager execution")
     return "off" if fault else "block"
-
-
-def cuda_graph_fault(config: PipelineConfig, device: Device, compiled: Compile) -> str:
-    """Why train.compile_mode=reduce-overhead cannot work; "" where it can."""
-    train = config.train
-    if device == "cpu":
-        return "CUDA graphs need a GPU"
-    if compiled == "off":
-        return "train.compile is off"
-    if train.parallel != "ddp":
-        return f"train.parallel={train.parallel} gathers weights into other memory in every pass"
-    if train.document_isolation or config.data.curriculum:
-        return "with train.document_isolation or data.curriculum, shapes are not the same in all steps"
-    return ""
-
-
-def compile_mode(config: PipelineConfig, device: Device, compiled: Compile, notes: Notes) -> CompileMode:
-    """The configuration's train.compile_mode, checked; default where it leaves that open."""
-    requested, fault = config.train.compile_mode, cuda_graph_fault(config, device, compiled)
-    if requested == "reduce-overhead" and fault:
-        notes.problems.append(f"train.compile_mode=reduce-overhead, but {fault}; use auto or default.")
-    return "default" if requested == "auto" else requested
 
 
 def loss_chunk(requested: int | str, device: Device, tokens: int, vocab_size: int, notes: Notes | None = None) -> int:

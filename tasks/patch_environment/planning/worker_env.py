@@ -16,8 +16,7 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
     """Variables of every worker of this plan."""
     threads, several = str(plan.threads), plan.world_size > 1
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-    has_the_cores = config.environment.tune != "off" and facts.load < facts.cores
-    if plan.device == "cpu" and plan.threads > 1 and not has_the_cores:
+    if plan.device == "cpu" and plan.threads > 1 and facts.load >= 1:
         # Waiting threads otherwise spin, on the cores that the threads they wait for would need: with two busy neighbours on two cores,
         # steps took 3.3 times as long (3.0 to 4.6). Without neighbours, spinning saves 6 %.
         variables["OMP_WAIT_POLICY"] = "passive"
@@ -26,7 +25,7 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
         variables["TORCHINDUCTOR_CACHE_DIR"] = str(home / "compile-cache")
     if plan.device == "cuda":
         variables |= _cuda(plan, facts, several, home / "runs" / config.runtime.name)
-    elif config.environment.tune != "off" or plan.allocator != "system":
+    elif plan.allocator != "system":
         variables |= _memory(plan.allocator, facts)
     if plan.distributed_backend == "gloo" and several and plan.nnodes == 1 and facts.loopback:
         # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's. Of several
@@ -55,8 +54,8 @@ def _cuda(plan: EnvironmentPlan, facts: MachineFacts, several: bool, run: Path) 
 
 
 def _memory(allocator: str, facts: MachineFacts) -> dict[str, str]:
-    if allocator == "system":
-        return {"GLIBC_TUNABLES": GLIBC_TUNABLES} if facts.glibc else {}
+    if allocator == "glibc":
+        return {"GLIBC_TUNABLES": GLIBC_TUNABLES}
     before = facts.environment.get("LD_PRELOAD", "")
     variables = {"LD_PRELOAD": ":".join(filter(None, (facts.allocators[allocator], before)))}
     if allocator == "jemalloc":

@@ -12,7 +12,6 @@ from infini_llama.tasks.records.machine import Driver, Gpu, GpuFacts, GpuProcess
 # Driver nodes of NVIDIA on Linux and under WSL.
 DRIVER_NODES = ("/dev/nvidiactl", "/dev/dxg")
 SECONDS = 120.0
-FP8_FROM = (8, 9)  # compute capability
 QUERY = "index,uuid,utilization.gpu,mig.mode.current"
 APPS = "gpu_uuid,pid,used_memory"
 
@@ -96,10 +95,9 @@ def _report_of(gpu: Gpu, index: int, count: int, reports: list[_Report]) -> _Rep
 
 
 def _merged(gpu: Gpu, report: _Report | None) -> Gpu:
-    update: dict[str, object] = {"fp8": gpu.capability >= FP8_FROM}
-    if report is not None:
-        update |= {"busy": report.busy, "mig": report.mig, "processes": report.processes}
-    return gpu.model_copy(update=update)
+    if report is None:
+        return gpu
+    return gpu.model_copy(update={"busy": report.busy, "mig": report.mig, "processes": report.processes})
 
 
 def _rows(machine: Machine, query: str, fields: int) -> list[list[str]]:

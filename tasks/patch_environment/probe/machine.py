@@ -37,7 +37,7 @@ ANSWER = """
 print("\\n" + json.dumps(report))
 """
 TRIAL = """
-from infini_llama.tasks.patch_environment.tuning.attention_trial import disagreement
+from infini_llama.tasks.patch_environment.probe.attention_trial import disagreement
 if report["gpus"] and report["gpus"][0]["bf16"]:
     for backend, error in report["attention"].items():
         report["attention"][backend] = error or disagreement(backend, "cuda", "bf16")

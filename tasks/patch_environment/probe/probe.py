@@ -35,8 +35,6 @@ PACKAGES = (
     "transformers",
     "triton",
     "flash-attn",
-    "flash-attn-4",
-    "torchao",
 )
 # Variables of this process that the plan builds on.
 VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES")

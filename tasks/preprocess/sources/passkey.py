@@ -77,30 +77,42 @@ def random_words(random: Random) -> str:
     return f" {' '.join(random.choices(WORDS, k=len(WORDS)))}."
 
 
+def cut_anywhere(filler: str, count: int, random: Random) -> list[str]:
+    """`count` consecutive words, each after a space, from a random one on, of filler that is repeated (`FILLER`) or random."""
+    first, words = random.randrange(len(WORDS)), list[str]()
+    while len(words) < first + count:
+        words += (FILLER if filler == "repeated" else random_words(random)).split()
+    return [f" {word}" for word in words[first : first + count]]
+
+
 @dataclass(frozen=True)
 class PasskeyTexts:
-    """`documents` texts; each draws its length of 1 to `repetitions` repetitions, what it hides, and the places of that.
+    """`documents` texts; each draws how much filler it has, what it hides, and the places of that.
+
+    In half of the texts any place is as likely; in the other half the place's distance from the question is log-uniform, so that
+    numbers close to the question are learned, too. Places are between any two words, so a number is anywhere in its segment.
 
     Attributes:
+        repetitions: most repetitions of the filler.
         form: of `FORMS`.
         filler: repeated (`FILLER`) or random (its words in random order).
     """
 
     documents: int
     repetitions: int
-    seed: int
     form: str = "passkey"
     filler: str = "repeated"
 
     def __iter__(self) -> Iterator[str]:
-        random = Random(self.seed)
+        random = Random(0)
         for _ in range(self.documents):
-            count, hidden = random.randint(1, self.repetitions), FORMS[self.form](random)
-            pieces = [*hidden.others, hidden.statement]
-            places = sorted(random.randint(0, count) for _ in pieces)
-            text = HEAD
-            for at in range(count + 1):
-                text += "".join(piece for place, piece in zip(places, pieces, strict=True) if place == at)
-                if at < count:
-                    text += FILLER if self.filler == "repeated" else random_words(random)
-            yield f"{text}{hidden.question} {hidden.answer}."
+            hidden = FORMS[self.form](random)
+            count = random.randint(0, self.repetitions * len(WORDS))
+            after = random.randint(0, count)
+            if random.random() < 0.5:
+                after = int((count + 1) ** random.random()) - 1
+            words = cut_anywhere(self.filler, count, random)
+            places = [*sorted(random.randint(0, count - after) for _ in hidden.others), count - after]
+            for place, statement in zip(reversed(places), reversed([*hidden.others, hidden.statement]), strict=True):
+                words.insert(place, statement)
+            yield f"{HEAD}{''.join(words)}{hidden.question} {hidden.answer}."

@@ -169,7 +169,7 @@ def _provenance(text: TextConfig) -> Provenance:
                 licence="not stated",
             )
         case "passkey":
-            made = text.passkey.model_dump(include={"documents", "repetitions", "seed"})
+            made = text.passkey.model_dump(include={"documents", "repetitions"})
             made |= text.passkey.model_dump(include={"form", "filler"}, exclude_defaults=True)
             return Provenance(source=text.source, **made, licence="none: made by this program")
         case _:

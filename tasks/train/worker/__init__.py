@@ -1,1 +1,1 @@
-"""What torchrun runs, once a rank: `python -m infini_llama.tasks.train.worker ORDER.json`."""
+"""What torchrun runs, once a rank: `python -m infini_llama.tasks.train.worker JOB.json`."""

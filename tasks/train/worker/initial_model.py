@@ -23,9 +23,6 @@ def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPla
     model = Llama(config, plan.attention_backend).to(device)
     save_memory(model, train, plan.loss_chunk)
     init_gates(model, train)
-    model.fuse_projections(plan.fuse_projections == "on")
-    if plan.precision == "fp8":
-        use_fp8(model)
     return model
 
 
@@ -42,27 +39,6 @@ def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int) -> None:
     model.loss_chunk = loss_chunk
     model.z_loss = train.z_loss
     model.checkpoint_activations(train.activation_checkpointing)
-
-
-def use_fp8(model: Llama) -> None:
-    """Let torchao compute the matrix products of the layers in FP8, each tensor scaled by its largest magnitude.
-
-    Parameters stay as they are; the head, norms and attention compute in bf16. On a CPU it is emulated, for tests.
-
-    Raises:
-        ConfigError: torchao cannot be imported.
-    """
-    try:
-        from torchao.float8 import (  # pyright: ignore[reportMissingImports]
-            Float8LinearConfig,
-            convert_to_float8_training,
-        )
-    except ImportError as error:
-        raise ConfigError(
-            f"environment.precision=fp8 needs the package torchao ({error}): pip install 'infini-llama[torchao]', or use bf16."
-        ) from None
-    emulate = model.lm_head.weight.device.type == "cpu"
-    convert_to_float8_training(model.model.layers, config=Float8LinearConfig(emulate=emulate))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The learning rate as a share of its peak: each schedule a pure function of the step, so that resuming needs no state."""
+"""Schedules: the learning rate and the memory's write jitter as pure functions of the step, so that resuming needs no state."""
 
 import math
 
@@ -36,6 +36,14 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
             return 1 - (1 - low) * min(1.0, max(0, step - (total - decay)) / decay)
         case "constant":
             return 1.0
+
+
+def write_jitter(most: float, max_steps: int, step: int) -> float:
+    """The largest factor on the memory's writes in the step after `step` completed ones, `most` being `model.memory_write_jitter`.
+
+    1 for a fifth of the steps, so that facts are learned first; then most^p with p from 0 to 1 over half of them; then `most`.
+    """
+    return most ** min(1.0, max(0.0, (step / max_steps - 0.2) / 0.5))
 
 
 def gate_reach(train: TrainingConfig, max_steps: int) -> float:

@@ -33,7 +33,7 @@ from infini_llama.tasks.train.worker.data.resident import is_resident
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.result import write_result
-from infini_llama.tasks.train.worker.schedule import gate_reach
+from infini_llama.tasks.train.worker.schedule import gate_reach, write_jitter
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
@@ -75,10 +75,7 @@ class Trainer:
         if job.init_from:
             load_pretrained(model, job.init_from)
         ranks.use_context_parallel(train.context_parallel)
-        half_weights = plan.half_weights == "on"
-        self.strategy = build_strategy(
-            model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer, half_weights
-        )
+        self.strategy = build_strategy(model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer)
 
         reader_of = partial(TokenReader, job.dataset, verify_on_read=job.verify_on_read)
         shorter = [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum]
@@ -154,6 +151,7 @@ class Trainer:
         # Everything random in a step depends on these three numbers alone, so no generator's state is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
         rate = set_learning_rate(self.strategy.optimizer, train, self.job.max_steps, state.step)
+        self._set_write_jitter(state.step)
         batch = self.data.batch_at(state.samples)
         data_time = time.perf_counter() - started
 
@@ -181,6 +179,8 @@ class Trainer:
         """
         train, strategy = self.job.config.train, self.strategy
 
+        self._set_write_jitter(0)
+
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
             first = list(self.batches.micro_batches(0, self.ranks.device))[:1]
@@ -193,11 +193,16 @@ class Trainer:
             strategy.module,
             strategy.model,
             self.job.plan,
+            train.compile_mode,
             first_batch,
             self.ranks,
             self.job.run_dir,
         )
         self.heartbeat.beat("start")
+
+    def _set_write_jitter(self, step: int) -> None:
+        if (most := self.job.model.memory_write_jitter) > 1:
+            self.strategy.model.set_write_jitter(write_jitter(most, self.job.max_steps, step))
 
     def _following(self, samples: int) -> int:
         """Samples consumed before the step after the one that starts at `samples`."""

@@ -79,8 +79,6 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "threads": 1,
             "precision": cell["precision"],
             "nproc_per_node": cell["world"],
-            "fuse_projections": cell.get("fused", "auto"),
-            "half_weights": cell.get("half", "auto"),
             "attention_backend": cell.get("backend", "auto"),
         },
         "runtime": {"name": name, "home": str(home)},

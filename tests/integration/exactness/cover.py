@@ -27,14 +27,13 @@ FAST = {
     "parallel": "ddp",
     "compile": "whole",
     "backend": "blocked",
-    "fused": "on",
     "chunk": 40,
     "dropout": 0.0,
 }
 FAST |= {"resumed": 1, "epoch": "within", "save": "async"}
 WHOLE: list[tuple[str, Cell]] = [
-    ("whole-fp32", FAST | {"precision": "fp32", "attention": "softmax", "accumulation": 1, "half": "off"}),
-    ("whole-bf16", FAST | {"precision": "bf16", "attention": "infini", "accumulation": 4, "half": "on"}),
+    ("whole-fp32", FAST | {"precision": "fp32", "attention": "softmax", "accumulation": 1}),
+    ("whole-bf16", FAST | {"precision": "bf16", "attention": "infini", "accumulation": 4}),
 ]
 
 

@@ -172,3 +172,10 @@ def test_a_typing_error_leads_to_the_key(word, meant):
 @pytest.mark.parametrize("word", ["activate", "zzz", "relation"])
 def test_an_unrelated_word_has_no_suggestion(word):
     assert nearest((word,)) == ()
+
+
+@pytest.mark.parametrize("key", other_names.DECIDED)
+def test_a_key_that_the_program_decides_is_answered_with_what_it_does(key):
+    section, name = key.split(".")
+    _, (line,) = validate({"data": {"source": "python-stdlib"}, section: {name: "on"}})
+    assert line == f"{key}: unknown key; leave it out: {other_names.DECIDED[key]}" and key not in all_keys()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.keys import PATTERNS, REMOVED, all_keys, place, words
+from infini_llama.configs.keys import PATTERNS, all_keys, place, words
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.problems import shown
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
@@ -46,20 +46,6 @@ def test_a_wrong_value_is_named(section, wrong):
     assert message(GOOD | {section: GOOD.get(section, {}) | wrong}).startswith(
         f"the configuration: {section}.{next(iter(wrong))}"
     )
-
-
-@pytest.mark.parametrize("key", REMOVED)
-def test_a_key_of_an_older_version_is_accepted_where_it_changes_nothing(key):
-    def given(value: object) -> dict:
-        section, *below = key.split(".")
-        for name in reversed(below):
-            value = {name: value}
-        return GOOD | {section: GOOD.get(section, {}) | value}
-
-    neutral, _ = REMOVED[key]
-    assert parse_config(given(neutral)) == parse_config(GOOD)
-    assert key in message(given(7))
-    assert key not in all_keys()
 
 
 def test_no_rule_is_hidden_by_another_problem():

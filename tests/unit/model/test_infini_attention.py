@@ -71,19 +71,19 @@ def test_equals_the_paper_literally(config, update, kv_heads, length):
 
 @pytest.mark.parametrize("update", ["linear", "delta_bounded"])
 def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(config, update):
-    plain = attention(config, memory_update=update)
-    layer = attention(config, memory_update=update, memory_write_jitter=32.0)
+    plain, layer = (attention(config, memory_update=update) for _ in range(2))
     layer.load_state_dict(plain.state_dict())
+    layer.set_write_jitter(32.0)
     x = torch.randn(2, 4 * N + 3, 32, dtype=torch.float64)
     assert torch.equal(layer.eval()(x, layout(config, x)), plain(x, layout(config, x)))
     torch.manual_seed(1)
     found = layer.train()(x, layout(config, x))
     torch.manual_seed(1)
-    factors = 32.0 ** -torch.rand(2, 5, 1, dtype=torch.float64)
-    assert factors.min() < 0.3 < 0.7 < factors.max()
+    factors = 32.0 ** torch.rand(2, 5, 1, dtype=torch.float64)
+    assert factors.min() < 2 < 8 < factors.max()
     scaled = Segments(layout(config, x).rotary, writes=factors.expand(-1, -1, N))
     q, k, v = plain.project(x)
-    assert largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-12
+    assert largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-6  # the range is in fp32
     assert largest(found, plain(x, layout(config, x))) > 1e-3
 
 

@@ -20,9 +20,7 @@ def test_imports_torch_and_the_standard_library_alone():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            # triton comes with torch where it is needed, and is imported there alone
-            own = {"triton"} if file.name == "triton_scan.py" else set()
-            assert {name.split(".")[0] for name in names} <= allowed | own, file
+            assert {name.split(".")[0] for name in names} <= allowed, file
 
 
 def test_config_goes_to_a_dict_and_back(config):

@@ -13,7 +13,7 @@ import torch._inductor.config as inductor
 from torch import nn
 
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.records.plan import CompileMode, EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import write_atomic
@@ -21,8 +21,7 @@ from infini_llama.tasks.storage.tensors import local_shard
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 # Largest relative difference of the loss, and of the gradients as one vector, that rounding explains.
-# FP8 has 3 bits, and a last bit of bf16 decides between two of its values.
-TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2, "fp8": 1e-1}
+TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -42,11 +41,10 @@ class Compiled:
     compiled code: it is generated once for all of them, and TORCHINDUCTOR_CACHE_DIR keeps it for later attempts.
 
     Args:
-        mode: torch.compile's; reduce-overhead makes CUDA graphs.
+        mode: torch.compile's.
     """
 
-    def __init__(self, module: nn.Module, model: Llama, what: str, mode: CompileMode = "default") -> None:
-        self.mode = mode
+    def __init__(self, module: nn.Module, model: Llama, what: str, mode: str = "default") -> None:
         self.parts: list[nn.Module] = [*model.model.layers] if what == "block" else [module]
         # One shape each, so that no later shape changes the code of an earlier one; dropout draws as without compilation.
         inductor.fallback_random = True
@@ -54,11 +52,6 @@ class Compiled:
             # Else kernels are chosen by their times, and a resumed run might choose others.
             inductor.deterministic = True
         self.forwards = [torch.compile(part.forward, dynamic=False, mode=mode) for part in self.parts]
-
-    def begin_pass(self) -> None:
-        """Before each forward pass: CUDA graphs may write again where the results of the last one are."""
-        if self.mode == "reduce-overhead":
-            torch.compiler.cudagraph_mark_step_begin()
 
     def switch_on(self) -> None:
         for part, forward in zip(self.parts, self.forwards, strict=True):
@@ -92,6 +85,7 @@ def compile_if_it_agrees(
     module: nn.Module,
     model: Llama,
     plan: EnvironmentPlan,
+    mode: str,
     first_batch: Callable[[], float],
     ranks: Ranks,
     run_dir: Path,
@@ -103,7 +97,8 @@ def compile_if_it_agrees(
 
     Args:
         module: the loss module around `model`.
-        plan: what is compiled, in which mode, and the precision that decides how much may differ.
+        plan: what is compiled, and the precision that decides how much may differ.
+        mode: train.compile_mode.
         first_batch: forward and backward of this rank's first micro-batch from the same random state each time; returns its
             loss and leaves the gradients in the parameters of `module`.
     """
@@ -117,7 +112,7 @@ def compile_if_it_agrees(
         log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.reason)
         return None
     began = time.perf_counter()
-    compiled = Compiled(module, model, what, plan.compile_mode)
+    compiled = Compiled(module, model, what, mode)
     reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
     seconds = time.perf_counter() - began
     if ranks.is_first:

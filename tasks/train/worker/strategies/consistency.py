@@ -34,7 +34,6 @@ VERSIONS = (
     "safetensors",
     "triton",
     "flash-attn",
-    "flash-attn-4",
 )
 ROWS = 64  # whose tokens are read
 

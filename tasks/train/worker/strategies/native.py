@@ -76,8 +76,6 @@ class SingleRank:
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
-            if self.compiled is not None:
-                self.compiled.begin_pass()
             with self._synchronized(last=number == len(micro_batches) - 1):
                 with self.autocast:
                     loss = self.wrapped(*batch)

@@ -14,7 +14,6 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import Precision
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.deepspeed import DeepSpeed
-from infini_llama.tasks.train.worker.strategies.half_weights import HalfWeights
 from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, Batch, SingleRank
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -85,12 +84,8 @@ def build_strategy(
     micro_batch_size: int,
     ranks: Ranks,
     build_optimizer: Callable[[Llama, TrainingConfig], torch.optim.Optimizer],
-    half_weights: bool = False,
 ) -> Strategy:
     """The strategy that `train.parallel` names.
-
-    Args:
-        half_weights: the layers multiply by bf16 copies of their weights; for one rank.
 
     Raises:
         ConfigError: the ranks are not a multiple of `train.shard_size`, or DeepSpeed is not installed.
@@ -101,5 +96,5 @@ def build_strategy(
         settings = engine_settings(train, micro_batch_size, precision, ranks.world_size)
         return DeepSpeed(model, build_optimizer(model, train), settings, ranks, autocast)
     if ranks.world_size == 1:
-        return (HalfWeights if half_weights else SingleRank)(model, train, ranks, autocast, build_optimizer)
+        return SingleRank(model, train, ranks, autocast, build_optimizer)
     return (DDP if train.parallel == "ddp" else FSDP)(model, train, ranks, autocast, build_optimizer)

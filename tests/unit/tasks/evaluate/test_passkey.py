@@ -11,7 +11,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.model.generate import generate
 from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.evaluate import passkey as module
-from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, passkey, right_tokens
+from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, begin, controls, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import sources
@@ -60,6 +60,7 @@ def test_the_state_does_not_grow_with_the_text(run_of, monkeypatch):
     _, model = run_of(**INFINI)
     sizes = []
     read = model.read
+    monkeypatch.setattr(module, "PIECE", 64)
     monkeypatch.setattr(model, "read", lambda ids, states: (read(ids, states), sizes.append(states.size_in_bytes()))[0])
     tokenizer = load_run(run_of("b")[0])[1]
     for length in (300, 3000):
@@ -78,7 +79,8 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
             (600, 1.0),
         ]
         assert all(one.tokens <= one.length and one.found == 0 for one in getattr(record, name))
-        assert getattr(record, name)[0].segments > 0 == getattr(record, name)[1].segments
+        assert getattr(record, name)[0].boundaries > 5 >= getattr(record, name)[1].boundaries
+        assert (getattr(record, name)[0].controls is not None) == (name == "memory")
     write_report(folder)
     assert "Passkey" in read_page((folder / "report.html").read_text()).text
 
@@ -90,10 +92,18 @@ def other_answers(tokenizer, statement):
 
 @pytest.mark.parametrize(
     ("ends", "form"),
-    [(3, "passkey"), (9, "passkey"), (40, "passkey"), (9, "facts"), (9, "overwritten"), (9, "variables")],
+    [
+        (0, "passkey"),
+        (3, "passkey"),
+        (9, "passkey"),
+        (40, "passkey"),
+        (9, "facts"),
+        (9, "overwritten"),
+        (9, "variables"),
+    ],
 )
-def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(tokenizer, ends, form):
-    size, places = 64, set()
+def test_every_token_of_the_answer_is_so_many_segment_boundaries_behind_its_last_mention(tokenizer, ends, form):
+    size, places = 64 if ends else 128, set()
     for seed in range(30):
         statement = FORMS[form](Random(seed))
         asked = ask_across(tokenizer, size, ends, statement, Random(seed), tokenizer.encode(FILLER).ids)
@@ -104,7 +114,7 @@ def test_every_token_of_the_answer_is_so_many_segment_ends_behind_every_mention(
         places.add(mentions[-1] % size)
         last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
-        assert len(last) == len(predicted) == 1 and predicted.pop() - last.pop() == ends
+        assert len(last) == len(predicted) == 1 and predicted.pop() - last.pop() == ends == asked.boundaries(size)
         others = [
             at for at, token in enumerate(tokens) if tokens[at:][: len(answer)] in other_answers(tokenizer, statement)
         ]
@@ -117,7 +127,7 @@ def test_tensorboard_has_what_is_found_by_distance(run_of):
     (folder / "tensorboard").mkdir()
     record = find_passkeys_across(folder, "latest", [3, 5], samples=2, seed=3, filler="random")
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    name = "found-by-segment-ends/passkey-random-with-memory"
+    name = "found-by-segment-boundaries/passkey-random-with-memory"
     assert [(event.step, event.value) for event in events.Scalars(name)] == [(3, 0.0), (5, 0.0)]
     assert len(events.Tags()["scalars"]) == 2 and len(record.memory) == 2
 
@@ -136,34 +146,74 @@ def test_retrieval_by_segment_ends_with_and_without_memory(run_of, read_page, fo
     assert (record.form, record.filler) == (form, filler)
     for name in ("memory", "no_memory"):
         found = getattr(record, name)
-        assert [one.segments for one in found] == [3, 5]
+        assert [one.boundaries for one in found] == [3, 5]
         assert all(len(one.right_by_token) >= 1 and one.found == 0 for one in found)
     write_report(folder)
-    assert "segment ends" in read_page((folder / "report.html").read_text()).text
+    assert "boundaries" in read_page((folder / "report.html").read_text()).text
 
 
 def test_shares_are_those_of_the_samples(run_of, monkeypatch):
     _, model = run_of()
     tokenizer = load_run(run_of("b")[0])[1]
     answers = iter([[True, True], [True, False], [True, True], [False, False]])
-    monkeypatch.setattr(module, "right_tokens", lambda model, asked: next(answers))
-    (record,) = passkey(model, tokenizer, [300], [0.5], samples=4)
-    assert (record.found, record.right_tokens) == (0.5, 5 / 8)
+    monkeypatch.setattr(module, "_right", lambda model, begun: next(answers))
+    (cell,) = passkey(model, tokenizer, [300], [0.5], samples=4)
+    assert (cell["model"].found, cell["model"].right_tokens) == (0.5, 5 / 8)
+    assert cell["model"].right_by_token == (3 / 4, 2 / 4)
 
 
-def test_texts_are_made_the_same_each_time():
-    texts = list(PasskeyTexts(200, 3, seed=1))
-    assert texts == list(PasskeyTexts(200, 3, seed=1)) != list(PasskeyTexts(200, 3, seed=2))
+class SaysWhatTheMemoryHolds:
+    """Decodes the answer of the text whose state is read, whatever is asked."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def __call__(self, model, rest, states, count):
+        return self.answers.get(float(states.layers[-1].memory.z.sum()), [0] * count)
+
+
+def test_controls_read_the_question_with_the_memory_of_another_text_and_of_filler(run_of, monkeypatch):
+    folder, model = run_of(**INFINI)
+    tokenizer = load_run(folder)[1]
+    texts = [begin(model, ask(tokenizer, 400, 0.3, key)) for key in ("12345", "23456", "34567")]
+    held = {float(one.states.layers[-1].memory.z.sum()): one.asked.answer for one in texts}
+    assert len(held) == 3
+    monkeypatch.setattr(module, "_written", SaysWhatTheMemoryHolds(held))
+    record = controls(model, texts)
+    assert (record.swapped_own, record.swapped_other, record.filler_alone) == (0.0, 1.0, 0.0)
+    monkeypatch.setattr(module, "_written", lambda model, rest, states, count: texts[0].asked.answer)
+    record = controls(model, texts)
+    assert (record.swapped_own, record.swapped_other, record.filler_alone) == (1 / 3, 1 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize("fields", [{}, INFINI, {"attention": "local", "segment_length": 8}])
+def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, fields):
+    folder, model = run_of(**fields)
+    tokenizer = load_run(folder)[1]
+    asked = ask(tokenizer, 400, 0.3, "12345")
+    begun = begin(model, asked)
+    expected = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
+    assert module._written(model, begun.rest, begun.states, 4) == expected
+
+
+def test_texts_are_made_the_same_each_time_and_cut_the_filler_between_any_two_words():
+    texts = list(PasskeyTexts(300, 3))
+    assert texts == list(PasskeyTexts(300, 3))
+    after = []
     for text in texts:
         key = text[-6:-1]
         assert text.count(key) == 3 and text.startswith(HEAD) and text.endswith(f"{QUESTION} {key}.")
-        assert 1 <= text.count(FILLER) <= 3
-    assert len({text.index(HIDDEN[:17]) for text in texts}) > 3
+        hidden = HIDDEN.format(key=key)
+        before, _, rest = text[len(HEAD) : -len(f"{QUESTION} {key}.")].partition(hidden)
+        words = (before + rest).split()
+        assert " ".join(words) in " ".join([FILLER.strip()] * 5) and len(words) <= 3 * len(FILLER.split())
+        after.append(len(rest.split()))
+    assert len(set(after)) > 30 and 30 < after.count(0) < 120
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
-    texts = list(PasskeyTexts(50, 3, 1, form, "random"))
+    texts = list(PasskeyTexts(50, 3, form, "random"))
     for text in texts:
         statement, _, rest = text.rpartition("? ")
         answer = rest.rstrip(".").split()[-1]
@@ -188,12 +238,12 @@ def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
 
 
 def test_a_dataset_from_rank_files(data, tmp_path):
-    settings = data() | {"source": "passkey", "passkey": {"documents": 60, "repetitions": 2, "seed": 5}}
+    settings = data() | {"source": "passkey", "passkey": {"documents": 60, "repetitions": 2}}
     (source,), held_out = sources(DataConfig.model_validate(settings))
-    assert not held_out and list(source.records()) == list(PasskeyTexts(60, 2, 5))
+    assert not held_out and list(source.records()) == list(PasskeyTexts(60, 2))
     reference = preprocess(settings, str(tmp_path))
     assert reference["train"]["documents"] + reference["validation"]["documents"] == 60
     assert preprocess(settings, str(tmp_path))["built"] == []
-    settings["passkey"]["seed"] = 6
+    settings["passkey"]["repetitions"] = 1
     assert preprocess(settings, str(tmp_path))["digest"] != reference["digest"]
     assert describe(tmp_path / reference["path"])["licence"] == "none: made by this program"

@@ -54,18 +54,6 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     assert "bitwise" not in caplog.text
 
 
-def test_a_run_of_an_older_version_keeps_computing_as_it_did(gpus_4):
-    """Its record does not have what a GPU's plan fuses and compiles today."""
-    able = changed(gpus_4, {"versions": gpus_4.versions | {"triton": "3.7"}, "compilers": {"cc": "gcc", "cxx": "g++"}})
-    new = settings_of(resolve(config(), able))
-    assert (new.fuse_projections, new.compile) == ("on", "block")
-    recorded = {
-        name: value for name, value in new.to_json().items() if name not in ("fuse_projections", "compile_mode")
-    }
-    plan = follow(config(), able, type(new).from_json(recorded | {"compile": "off"}))
-    assert (plan.fuse_projections, plan.compile, plan.compile_mode) == ("off", "off", "default")
-
-
 def test_a_refused_command_does_not_change_the_pinned_plan(tmp_path):
     """Nothing is written before training has the run."""
     begun(config({"threads": 3}), tmp_path, "run")
@@ -166,7 +154,7 @@ def test_a_run_that_began_without_gpus_stays_there_and_notes_them(gpus_4):
 def test_another_requested_device_makes_a_new_plan(gpus_4):
     pinned = settings_of(resolve(config({"threads": 8}), gpus_4))
     plan = follow(config({"device": "cpu"}), gpus_4, pinned)
-    assert (plan.device, plan.nproc_per_node, plan.precision) == ("cpu", 1, "fp32")
+    assert (plan.device, plan.nproc_per_node, plan.precision) == ("cpu", 1, "bf16" if gpus_4.cpu.bf16 else "fp32")
 
 
 def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):

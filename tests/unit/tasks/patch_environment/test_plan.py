@@ -17,14 +17,14 @@ from infini_llama.tasks.patch_environment.probe.probe import probe
 from support.machines import changed, in_home
 
 GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
-FP8 = GPU | {"fp8": True}
 OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
 
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return changed(facts, {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo", "attention": {}})
+    plain = {"cpu": {"model": "old"}, "glibc": "2.36", "load": 0.0, "cores": 8, "loopback": "lo"}
+    return changed(facts, plain | {"gpus": [], "nccl": False, "attention": {}})
 
 
 def config(environment=None, train=None) -> PipelineConfig:
@@ -55,19 +55,6 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
     assert plan.accumulation_steps == 1
 
 
-def test_projections_are_fused_on_gpus_and_where_that_is_set(laptop):
-    gpus = changed(laptop, {"gpus": [GPU] * 2, "nccl": True})
-    chosen = [resolve(config(), facts).fuse_projections for facts in (laptop, gpus)]
-    assert chosen == ["off", "on"]
-    for requested in ("on", "off"):
-        assert resolve(config({"fuse_projections": requested}), gpus).fuse_projections == requested
-        assert resolve(config({"fuse_projections": requested}), laptop).fuse_projections == requested
-    zero = {"parallel": "deepspeed"}
-    assert resolve(config(train=zero), gpus).fuse_projections == "off"
-    with pytest.raises(ConfigError, match=r"environment\.fuse_projections=on"):
-        resolve(config({"fuse_projections": "on"}, zero), gpus)
-
-
 def test_layers_are_compiled_on_gpus_that_can(laptop):
     gpus = changed(laptop, {"gpus": [GPU], "nccl": True, "versions": laptop.versions | {"triton": "3.7"}})
     gpus = changed(gpus, {"compilers": {"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++"}})
@@ -75,55 +62,6 @@ def test_layers_are_compiled_on_gpus_that_can(laptop):
     assert resolve(config(train={"parallel": "deepspeed"}), gpus).compile == "off"
     without = changed(gpus, {"compilers": {"cc": None, "cxx": None}})
     assert resolve(config(), without).compile == "off" and "C compiler" in resolve(config(), without).reasons["compile"]
-    graphs = {"compile_mode": "reduce-overhead"}
-    assert resolve(config(train=graphs), gpus).compile_mode == "reduce-overhead"
-    assert resolve(config(), gpus).compile_mode == "default"
-    for facts, train in (
-        (laptop, {"compile": "off"}),
-        (gpus, {"compile": "off"}),
-        (gpus, {"parallel": "fsdp"}),
-        (gpus, {"document_isolation": True}),
-    ):
-        with pytest.raises(ConfigError, match=r"train\.compile_mode=reduce-overhead"):
-            resolve(config(train=graphs | train), facts)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "sections", "words"),
-    [
-        ([], {}, "runs on the CPU"),
-        ([GPU], {}, "H100 has no FP8"),
-        ([FP8], {"model": {"intermediate_size": 700}}, "model.intermediate_size=700"),
-        ([FP8], {"data": {"source": "python-stdlib", "sequence_length": 1000}}, "data.sequence_length=1000"),
-        ([FP8], {"train": {"parallel": "deepspeed"}}, "train.parallel=deepspeed"),
-        ([FP8], {"environment": {"precision": "fp8", "fuse_projections": "on"}}, "environment.fuse_projections=on"),
-    ],
-)
-def test_fp8_is_refused_where_it_cannot_be_computed(laptop, gpus, sections, words):
-    given = {"data": {"source": "python-stdlib"}, "environment": {"precision": "fp8"}} | sections
-    with pytest.raises(ConfigError, match="environment") as raised:
-        resolve(PipelineConfig.model_validate(given), changed(laptop, {"gpus": gpus, "nccl": bool(gpus)}))
-    assert words in str(raised.value) and len(str(raised.value).splitlines()) == 2
-
-
-def test_fp8_computes_attention_as_bf16_does_and_warns_without_compiling(laptop):
-    agree = {"gpus": [FP8], "nccl": True, "attention": {"flash2": ""}}
-    plan = resolve(config({"precision": "fp8"}, {"compile": "off"}), changed(laptop, agree))
-    assert (plan.precision, plan.attention_backend, plan.fuse_projections) == ("fp8", "flash2", "off")
-    assert [found.name for found in plan.findings if found.severity == "warning" and found.value == "fp8"]
-
-
-def test_half_weights_are_for_one_worker_in_bf16(laptop):
-    assert resolve(config(), laptop).half_weights == "off"
-    bf16 = {"half_weights": "on", "precision": "bf16"}
-    assert resolve(config(bf16), laptop).half_weights == "on"
-    for settings, train in (
-        (bf16 | {"precision": "fp32"}, {}),
-        (bf16 | {"nproc_per_node": 2}, {}),
-        (bf16, {"parallel": "deepspeed"}),
-    ):
-        with pytest.raises(ConfigError, match=r"environment\.half_weights=on"):
-            resolve(config(settings, train), laptop)
 
 
 def test_one_old_gpu_among_others_means_fp32(laptop):
@@ -251,6 +189,23 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
     assert findings(plan)["workers"].sentence == "1 GPU(s) stay unused."
 
 
+def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
+    new = changed(laptop, {"cpu": {"model": "new", "bf16": True, "amx": True}})
+    assert (resolve(config(), laptop).precision, resolve(config(), new).precision) == ("fp32", "bf16")
+    assert "AMX" in resolve(config(), new).reasons["precision"]
+    assert resolve(config({"precision": "fp32"}), new).precision == "fp32"
+
+
+def test_freed_memory_is_kept_where_the_c_library_can(laptop):
+    musl = changed(laptop, {"glibc": ""})
+    assert [resolve(config(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]
+    assert "trim_threshold" in resolve(config(), laptop).env["GLIBC_TUNABLES"]
+    assert "GLIBC_TUNABLES" not in resolve(config({"allocator": "system"}), laptop).env
+    assert resolve(config(), changed(laptop, {"gpus": [GPU]})).allocator == "system"
+    with pytest.raises(ConfigError, match=r"environment\.allocator=glibc"):
+        resolve(config({"allocator": "glibc"}), musl)
+
+
 def test_only_the_gpus_in_use_decide_the_precision(laptop):
     facts = changed(laptop, {"gpus": [GPU, OLD_GPU], "nccl": True})
     assert resolve(config({"nproc_per_node": 1}), facts).precision == "bf16"
@@ -274,10 +229,12 @@ def test_bf16_on_a_processor_without_it_is_warned(laptop):
 def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
     one = resolve(config(), laptop).env
     threads = {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
-    assert one == threads | {"OMP_WAIT_POLICY": "passive"}
-    assert resolve(config({"threads": 1}), laptop).env.keys() == threads.keys()
-    tuned = [resolve(config({"tune": "quick"}), changed(laptop, {"load": load})).env for load in (0.0, 9.0)]
-    assert ["OMP_WAIT_POLICY" in env for env in tuned] == [False, True]
+    assert {name: value for name, value in one.items() if name != "GLIBC_TUNABLES"} == threads and len(one) == 4
+    busy = changed(laptop, {"load": 1.0})
+    assert resolve(config(), busy).env["OMP_WAIT_POLICY"] == "passive", (
+        "neighbours need the cores that waiting threads spin on"
+    )
+    assert "OMP_WAIT_POLICY" not in resolve(config({"threads": 1}), busy).env
     assert resolve(config({"nproc_per_node": 2}), laptop).env["GLOO_SOCKET_IFNAME"] == "lo"
     two_gpus = resolve(config(), changed(laptop, {"gpus": [GPU] * 2, "nccl": True})).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True" and "CUDA_DEVICE_MAX_CONNECTIONS" in two_gpus
@@ -307,11 +264,10 @@ def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
 @pytest.mark.parametrize(
     ("attention", "settings", "expected"),
     [
-        ({"flash2": "", "flash4": "", "varlen": ""}, {}, "flash2"),
-        ({"flash2": "undefined symbol", "flash4": "", "varlen": ""}, {}, "flash4"),
-        ({"flash2": "it differs from plain mathematics by 2", "flash4": "No module", "varlen": ""}, {}, "sdpa"),
+        ({"flash2": "", "varlen": ""}, {}, "flash2"),
+        ({"flash2": "it differs from plain mathematics by 2", "varlen": ""}, {}, "sdpa"),
         (
-            {"flash2": "No module", "flash4": "No module", "varlen": ""},
+            {"flash2": "No module", "varlen": ""},
             {"train": {"document_isolation": True}},
             "varlen",
         ),
@@ -321,7 +277,7 @@ def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
         ({"flash2": "", "varlen": ""}, {"model": {"hidden_size": 256, "num_attention_heads": 8}}, "sdpa"),
         ({"flash2": ""}, {"model": {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 64}}, "flash2"),
         ({"flash2": ""}, {"model": {"head_dim": 96}}, "sdpa"),
-        ({"flash4": ""}, {"model": {"attention_dropout": 0.1}}, "sdpa"),
+        ({"varlen": ""}, {"model": {"attention_dropout": 0.1}, "train": {"document_isolation": True}}, "sdpa"),
         ({}, {}, "sdpa"),
     ],
 )
@@ -331,4 +287,4 @@ def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, attentio
     plan = resolve(found, facts)
     assert plan.attention_backend == expected
     if fault := attention.get("flash2"):
-        assert expected == "flash4" or expected == "varlen" or fault in plan.reasons["attention_backend"]
+        assert expected == "varlen" or fault in plan.reasons["attention_backend"]

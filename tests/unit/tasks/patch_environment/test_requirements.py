@@ -2,7 +2,6 @@
 
 import json
 import resource
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -40,14 +39,3 @@ def test_too_few_open_files_are_named(monkeypatch):
 
 def test_the_check_passes_for_a_plain_configuration():
     check_requirements(settings())
-
-
-def test_fp8_needs_torchao_and_a_gpu_that_computes_in_it(monkeypatch):
-    answers = {"torchao": "fails."}
-    monkeypatch.setattr(
-        requirements.subprocess,
-        "run",
-        lambda words, **options: CompletedProcess(words, 0, json.dumps({name: answers[name] for name in words[2:]})),
-    )
-    package, hardware = unmet(settings({"precision": "fp8"}))
-    assert package == "environment.precision=fp8 fails." and "CPU" in hardware

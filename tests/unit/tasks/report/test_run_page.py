@@ -90,7 +90,10 @@ def test_gates_memory_and_distances_are_drawn(make_run, read_page):
         "right_tokens": 0.75,
         "right_by_token": [0.5, 1.0],
     }
-    cells = [cell | {"segments": ends, "found": found} for ends, found in ((2, 1.0), (8, 0.5))]
+    cells = [
+        cell | {"depth": None, "right_by_token": [0.5, 1.0], "boundaries": ends, "found": found}
+        for ends, found in ((2, 1.0), (8, 0.5))
+    ]
     about = {"run": "run", "checkpoint": "step-00000060", "step": 60, "device": "cpu"}
     one = about | {
         "kind": "passkey",
@@ -111,10 +114,9 @@ def test_gates_memory_and_distances_are_drawn(make_run, read_page):
     write_report(folder)
     written = (folder / "report.html").read_text()
     page = read_page(written)
-    assert "step 60, layer 1, head 0: 0.5" in page.text and 'fill-opacity="0.125"' in written
     assert "What is read from memory" in page.text and "Norm of the memory" not in page.text
-    assert "segment ends 8\nwith memory 0.5" in written and "part 2\n1.4" in written
-    assert page.elements.count("svg") == 10  # six curves, the heads' gates, reads, distances, parts
+    assert "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
+    assert page.elements.count("svg") == 9  # six curves, reads, distances, parts
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):

@@ -55,16 +55,6 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     assert claim(run, config, longer, MODEL, dataset).curriculum_ends == (50,)
 
 
-@pytest.mark.parametrize(("before", "is_logged"), [(1, False), (2, True)])
-def test_a_run_of_an_older_version_resumes_without_a_removed_key(tmp_path, caplog, before, is_logged):
-    run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
-    config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}})
-    claim(run, config, train | {"tensor_parallel": before}, MODEL, DATASET)
-    caplog.clear()
-    claim(run, config, train, MODEL, DATASET)
-    assert ("train.tensor_parallel" in caplog.text) == is_logged == bool(caplog.text)
-
-
 def test_a_line_cut_short_costs_only_itself(tmp_path):
     run = RunFolder(tmp_path)
     append_attempt(run, AttemptRecord(attempt=1, kind="failed", code=70))

@@ -28,10 +28,9 @@ def findings(report: DoctorReport) -> dict[str, Finding]:
 def test_no_gpu(tmp_path):
     machine = lay_out(tmp_path)
     plan = report(machine, tmp_path).plan
-    assert (plan.device, plan.nproc_per_node, plan.threads, plan.precision) == ("cpu", 1, 8, "fp32")
-    assert (plan.attention_backend, plan.allocator, plan.compile) == ("sdpa", "system", "off")
-    tuned = report(machine, tmp_path, environment={"tune": "quick"}).plan
-    assert tuned.precision == "bf16" and "AMX" in tuned.reasons["precision"]
+    assert (plan.device, plan.nproc_per_node, plan.threads, plan.precision) == ("cpu", 1, 8, "bf16")
+    assert (plan.attention_backend, plan.allocator, plan.compile) == ("sdpa", "glibc", "off")
+    assert "AMX" in plan.reasons["precision"]
 
 
 def test_four_gpus_with_one_busy(tmp_path):
@@ -41,7 +40,7 @@ def test_four_gpus_with_one_busy(tmp_path):
     assert (plan.device, plan.gpus, plan.nproc_per_node) == ("cuda", (0, 1, 3), 3)
     assert plan.env["CUDA_VISIBLE_DEVICES"] == "0,1,3" and plan.distributed_backend == "nccl"
     assert plan.env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and plan.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    assert "4242" in findings(found)["GPU 2"].sentence and found.exit_code == 1
+    assert "4242" in findings(found)["GPU 2"].sentence and found.exit_code == 0
     assert findings(found)["between GPUs"].value == "NVLink"
     forced = report(machine, tmp_path, environment={"gpus": [2]}, train={"global_batch_size": 8})
     assert forced.plan.gpus == (2,) and findings(forced)["GPU 2 in the plan"].severity == "warning"
@@ -67,7 +66,7 @@ def test_an_old_driver(tmp_path, monkeypatch):
     ("package", "backend", "severity", "words"),
     [
         (f"raise ImportError({GLIBC!r})", "flash2", "warning", "glibc 2.38"),
-        (None, "flash2", "warning", "flash-attn-4"),
+        (None, "flash2", "warning", "another package"),
     ],
 )
 def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, backend, severity, words):
@@ -80,13 +79,9 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, 
     facts = probe(tmp_path, settings(), machine)  # once: it imports torch in a process of its own
     monkeypatch.setattr("infini_llama.tasks.patch_environment.doctor.probe", lambda *_, **__: facts)
     found = report(machine, tmp_path)
-    assert found.plan.attention_backend == ("sdpa" if package else "flash4")
+    assert found.plan.attention_backend == "sdpa"
     finding = findings(found)[f"attention by {backend}"]
     assert finding.severity == severity and words in finding.sentence
-    if package is None:
-        assert findings(found)["attention by flash4"].severity == "ok"
-        fine = report(machine, tmp_path, environment={"attention_backend": "flash4"})
-        assert fine.plan.attention_backend == "flash4"
     monkeypatch.setattr("infini_llama.tasks.patch_environment.stage.probe", lambda *_: facts)
     with caplog.at_level("INFO", "infini_llama.environment"):
         plan = patch_environment(in_home(settings(), tmp_path), "run").plan
@@ -110,15 +105,13 @@ def test_a_disk_that_cannot_be_written(tmp_path):
 def test_a_network_disk_with_a_different_clock(tmp_path):
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
     found = report(lay_out(tmp_path, {"proc/self/mounts": mounts}, clock=90.0), tmp_path)
-    assert findings(found)["file system"].severity == "warning" and found.exit_code == 1
+    assert findings(found)["file system"].severity == "warning" and found.exit_code == 0
     assert findings(found)["clock"].value.startswith("90") and "NTP" in findings(found)["clock"].sentence
 
 
 def test_a_control_group_of_1_gb(tmp_path):
     limit = {"sys/fs/cgroup/memory.max": f"{GIB}\n", "sys/fs/cgroup/memory.current": f"{GIB // 2}\n"}
-    found = report(
-        lay_out(tmp_path, limit), tmp_path, train={"micro_batch_size": "auto"}, environment={"tune": "quick"}
-    )
+    found = report(lay_out(tmp_path, limit), tmp_path, train={"micro_batch_size": "auto"})
     assert findings(found)["memory available"].severity == "warning"
     assert found.plan.micro_batch_size == 1 and found.plan.nproc_per_node == 1
     assert findings(found)["memory"].severity == "warning"
@@ -132,17 +125,6 @@ def test_no_compiler(tmp_path):
     assert "apt install g++" in findings(found)["compiler"].sentence and found.plan.compile == "off"
     refused = report(machine, tmp_path, train={"compile": "block"})
     assert "train.compile=block" in refused.findings[0].sentence
-
-
-def test_busy_cores_make_workers_into_threads(tmp_path):
-    busy = {"proc/loadavg": "9.50 9.00 8.00 11/100 200\n"}
-    machine = lay_out(tmp_path, busy)
-    tuned = report(
-        machine, tmp_path, environment={"tune": "quick"}, train={"global_batch_size": 32, "micro_batch_size": 4}
-    )
-    assert (tuned.plan.nproc_per_node, tuned.plan.threads) == (8, 1)
-    assert report(machine, tmp_path).plan.nproc_per_node == 1, "without being asked, nothing is tuned"
-    assert "cores" in findings(tuned)
 
 
 def test_other_runs_and_low_limits(tmp_path):

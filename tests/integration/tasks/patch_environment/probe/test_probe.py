@@ -12,7 +12,7 @@ from support.machines import changed, with_driver
 
 GPUS = {"gpus": [{"name": "H100", "capability": [9, 0]}], "nccl": True, "attention": {}}
 ANSWER = f"print('noise'); print('''{json.dumps(GPUS)}''')"
-FOUND = Gpu(name="H100", capability=(9, 0), fp8=True)
+FOUND = Gpu(name="H100", capability=(9, 0))
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_generated_text_is_not_cached_under_a_file_name(data, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "passkey").write_text("a file of the user's")
 
-    def identity(seed):
-        made = {"documents": 5, "repetitions": 3, "seed": seed}
+    def identity(repetitions):
+        made = {"documents": 5, "repetitions": repetitions}
         return survey(data(files=[], source="passkey", passkey=made), tmp_path / "notes").identity
 
     assert identity(1) == identity(1) != identity(2)

@@ -12,7 +12,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies import compiling
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled, compile_if_it_agrees, eager
 from infini_llama.tasks.train.worker.strategies.native import LossModule
-from support.one_rank import OneRank, single_rank
+from support.one_rank import OneRank
 from support.records import make_plan
 
 
@@ -40,7 +40,9 @@ def compile_as(module: LossModule, run_dir, forward, monkeypatch):
         loss.backward()
         return loss.item()
 
-    return compile_if_it_agrees(module, module.model, make_plan(compile="block"), first_batch, OneRank(), run_dir)
+    return compile_if_it_agrees(
+        module, module.model, make_plan(compile="block"), "default", first_batch, OneRank(), run_dir
+    )
 
 
 def called(module: LossModule) -> bool:
@@ -107,18 +109,6 @@ def test_layers_share_the_code_that_is_generated_once(monkeypatch):
     for _ in range(2):
         module(ids[:, :-1], ids[:, 1:]).backward()
     assert counters["stats"]["unique_graphs"] == 1
-
-
-def test_each_pass_is_marked_for_cuda_graphs(module, monkeypatch):
-    options, begun = [], []
-    monkeypatch.setattr(torch, "compile", lambda forward, **given: options.append(given) or forward)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(1))
-    rows = [(ids[:, :-1], ids[:, 1:]) for ids in torch.randint(0, 61, (3, 2, 13))]
-    for mode in ("default", "reduce-overhead"):
-        strategy = single_rank(module.model)
-        strategy.compiled = Compiled(strategy.module, strategy.model, "block", mode)
-        strategy.accumulate(rows, 72)
-    assert [given["mode"] for given in options] == 2 * ["default"] + 2 * ["reduce-overhead"] and len(begun) == 3
 
 
 def test_whole_takes_the_loss_with_it(module):

@@ -1,1 +1,0 @@
-"""environment.tune: settings chosen by measurements."""
