@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "infini_llama", "run", "tiny", "--no-prefect"]
-SETTINGS = ["environment.nproc_per_node=2", "train.max_steps=400", "train.eval_every=400"]
+SETTINGS = ["environment.nproc_per_node=2", "train.max_steps=400", "train.eval_steps=400"]
 SAVES = {
-    "SIGTERM": "train.save_every=400",
-    "SIGSTOP": "train.save_every=10",
+    "SIGTERM": "train.save_steps=400",
+    "SIGSTOP": "train.save_steps=10",
 }  # the former's only one is the one asked for
 AFTER_STEP = 20
 

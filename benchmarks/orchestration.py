@@ -34,7 +34,7 @@ from infini_llama.tasks.runs.job_file import read_job, write_job
 KINDS = ("first_step", "total", "cpu", "server_cpu")
 Case = Callable[[str], dict[str, Any]]
 COMMAND = [sys.executable, "-m", "infini_llama"]
-SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_every=20", "train.save_every=20"]
+SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_steps=20", "train.save_steps=20"]
 SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
 
 

@@ -22,8 +22,8 @@ COMMAND = str(Path(sys.executable).with_name("infini-llama"))
 SMALL = [
     "train.max_steps=5",
     "train.warmup_steps=1",
-    "train.eval_every=5",
-    "train.save_every=5",
+    "train.eval_steps=5",
+    "train.save_steps=5",
     "train.sample_tokens=8",
 ]
 CASES = {

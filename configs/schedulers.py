@@ -47,8 +47,8 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
     if environment.launcher == "local":
         if environment.master_addr == "auto" and (address := _first(variables, MASTER_ADDR)):
             changes["master_addr"] = address
-        if environment.port == "auto" and (port := _number(variables, MASTER_PORT)):
-            changes["port"] = port
+        if environment.master_port == "auto" and (port := _number(variables, MASTER_PORT)):
+            changes["master_port"] = port
         processes = _first(variables, NPROC) or ""
         if environment.nproc_per_node == "auto" and processes.isdecimal():  # else torchrun's words auto, gpu, cpu
             changes["nproc_per_node"] = int(processes)

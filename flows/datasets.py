@@ -33,11 +33,11 @@ def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
 def _with_rows(data: DataConfig, found: list[DatasetRef], dataset: Path) -> DatasetRef:
     for reference in found:
         content = read_row_table(dataset / "chunks" / reference.chunks).content
-        requested = (data.sequence_length, data.strategy, data.stride)
+        requested = (data.sequence_length, data.packing, data.stride)
         if (content.sequence_length, content.strategy, content.stride) == requested:
             return reference
     lengths = ", ".join(str(reference.sequence_length) for reference in found)
     raise ConfigError(
         f"{dataset} has rows of {lengths} tokens, none of data.sequence_length={data.sequence_length} "
-        f"made by data.strategy={data.strategy}; change that."
+        f"made by data.packing={data.packing}; change that."
     )

@@ -180,9 +180,9 @@ RUN = {
     "model.segment_length": 16,
     "train.max_steps": 30,
     "train.warmup_steps": 5,
-    "train.eval_every": 20,
+    "train.eval_steps": 20,
     "train.eval_sequences": 8,
-    "train.save_every": 10,
+    "train.save_steps": 10,
     "environment.threads": 1,
     "environment.nproc_per_node": 1,
 }
@@ -244,7 +244,7 @@ def resume(device: str, rehearse: bool) -> list[Row]:
 def out_of_memory(device: str, rehearse: bool) -> list[Row]:
     """A run whose micro-batch does not fit is finished with a smaller one (a rehearsal's fits)."""
     settings: dict[str, Any] = {"environment.device": device, "train.max_steps": 6, "train.warmup_steps": 1}
-    settings |= {"train.global_batch_size": 8, "train.micro_batch_size": 8, "train.save_every": 3}
+    settings |= {"train.global_batch_size": 8, "train.micro_batch_size": 8, "train.save_steps": 3}
     if not rehearse:
         # 4.2 million tokens of a micro-batch keep over 200 GB of activations.
         settings |= {"model.hidden_size": 512, "data.sequence_length": 4096, "model.num_hidden_layers": 8}

@@ -87,7 +87,7 @@ def masks_of(config: LlamaConfig, documents: torch.Tensor) -> list[torch.Tensor]
 def dataset(folder: str, strategy: str, rehearse: bool) -> TokenReader:
     """Rows of the standard library's source."""
     length = 64 if rehearse else STEP
-    settings = CONFIG | {"strategy": strategy, "sequence_length": length, "tokenizer": {"vocab_size": 2048}}
+    settings = CONFIG | {"packing": strategy, "sequence_length": length, "tokenizer": {"vocab_size": 2048}}
     if rehearse:
         text = Path(folder) / "text.txt"
         text.write_text("\n\n".join(f"def f{n}(x):\n    return x + {n}" for n in range(4000)), encoding="utf-8")

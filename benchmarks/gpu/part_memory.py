@@ -109,8 +109,8 @@ def checkpoint(device: str, rehearse: bool) -> list[Row]:
     settings |= {
         "train.global_batch_size": 2,
         "train.micro_batch_size": 1,
-        "train.save_every": 3,
-        "train.eval_every": 6,
+        "train.save_steps": 3,
+        "train.eval_steps": 6,
     }
     if not rehearse:
         shape = dict(zip(NAMES, SHAPES["1.5B"], strict=True))

@@ -83,9 +83,9 @@ class DataConfig(TextConfig):
         title="Sequence length",
         description="Tokens per training sequence (context length, block size).",
     )
-    strategy: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = fixed(
+    packing: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = fixed(
         default="concat",
-        title="Sequence strategy",
+        title="Packing",
         description="concat: documents joined by the end-of-text token and cut. window: the same, overlapping by data.stride. "
         "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
         "least). padded: one document per sequence.",
@@ -105,7 +105,7 @@ class DataConfig(TextConfig):
     stride: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
         title="Stride",
-        description="Tokens from the start of one sequence to the start of the next (strategy: window); at most sequence_length.",
+        description="Tokens from the start of one sequence to the start of the next (packing: window); at most sequence_length.",
     )
     curriculum: list[CurriculumStage] = fixed(
         default_factory=list,
@@ -213,9 +213,9 @@ class DataConfig(TextConfig):
 
     @model_validator(mode="after")
     def _window_has_a_stride(self) -> DataConfig:
-        if (self.strategy == "window") != (self.stride is not None):
+        if (self.packing == "window") != (self.stride is not None):
             raise ValueError(
-                f"stride={self.stride} and strategy={self.strategy} do not agree: 'window' needs a stride, no other has one"
+                f"stride={self.stride} and packing={self.packing} do not agree: 'window' needs a stride, no other has one"
             )
         if self.stride is not None and self.stride > self.sequence_length:
             raise ValueError(

@@ -48,7 +48,7 @@ class EnvironmentConfig(Section):
         default="auto",
         title="Attention backend",
         description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2; with "
-        "train.document_isolation also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa.",
+        "train.document_masking also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa.",
     )
     allocator: Literal["auto", "system", "glibc", "tcmalloc", "jemalloc"] = exact(
         default="auto",
@@ -83,7 +83,7 @@ class EnvironmentConfig(Section):
         title="Master address",
         description="Host name or address of node 0 for the other nodes. auto: the address of its default route.",
     )
-    port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = free(
+    master_port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = free(
         default="auto",
         title="Port",
         description="Port of the rendezvous on node 0. auto: a free port.",

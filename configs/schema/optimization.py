@@ -64,7 +64,7 @@ class OptimizationConfig(ReportingConfig):
         description="Sequences per forward pass of one worker (per-device batch size). auto: as many as fit into "
         "memory, by the estimate.",
     )
-    document_isolation: bool = exact(
+    document_masking: bool = exact(
         default=False,
         title="Document isolation",
         description="Isolate packed documents: attention stays inside each document, positions restart, and "

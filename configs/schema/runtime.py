@@ -56,7 +56,7 @@ class RuntimeConfig(Section):
         description="Maximum number of rollbacks of a diverged run to the last good checkpoint. The samples since "
         "that checkpoint are skipped.",
     )
-    hang_after: Annotated[float, Field(gt=0)] = free(
+    hang_timeout: Annotated[float, Field(gt=0)] = free(
         default=20.0,
         title="Hang after",
         description="A worker is considered hung if its last heartbeat is older than this many seconds plus twice "

@@ -127,9 +127,9 @@ class SourceConfig(TextConfig):
         description="Share of the training sequences: weight / sum of weights. If no source has a weight, every "
         "sequence is used once per epoch.",
     )
-    licence: str = free(
+    license: str = free(
         default="not stated",
-        title="Licence",
-        description="Licence of the text, recorded in the manifest.",
+        title="License",
+        description="License of the text, recorded in the manifest.",
         min_length=1,
     )

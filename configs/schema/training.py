@@ -35,7 +35,7 @@ class TrainingConfig(OptimizationConfig):
         description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save "
         "memory. none: nothing. selective: everything except matrix products. full: everything.",
     )
-    eval_every: Interval = free(
+    eval_steps: Interval = free(
         default=100,
         title="Evaluate every",
         description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A checkpoint is "
@@ -51,7 +51,7 @@ class TrainingConfig(OptimizationConfig):
         title="Minimum improvement",
         description="Minimum decrease of the validation loss, in nats per token, that counts as an improvement.",
     )
-    save_every: Interval = free(
+    save_steps: Interval = free(
         default=200,
         title="Save every",
         description="Interval between checkpoints, in steps, or as '10M tokens' or '15 minutes'. The best model is "
@@ -155,10 +155,10 @@ class TrainingConfig(OptimizationConfig):
 
     @model_validator(mode="after")
     def _exact_by_steps_alone(self) -> TrainingConfig:
-        if self.early_stopping_patience is not None and duration(self.eval_every).unit == "seconds":
+        if self.early_stopping_patience is not None and duration(self.eval_steps).unit == "seconds":
             raise ValueError(
                 f"early_stopping_patience={self.early_stopping_patience} cannot be combined with "
-                f"eval_every={self.eval_every}: when a run "
+                f"eval_steps={self.eval_steps}: when a run "
                 "ends would depend on the clock; give steps or tokens"
             )
         if self.optimizer == "muon" and self.parallel != "ddp":

@@ -110,8 +110,8 @@ train:
   micro_batch_size: auto        # sequences per forward pass and worker: as many as fit and help
 {saving}  learning_rate: {rate}
   warmup_steps: {warmup}
-  eval_every: {every:<18}# steps; an evaluation also writes a sample
-  save_every: {every:<18}# steps between checkpoints
+  eval_steps: {every:<18}# steps; an evaluation also writes a sample
+  save_steps: {every:<18}# steps between checkpoints
   sample_prompt: "The "
 
 runtime:

@@ -71,7 +71,7 @@ def evaluate(
     else:
         dataset = dataset_of(run_dir)
         reader = TokenReader(dataset, lineage.dataset.chunks, split)
-        isolate = lineage.settings.document_isolation
+        isolate = lineage.settings.document_masking
         read = partial(over_rows, model, reader, token_bytes, sequences, isolate)
         text, stream = f"{split} rows of {dataset.name}", False
     part = None if stream else part_of(model, length)

@@ -12,7 +12,7 @@ def card(dataset: DatasetSummary, reference: DatasetRef, report: VerifyReport) -
     checked = f"{len(report.checks)} checks, {in_bytes(report.checked_bytes)} read"
     facts = [
         ("source", dataset.source),
-        ("licence", dataset.licence),
+        ("license", dataset.license),
         ("vocabulary", f"{dataset.vocab_size:,} tokens ({dataset.dtype})"),
         ("on disk", in_bytes(dataset.bytes_on_disk)),
         (

@@ -160,7 +160,7 @@ def _build_missing(preparation: Preparation, repair: bool) -> list[str]:
     data, folder, key = preparation.data, preparation.folder, preparation.planned.key
     sections = {chunks_key(section, key): section for section in with_curriculum(data)}
     if not all(is_complete(folder / "chunks" / table[:12], "chunks", table) for table in sections):
-        resolve_device(data.device, data.strategy)  # a missing one is refused before the work
+        resolve_device(data.device, data.packing)  # a missing one is refused before the work
     journal = Journal(folder.with_name(f".{folder.name}.journal"), folder.with_name(f".{folder.name}.work"))
     if repair or (folder.exists() and not is_complete(folder, "dataset", key)):
         salvage(folder, key, journal)

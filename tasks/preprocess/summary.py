@@ -34,7 +34,7 @@ def describe(path: Path) -> DatasetSummary:
         digest=manifest.digest,
         created=manifest.created,
         source=meta.source,
-        licence=meta.licence,
+        license=meta.license,
         vocab_size=content.vocab_size,
         dtype=content.dtype,
         bytes_on_disk=sum(file.size for file in manifest.files.values()),
@@ -54,7 +54,7 @@ def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str
         own = held_out.get(source.name)
         found[source.name] = SourceSummary(
             weight=source.weight,
-            licence=source.licence,
+            license=source.license,
             documents=stats.documents,
             tokens=stats.tokens,
             bytes=stats.bytes,

@@ -175,7 +175,7 @@ class SourceSummary(Record):
     model_config = ConfigDict(serialize_by_alias=True)
 
     weight: float | None
-    licence: str
+    license: str
     documents: int
     tokens: int
     bytes: int
@@ -204,7 +204,7 @@ class DatasetSummary(Record):
     digest: str
     created: str
     source: str
-    licence: str
+    license: str
     vocab_size: int
     dtype: str
     bytes_on_disk: int

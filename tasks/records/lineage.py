@@ -58,7 +58,7 @@ class TrainSettings(Record):
     learning_rate: float | None = None
     sample_prompt: str = ""
     eval_sequences: int | None = None
-    document_isolation: bool = False
+    document_masking: bool = False
     save_permanent_every: int | None = None
 
 

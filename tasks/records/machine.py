@@ -101,7 +101,7 @@ class RunningWorker(Record):
 
 
 class PortCheck(Record):
-    """The port that environment.port requests. free: no program listens there."""
+    """The port that environment.master_port requests. free: no program listens there."""
 
     port: int
     free: bool
@@ -130,7 +130,7 @@ class MachineFacts(GpuFacts):
         glibc: version; "" on other C libraries.
         cores: usable by this process; load: processes that want one.
         shared_memory: free bytes of /dev/shm; None: there is none.
-        port: a port of the loopback interface is available; requested_port: the one of environment.port.
+        port: a port of the loopback interface is available; requested_port: the one of environment.master_port.
         loopback: name of the loopback interface.
         environment: variables of this process that the plan builds on.
         allocators: paths of memory allocators that can be preloaded, by name.

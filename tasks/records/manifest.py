@@ -174,7 +174,7 @@ class Provenance(MetaRecord):
     form: str = "passkey"
     filler: str = "repeated"
     sources: "tuple[Provenance, ...]" = ()
-    licence: str = ""
+    license: str = ""
     weight: float | None = None
 
 

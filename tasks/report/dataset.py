@@ -154,5 +154,5 @@ def _checks(verified: VerifyReport) -> list[str]:
 
 
 def _source(summary: DatasetSummary) -> Cells:
-    names = {"path", "source", "licence", "created", "dtype", "digest"}
+    names = {"path", "source", "license", "created", "dtype", "digest"}
     return summary.model_dump(include=names) | {"on disk": in_bytes(summary.bytes_on_disk)}

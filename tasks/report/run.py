@@ -183,7 +183,7 @@ def data_card(run: RunRecord) -> Cells:
     return {
         "dataset": dataset.path,
         "source": meta.source,
-        "licence": meta.licence,
+        "license": meta.license,
         "training": counts[SPLITS[0]],
         "validation": counts[SPLITS[1]],
         "vocabulary": f"{content.vocab_size:,} tokens, {width:.2f} bytes each",

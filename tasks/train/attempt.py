@@ -135,7 +135,7 @@ def watch(context: RunContext, workers: Workers, attempt_dir: Path) -> None:
     progress = Progress(context.run, context.max_steps, config.train.log_every)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = plan.nnodes > 1 or config.environment.launcher == "srun"
-    ranks = Watch(attempt_dir, plan.world_size, config.runtime.hang_after, nodes_meet=waits)
+    ranks = Watch(attempt_dir, plan.world_size, config.runtime.hang_timeout, nodes_meet=waits)
     ended = False
     while not ended:
         ended = workers.poll() is not None

@@ -52,7 +52,7 @@ def host(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
             port: int = free.getsockname()[1]
     except OSError as fault:
         raise PipelineError(
-            f"node 0 ({name}) cannot listen at environment.port={plan.port} ({fault.strerror}); end the program that "
+            f"node 0 ({name}) cannot listen at environment.master_port={plan.port} ({fault.strerror}); end the program that "
             "listens there, choose another port or use auto."
         ) from fault
     endpoint = Endpoint(address=address, port=port, host=name)

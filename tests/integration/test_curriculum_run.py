@@ -10,7 +10,7 @@ STAGES = (
     "model.attention=infini",
     "model.segment_length=8",
     "train.max_steps=44",
-    "train.document_isolation=true",
+    "train.document_masking=true",
     "train.prefer_long_documents=1",
 )
 

@@ -40,10 +40,10 @@ ELSEWHERE = {
 SMALL = {
     "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
-    "train": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 2, "warmup_steps": 1, "eval_every": 2},
+    "train": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 2, "warmup_steps": 1, "eval_steps": 2},
 }
 SMALL["model"] |= {"num_key_value_heads": 2, "segment_length": 16}
-SMALL["train"] |= {"save_every": 2}
+SMALL["train"] |= {"save_steps": 2}
 
 
 def meant(command: str) -> str:

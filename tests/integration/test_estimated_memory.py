@@ -12,8 +12,8 @@ from support.laboratory import COMMAND, Laboratory, own_environment, processes_o
 FEW = (
     "train.max_steps=12",
     "train.warmup_steps=2",
-    "train.eval_every=6",
-    "train.save_every=4",
+    "train.eval_steps=6",
+    "train.save_steps=4",
     "train.sample_tokens=2",
 )
 
@@ -81,7 +81,7 @@ def test_memory_of_the_small_preset(lab, micro_batch):
         "environment.device=cpu",
         "train.max_steps=3",
         "train.warmup_steps=1",
-        "train.save_every=2",
+        "train.save_steps=2",
         "train.eval_sequences=4",
     )
     assert_near(own, f"estimate-small-{micro_batch}", 1, *batch, *data, *less)

@@ -15,7 +15,7 @@ COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.star
 SMALL = {
     "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "segment_length": 16},
-    "train": {"max_steps": 4, "warmup_steps": 1, "eval_every": 2, "save_every": 2},
+    "train": {"max_steps": 4, "warmup_steps": 1, "eval_steps": 2, "save_steps": 2},
 }
 
 

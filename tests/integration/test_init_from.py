@@ -46,7 +46,7 @@ def starting(lab, uninterrupted, tmp_path_factory):
         "init_from": config["train"]["init_from"],
         "max_steps": 24,
         "learning_rate": 1e-4,
-        "save_every": 8,
+        "save_steps": 8,
     }
     written.write_text(yaml.safe_dump(first))
     return Laboratory(lab.home, written), summary

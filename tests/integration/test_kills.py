@@ -124,7 +124,7 @@ def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
 
 @pytest.mark.slow
 def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
-    overrides = ("data.strategy=best_fit", "train.document_isolation=true", "environment.nproc_per_node=2")
+    overrides = ("data.packing=best_fit", "train.document_masking=true", "environment.nproc_per_node=2")
     expected = lab.finish("packed-calm", *overrides)
     overrides += ("train.dataloader_num_workers=2",)
     started = lab.start("packed-killed", *overrides)
@@ -145,7 +145,7 @@ ANSWERS = (
     "data.passkey.repetitions=1",
     "data.loss_on=answer",
     "data.answer_after=What is the pass key? The pass key is",
-    "data.strategy=padded",
+    "data.packing=padded",
     "data.sequence_length=128",
     "data.tokenizer.vocab_size=320",
     "model.attention=infini",

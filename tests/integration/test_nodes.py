@@ -198,7 +198,7 @@ def test_a_node_that_is_stopped_and_a_leader_that_is_killed_come_back_and_lose_n
 def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab, on_one_host):
     name = "hung"
     run, logs = lab.run_dir(name), [hosts.log(f"{name}-{host}") for host in ADDRESSES]
-    patient = ["runtime.hang_after=5", "environment.communication_timeout=600"]
+    patient = ["runtime.hang_timeout=5", "environment.communication_timeout=600"]
     both = [
         lead(hosts, lab, name, *patient),
         hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name),

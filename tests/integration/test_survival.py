@@ -20,7 +20,7 @@ def attempts(lab, name: str) -> list[dict]:
 
 def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
     expected, expected_metrics = uninterrupted("softmax", 2)
-    started = lab.start("stopped", *SOFTMAX_2, "runtime.hang_after=4")
+    started = lab.start("stopped", *SOFTMAX_2, "runtime.hang_timeout=4")
     lab.wait_for_step("stopped", 23, started)
     status = json.loads((lab.run_dir("stopped") / "logs/attempt-01/status-1.json").read_text())
     os.kill(status["pid"], signal.SIGSTOP)

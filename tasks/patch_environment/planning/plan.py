@@ -85,7 +85,7 @@ def _port(requested: PortCheck | None, notes: Notes) -> int | Literal["auto"]:
         return "auto"
     if not requested.free:
         notes.problems.append(
-            f"environment.port={requested.port}, but another program listens there; end it, choose another port or use auto."
+            f"environment.master_port={requested.port}, but another program listens there; end it, choose another port or use auto."
         )
     return requested.port
 

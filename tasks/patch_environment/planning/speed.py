@@ -83,7 +83,7 @@ def attention(config: PipelineConfig, devices: Devices, number: Precision, facts
     if fault := _without_flash(config, devices, number):
         notes.explain("attention_backend", f"torch's scaled_dot_product_attention chooses the kernel; {fault}")
         return "sdpa"
-    candidates = FLASH_OF_DOCUMENTS if config.train.document_isolation else FLASH
+    candidates = FLASH_OF_DOCUMENTS if config.train.document_masking else FLASH
     candidates = ("flash2",) if config.model.attention_dropout else candidates
     chosen = next((name for name in candidates if facts.attention.get(name) == ""), None)
     if chosen is None:

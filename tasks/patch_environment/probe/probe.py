@@ -53,7 +53,7 @@ def probe(
         check_hub: try to reach the Hugging Face hub, which may take a second.
     """
     machine = machine or Machine()
-    port = "auto" if config is None else config.environment.port
+    port = "auto" if config is None else config.environment.master_port
     return MachineFacts(
         host=socket.gethostname(),
         platform=platform.platform(),

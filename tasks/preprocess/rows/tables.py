@@ -165,18 +165,18 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     Raises:
         DataError: a split, or a source's training text, is shorter than one row.
     """
-    device = resolve_device(data.device, data.strategy)
+    device = resolve_device(data.device, data.packing)
     if device == "cpu" and data.device.startswith("cuda"):
         log.info(
-            "data.strategy=%s is computed on the CPU: it places one piece after another, which no GPU speeds up",
-            data.strategy,
+            "data.packing=%s is computed on the CPU: it places one piece after another, which no GPU speeds up",
+            data.packing,
         )
     content = read_dataset(dataset).content
     with rows_on(device) as compute:
         built = {split: _table_of(data, dataset, split, content[split], compute) for split in SPLITS}
     train, validation = (built[split] for split in SPLITS)
     facts = RowTableContent(
-        strategy=data.strategy,
+        strategy=data.packing,
         sequence_length=data.sequence_length,
         rows=BySplit(train=train.rows, validation=validation.rows),
         stride=data.stride,
@@ -201,7 +201,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
 
 def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent, compute: ComputeRows) -> Table:
     """The row table of one split, once it has text for it; see `write_table`."""
-    length, strategy = data.sequence_length, data.strategy
+    length, strategy = data.sequence_length, data.packing
     lengths = lengths_by_source(dataset, content.shards)
     for name, own in lengths.items():
         by_source = split == "train" and name

@@ -148,16 +148,16 @@ def describe(data: DataConfig) -> Provenance:
     several = []
     for origin in _by_name(data):
         own = _provenance(origin)
-        licence = origin.licence if origin.licence != "not stated" else own.licence
-        several.append(own.model_copy(update={"name": origin.name, "weight": origin.weight, "licence": licence}))
-    licences = sorted({origin.licence for origin in several})
-    return Provenance(source="mixture", sources=tuple(several), licence="; ".join(licences))
+        license = origin.license if origin.license != "not stated" else own.license
+        several.append(own.model_copy(update={"name": origin.name, "weight": origin.weight, "license": license}))
+    licenses = sorted({origin.license for origin in several})
+    return Provenance(source="mixture", sources=tuple(several), license="; ".join(licenses))
 
 
 def _provenance(text: TextConfig) -> Provenance:
     match text.source:
         case "python-stdlib":
-            return Provenance(source=text.source, python=platform.python_version(), licence="PSF-2.0")
+            return Provenance(source=text.source, python=platform.python_version(), license="PSF-2.0")
         case "huggingface":
             return Provenance(
                 source=text.source,
@@ -166,11 +166,11 @@ def _provenance(text: TextConfig) -> Provenance:
                 dataset_split=text.dataset_split,
                 revision=commit_of(text.dataset, text.revision),
                 validation_split=text.validation_split,
-                licence="not stated",
+                license="not stated",
             )
         case "passkey":
             made = text.passkey.model_dump(include={"documents", "repetitions"})
             made |= text.passkey.model_dump(include={"form", "filler"}, exclude_defaults=True)
-            return Provenance(source=text.source, **made, licence="none: made by this program")
+            return Provenance(source=text.source, **made, license="none: made by this program")
         case _:
-            return Provenance(source=text.source, files=tuple(text.files), licence="not stated")
+            return Provenance(source=text.source, files=tuple(text.files), license="not stated")

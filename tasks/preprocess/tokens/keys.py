@@ -32,14 +32,15 @@ def tokens_key(data: DataConfig, identity: dict[str, object], units: int = 1) ->
 
 def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
     """64 hex digits for the chunk level of one strategy and length."""
+    strategy = rows.packing if isinstance(rows, DataConfig) else rows.strategy
     return _hex(
         {
             "version": CHUNKS_VERSION,
             "tokens": tokens,
-            "strategy": rows.strategy,
+            "strategy": strategy,
             "sequence_length": rows.sequence_length,
         }
-        | ({"stride": rows.stride} if rows.strategy == "window" else {})
+        | ({"stride": rows.stride} if strategy == "window" else {})
     )
 
 

@@ -54,7 +54,7 @@ class Checkpointer:
     ) -> None:
         self.folder, self.strategy, self.ranks, self.callbacks = folder, strategy, ranks, callbacks
         self.writer = BackgroundSave(folder, train, ranks, before_commit)
-        self.interval, self.lowest_loss = Interval(train.save_every, ranks), 0.0
+        self.interval, self.lowest_loss = Interval(train.save_steps, ranks), 0.0
         self.save_time = 0.0
 
     def load_into(self, state: TrainState, source: Path | None) -> None:
@@ -78,7 +78,7 @@ class Checkpointer:
         return self.writer.poll()
 
     def is_due(self, state: TrainState) -> bool:
-        """Whether `train.save_every` is reached, or the validation loss is the lowest of all checkpoints. Called once after each step."""
+        """Whether `train.save_steps` is reached, or the validation loss is the lowest of all checkpoints. Called once after each step."""
         self.save_time = 0.0
         return self.interval.is_due(state) or self._is_best(state)
 

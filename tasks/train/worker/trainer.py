@@ -86,14 +86,14 @@ class Trainer:
             job.micro_batch_size,
             ranks.data_rank,
             ranks.data_world_size,
-            train.document_isolation,
+            train.document_masking,
         )
         threads = train.dataloader_num_workers
         if is_resident(job.config.data.residency, [stage.reader for stage in self.batches.stages], ranks.device):
             self.batches.keep_on(ranks.device)
             threads = 0  # nothing is left for them to prepare
         self.data = Prefetch(self.batches, ranks.device, self._following, threads)
-        if train.document_isolation and model.attention_backend in BY_BOUNDARIES:
+        if train.document_masking and model.attention_backend in BY_BOUNDARIES:
             model.most_documents = self.batches.most_documents()
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()

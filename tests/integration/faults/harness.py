@@ -69,7 +69,7 @@ class Trial:
         self.overrides = [
             f"model.attention={attention}",
             f"environment.nproc_per_node={WORKERS}",
-            "runtime.hang_after=4",
+            "runtime.hang_timeout=4",
         ]
         self.largest_file: int | None = None
 

@@ -260,8 +260,8 @@ def server(request, tmp_path_factory) -> Iterator[House]:
     train = CONFIG["train"] | {
         "max_steps": 4,
         "warmup_steps": 1,
-        "eval_every": 4,
-        "save_every": 2,
+        "eval_steps": 4,
+        "save_steps": 2,
         "global_batch_size": 4,
     }
     train |= {"micro_batch_size": 4, "eval_sequences": 4}

@@ -12,7 +12,7 @@ import pytest
 
 from support.laboratory import ONE_FAULT, inject, processes_of
 
-LONG = ("train.max_steps=6000", "train.save_every=20", "train.eval_every=3000")
+LONG = ("train.max_steps=6000", "train.save_steps=20", "train.eval_steps=3000")
 FAULT = ONE_FAULT.format(before="")
 DEPLOY = """
 import sys
@@ -136,7 +136,7 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
 
 
 def test_a_server_that_restarts_in_mid_run_costs_nothing(house):
-    run = house.submit("restarted", "train.max_steps=600", "train.save_every=20", "train.eval_every=300")
+    run = house.submit("restarted", "train.max_steps=600", "train.save_steps=20", "train.eval_steps=300")
     house.wait_for_step("restarted", 20)
     house.end("server", signal.SIGKILL)
     at = house.step("restarted")
@@ -147,7 +147,7 @@ def test_a_server_that_restarts_in_mid_run_costs_nothing(house):
 
 
 def test_the_run_of_a_killed_prefect_worker_ends_by_itself(house):
-    run = house.submit("orphan", "train.max_steps=300", "train.save_every=20", "train.eval_every=300")
+    run = house.submit("orphan", "train.max_steps=300", "train.save_steps=20", "train.eval_steps=300")
     house.wait_for_step("orphan", 20)
     (worker,) = workers(house)
     os.kill(worker, signal.SIGKILL)

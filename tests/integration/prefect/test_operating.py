@@ -174,8 +174,8 @@ def test_the_form_of_prefect_yaml_sends_what_is_filled_in_and_nothing_else(deplo
         ({"max_steps": 0}, ["changes.max_steps", "minimum of 1"]),
         ({"attention": "soft"}, ["changes.attention", "infini"]),
         ({"nproc_per_node": 0}, ["changes.nproc_per_node", "minimum of 1"]),
-        ({"train": {"eval_every": 0}}, ["changes.train.eval_every", "minimum of 1"]),
-        ({"environment": {"port": 70000}}, ["changes.environment.port", "maximum of 65535"]),
+        ({"train": {"eval_steps": 0}}, ["changes.train.eval_steps", "minimum of 1"]),
+        ({"environment": {"master_port": 70000}}, ["changes.environment.master_port", "maximum of 65535"]),
         ({"tran": {}}, ["tran"]),
     ],
 )
@@ -188,7 +188,7 @@ def test_the_page_of_a_run_has_milestones_versions_names_and_tags_but_no_secret(
     deployed.begin_worker()
     runs = {}
     for name in ("first", "second"):
-        runs[name] = start(deployed, name=name, max_steps=6, train={"save_every": 2}).raise_for_status().json()["id"]
+        runs[name] = start(deployed, name=name, max_steps=6, train={"save_steps": 2}).raise_for_status().json()["id"]
         ended = deployed.wait_for(runs[name], "COMPLETED", "FAILED", "CRASHED", seconds=300)
         assert ended["state_type"] == "COMPLETED", ended["state"]
     logs = deployed.post("logs/filter", logs={"flow_run_id": {"any_": [runs["first"]]}}, limit=200)

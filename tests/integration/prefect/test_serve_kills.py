@@ -77,7 +77,7 @@ class Served(House):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("served")))
-    train = CONFIG["train"] | {"max_steps": 120, "save_every": 20, "eval_every": 60}
+    train = CONFIG["train"] | {"max_steps": 120, "save_steps": 20, "eval_steps": 60}
     (home / "small.yaml").write_text(yaml.safe_dump(CONFIG | {"train": train}))
     house = Served(home, home / "small.yaml", free_port(), "")
     try:

@@ -27,7 +27,7 @@ def message(mapping: dict) -> str:
         ("train", {"max_steps": True}),
         ("train", {"max_steps": 2.5}),
         ("train", {"learning_rate": float("nan")}),
-        ("train", {"save_every": None}),
+        ("train", {"save_steps": None}),
         ("train", {"sample_prompt": ""}),
         ("train", {"seed": 10**5000}),
         ("environment", {"nproc_per_node": True}),

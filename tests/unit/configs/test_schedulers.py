@@ -18,7 +18,7 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
 
 def place(variables: dict, **settings):
     found = with_scheduler(EnvironmentConfig(**settings), variables)
-    return found.nnodes, found.node_rank, found.master_addr, found.port, found.nproc_per_node
+    return found.nnodes, found.node_rank, found.master_addr, found.master_port, found.nproc_per_node
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def place(variables: dict, **settings):
         ({}, {}, (1, "auto", "auto", "auto", "auto")),
         (TRAINJOB, {}, (4, 3, "run-node-0-0.run", 29400, 8)),
         (TRAINJOB | {"PET_NPROC_PER_NODE": "auto"}, {}, (4, 3, "run-node-0-0.run", 29400, "auto")),
-        (TRAINJOB, {"nproc_per_node": 2, "node_rank": 0, "port": 1234}, (4, 0, "run-node-0-0.run", 1234, 2)),
+        (TRAINJOB, {"nproc_per_node": 2, "node_rank": 0, "master_port": 1234}, (4, 0, "run-node-0-0.run", 1234, 2)),
         ({"PET_NNODES": "1", "PET_NODE_RANK": "0", "MASTER_ADDR": "x"}, {}, (1, "auto", "auto", "auto", "auto")),
         ({"JOB_COMPLETION_INDEX": "1"}, {"nnodes": 2}, (2, 1, "auto", "auto", "auto")),
         ({"JOB_COMPLETION_INDEX": "1"}, {}, (1, "auto", "auto", "auto", "auto")),

@@ -18,8 +18,8 @@ def test_a_form_that_is_sent_untouched_changes_nothing():
 
 
 def test_the_first_section_and_an_opened_one_are_applied():
-    settings = changed(CONFIG, UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_every": 7}})
-    assert (settings.runtime.name, settings.train.learning_rate, settings.train.save_every) == ("mine", 0.01, 7)
+    settings = changed(CONFIG, UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_steps": 7}})
+    assert (settings.runtime.name, settings.train.learning_rate, settings.train.save_steps) == ("mine", 0.01, 7)
     assert settings.train.max_steps == 60, "keys that are not sent stay as deployed"
 
 

@@ -77,7 +77,7 @@ class Callback:
 
 
 class Interval:
-    """Whether something is due that happens every so many steps, tokens or seconds (eval_every, save_every).
+    """Whether something is due that happens every so many steps, tokens or seconds (eval_steps, save_steps).
 
     By steps and tokens that is a function of the train state alone. By seconds, the first rank's clock decides for all, counted
     from the start of the attempt or the last time.

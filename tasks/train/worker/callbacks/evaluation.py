@@ -98,11 +98,11 @@ def validation_set(
 ) -> ValidationSet:
     """The rows that `train.eval_tokens` or `train.eval_sequences` names."""
     sequences = train.eval_sequences if train.eval_tokens is None else rows_with(reader, count(train.eval_tokens))
-    return ValidationSet(reader, token_bytes, sequences, micro_batch, train.document_isolation)
+    return ValidationSet(reader, token_bytes, sequences, micro_batch, train.document_masking)
 
 
 class Evaluation(Callback):
-    """Measures the validation loss every `train.eval_every` and after the last step, into the train state and the metrics.
+    """Measures the validation loss every `train.eval_steps` and after the last step, into the train state and the metrics.
 
     Attributes:
         last_step: the last one after which was evaluated.
@@ -120,7 +120,7 @@ class Evaluation(Callback):
     ) -> None:
         self.strategy, self.validation, self.train, self.max_steps = strategy, validation, train, max_steps
         self.ranks, self.metrics, self.heartbeat = ranks, metrics, heartbeat
-        self.interval, self.last_step = Interval(train.eval_every, ranks), -1
+        self.interval, self.last_step = Interval(train.eval_steps, ranks), -1
 
     def on_train_start(self, state: TrainState) -> None:
         self.interval.start(state)

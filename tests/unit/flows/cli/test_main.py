@@ -62,9 +62,9 @@ def texts(_texts, tmp_path):
 
 
 def test_three_bad_values_are_reported_at_once(command, texts):
-    result = command("run", "run.yaml", "model.hidden_size=-1", "train.learning_rate=fast", "data.strategy=none")
+    result = command("run", "run.yaml", "model.hidden_size=-1", "train.learning_rate=fast", "data.packing=none")
     assert result.returncode == 64
-    for key in ("model.hidden_size", "train.learning_rate", "data.strategy"):
+    for key in ("model.hidden_size", "train.learning_rate", "data.packing"):
         assert key in result.stderr
 
 

@@ -19,7 +19,7 @@ def dataset() -> DatasetSummary:
     costs = {"efficiency": 0.99991, "cut_documents": 4, "lost_tokens": 7, "targets": 800}
     table = {"strategy": "best_fit", "sequence_length": 16, "rows": {"train": 50, "validation": 5}}
     table |= {"packing": {"train": costs, "validation": costs}}
-    fields = dict.fromkeys(("digest", "created", "source", "licence", "dtype"), "same")
+    fields = dict.fromkeys(("digest", "created", "source", "license", "dtype"), "same")
     fields |= {"path": "/d", "vocab_size": 61, "bytes_on_disk": 7, "splits": {"train": split, "validation": split}}
     fields |= {"chunks": {"abc": table}, "left_out": {"records": 10, "empty": 1, "bad": []}, "samples": ["one\ntext"]}
     return DatasetSummary.from_json(fields)

@@ -246,4 +246,4 @@ def test_a_dataset_from_rank_files(data, tmp_path):
     assert preprocess(settings, str(tmp_path))["built"] == []
     settings["passkey"]["repetitions"] = 1
     assert preprocess(settings, str(tmp_path))["digest"] != reference["digest"]
-    assert describe(tmp_path / reference["path"])["licence"] == "none: made by this program"
+    assert describe(tmp_path / reference["path"])["license"] == "none: made by this program"

@@ -268,7 +268,7 @@ def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
         ({"flash2": "it differs from plain mathematics by 2", "varlen": ""}, {}, "sdpa"),
         (
             {"flash2": "No module", "varlen": ""},
-            {"train": {"document_isolation": True}},
+            {"train": {"document_masking": True}},
             "varlen",
         ),
         ({"flash2": "", "varlen": ""}, {"environment": {"precision": "fp32"}}, "sdpa"),
@@ -277,7 +277,7 @@ def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
         ({"flash2": "", "varlen": ""}, {"model": {"hidden_size": 256, "num_attention_heads": 8}}, "sdpa"),
         ({"flash2": ""}, {"model": {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 64}}, "flash2"),
         ({"flash2": ""}, {"model": {"head_dim": 96}}, "sdpa"),
-        ({"varlen": ""}, {"model": {"attention_dropout": 0.1}, "train": {"document_isolation": True}}, "sdpa"),
+        ({"varlen": ""}, {"model": {"attention_dropout": 0.1}, "train": {"document_masking": True}}, "sdpa"),
         ({}, {}, "sdpa"),
     ],
 )

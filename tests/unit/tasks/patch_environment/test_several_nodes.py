@@ -88,7 +88,7 @@ def test_all_impossible_settings_are_reported_at_once(environment, lines):
 def test_supported_settings_are_accepted():
     for settings in (
         {"nnodes": 2},
-        {"nnodes": 2, "master_addr": "node-0.cluster", "port": 29500},
+        {"nnodes": 2, "master_addr": "node-0.cluster", "master_port": 29500},
         {"nnodes": 2, "launcher": "srun", "srun_options": ["--partition=gpu", "--exclusive"]},
     ):
         parse_config({"data": {"source": "python-stdlib"}, "environment": settings})

@@ -25,7 +25,7 @@ def test_the_description_has_source_counts_lengths_checks_and_text(text, parts):
     dataset, reference, _ = parts
     for words in (
         "| source | files |",
-        "| licence | not stated |",
+        "| license | not stated |",
         f"| train | {reference.train.documents:,} | {reference.train.tokens:,} |",
         "| whole: ",
         "### Tokens per document",

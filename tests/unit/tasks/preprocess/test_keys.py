@@ -43,7 +43,7 @@ def test_the_layout_of_several_shards_is_in_the_key_and_their_number_is_not():
 
 
 @pytest.mark.parametrize(
-    "change", [{"sequence_length": 8}, {"device": "cpu"}, {"files": ["./*"]}, {"strategy": "padded"}]
+    "change", [{"sequence_length": 8}, {"device": "cpu"}, {"files": ["./*"]}, {"packing": "padded"}]
 )
 def test_settings_that_do_not_determine_the_tokens_are_not_in_the_key(change):
     assert tokens_key(data(**change), DOCUMENTS) == tokens_key(DATA, DOCUMENTS)
@@ -55,7 +55,7 @@ def test_the_rows_key_follows_tokens_length_and_strategy_and_no_device():
     assert chunks_key(data(device="cpu"), "t" * 64) == key
     changed = [
         chunks_key(DATA, "u" * 64),
-        *(chunks_key(data(**c), "t" * 64) for c in ({"sequence_length": 8}, {"strategy": "padded"})),
+        *(chunks_key(data(**c), "t" * 64) for c in ({"sequence_length": 8}, {"packing": "padded"})),
     ]
     assert key not in changed and len(set(changed)) == 3
 

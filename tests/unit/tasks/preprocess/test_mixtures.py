@@ -22,7 +22,7 @@ def mixture(data, tmp_path):
         (tmp_path / "text" / "prose" / f"{number}.txt").write_text(text)
     lines = [json.dumps({"body": f"{number} 1234 5678 " * (number % 9 + 5)}) for number in range(60)]
     (tmp_path / "text" / "numbers").write_text("\n".join(lines))
-    prose = {"name": "prose", "files": [str(tmp_path / "text/prose")], "weight": 3, "licence": "CC0-1.0"}
+    prose = {"name": "prose", "files": [str(tmp_path / "text/prose")], "weight": 3, "license": "CC0-1.0"}
     numbers = {
         "name": "numbers",
         "files": [str(tmp_path / "text/numbers")],
@@ -59,7 +59,7 @@ def bytes_of_tokens():
 def test_no_row_holds_text_of_two_sources_and_the_reader_knows_whose_it_is(
     mixture, tmp_path, strategy, bytes_of_tokens
 ):
-    settings = mixture(strategy=strategy, stride=5 if strategy == "window" else None)
+    settings = mixture(packing=strategy, stride=5 if strategy == "window" else None)
     reference = preprocess(settings, str(tmp_path))
     folder = tmp_path / reference["path"]
     assert folder.name.startswith("mixture-")
@@ -84,19 +84,19 @@ def test_every_document_has_its_source_on_record(mixture, tmp_path, bytes_of_tok
             assert is_digits(values[None], table)[0] == (shard["source"] == "numbers")
         assert [facts["name"] for facts in content[split]["sources"]] == ["numbers", "prose"]
         assert sum(facts["bytes"] for facts in content[split]["sources"]) == content[split]["bytes"]
-    assert [(source["name"], source["weight"], source["licence"]) for source in meta["sources"]] == [
+    assert [(source["name"], source["weight"], source["license"]) for source in meta["sources"]] == [
         ("numbers", 1, "not stated"),
         ("prose", 3, "CC0-1.0"),
     ]
     seen = describe(folder)
-    assert seen["sources"]["prose"]["licence"] == "CC0-1.0" and seen["licence"] == "CC0-1.0; not stated"
+    assert seen["sources"]["prose"]["license"] == "CC0-1.0" and seen["license"] == "CC0-1.0; not stated"
     documents = sum(facts[name] for facts in seen["sources"].values() for name in ("documents", "validation documents"))
     assert documents == 100
 
 
 def test_neither_the_order_of_the_sources_nor_their_weights_change_the_bytes(mixture, tmp_path, digests):
     first = preprocess(mixture(), str(tmp_path / "one"))
-    other = [mixture.numbers | {"weight": 9}, mixture.prose | {"weight": 0.5, "licence": "MIT"}]
+    other = [mixture.numbers | {"weight": 9}, mixture.prose | {"weight": 0.5, "license": "MIT"}]
     assert lookup(mixture(*other), str(tmp_path / "one"))["digest"] == first["digest"]
     second = preprocess(mixture(*other), str(tmp_path / "two"))
     assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")

@@ -19,7 +19,7 @@ def test_counts_lengths_tables_and_text_are_shown(built, data):
         assert shown["bytes_per_token"] == pytest.approx(shown["bytes"] / shown["tokens"])
     assert sorted(table["sequence_length"] for table in found["chunks"].values()) == [16, 20]
     assert len(found["samples"]) == 3 and all(found["samples"])
-    assert (found["licence"], found["vocab_size"], found["dtype"]) == ("not stated", 300, "uint16")
+    assert (found["license"], found["vocab_size"], found["dtype"]) == ("not stated", 300, "uint16")
 
 
 def test_samples_are_rows_as_text(built, corpus):

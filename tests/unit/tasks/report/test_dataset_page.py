@@ -36,7 +36,7 @@ def test_findings_of_verify_are_on_the_page(built, read_page):
 
 def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     home, _ = built
-    reference = preprocess(data(strategy="best_fit"), str(home))
+    reference = preprocess(data(packing="best_fit"), str(home))
     page = read_page(dataset_page(home / reference["path"]))
     assert page.elements.count("svg") == 4
     assert f"Fraction of a sequence that is targets ({reference['chunks']})" in page.text

@@ -27,14 +27,14 @@ DATASET = make_dataset()
 
 
 @pytest.mark.parametrize(
-    ("now", "message"), [(False, ""), (True, "train.document_isolation: False before, True now")], ids=["off", "on"]
+    ("now", "message"), [(False, ""), (True, "train.document_masking: False before, True now")], ids=["off", "on"]
 )
 def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, caplog, now, message):
     run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
-    older = {name: value for name, value in train.items() if name != "document_isolation"}
+    older = {name: value for name, value in train.items() if name != "document_masking"}
     config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}})
     claim(run, config, older, MODEL, DATASET)
-    claim(run, config, train | {"document_isolation": now}, MODEL, DATASET)
+    claim(run, config, train | {"document_masking": now}, MODEL, DATASET)
     assert message in caplog.text and bool(caplog.text) == now
 
 

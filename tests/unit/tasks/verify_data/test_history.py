@@ -28,7 +28,7 @@ def test_runs_are_those_of_documents_counted_token_by_token(lengths, length, str
 
 @pytest.mark.parametrize("strategy", ["concat", *PACKED])
 def test_shares_are_those_of_the_places_of_inputs_in_their_documents(data, tmp_path, strategy):
-    reference = preprocess(data(strategy=strategy), str(tmp_path))
+    reference = preprocess(data(packing=strategy), str(tmp_path))
     folder = tmp_path / reference["path"]
     reader = TokenReader(folder, reference["chunks"], "train")
     rows = np.arange(len(reader))

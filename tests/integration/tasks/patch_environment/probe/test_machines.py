@@ -165,7 +165,7 @@ def test_a_fixed_port_that_is_busy_is_refused(tmp_path):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        requested = settings({"port": port})
-        with pytest.raises(ConfigError, match=f"environment.port={port}"):
+        requested = settings({"master_port": port})
+        with pytest.raises(ConfigError, match=f"environment.master_port={port}"):
             resolve(requested, probe(tmp_path, requested, lay_out(tmp_path)))
     assert resolve(requested, probe(tmp_path, requested)).port == port

@@ -65,7 +65,7 @@ def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked
     data, tmp_path, digests, gpu, strategy, working
 ):
     gpu(working)
-    changed, named = {"strategy": strategy} | ({"stride": 5} if strategy == "window" else {}), []
+    changed, named = {"packing": strategy} | ({"stride": 5} if strategy == "window" else {}), []
     for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
         found = preprocess(data(**changed, device=requested), str(tmp_path / name))
         manifest = read_manifest(tmp_path / name / found["path"] / "chunks" / found["chunks"], "chunks")

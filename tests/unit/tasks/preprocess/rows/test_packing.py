@@ -119,7 +119,7 @@ def test_best_fit_wastes_less_than_a_thousandth_on_realistic_lengths_and_is_fast
 def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_path, strategy):
     extra = {"stride": 5} if strategy == "window" else {}
     whole = preprocess(data(), str(tmp_path))
-    reference = preprocess(data(strategy=strategy, **extra), str(tmp_path))
+    reference = preprocess(data(packing=strategy, **extra), str(tmp_path))
     assert reference["digest"] == whole["digest"] and reference["built"] == ["chunks"]
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
     folder = tmp_path / reference["path"]
@@ -141,7 +141,7 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
 
 
 def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path):
-    reference = preprocess(data(strategy="padded"), str(tmp_path))
+    reference = preprocess(data(packing="padded"), str(tmp_path))
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
@@ -165,7 +165,7 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
 def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(data, tmp_path, strategy):
-    reference = preprocess(data(strategy=strategy), str(tmp_path))
+    reference = preprocess(data(packing=strategy), str(tmp_path))
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
@@ -186,7 +186,7 @@ def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(dat
 
 
 def test_a_stride_is_for_windows_only():
-    for section, words in (({"stride": 3}, "do not agree"), ({"strategy": "window"}, "needs a stride"),
-                         ({"strategy": "window", "stride": 300}, "tokens would be left out")):  # fmt: skip
+    for section, words in (({"stride": 3}, "do not agree"), ({"packing": "window"}, "needs a stride"),
+                         ({"packing": "window", "stride": 300}, "tokens would be left out")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             DataConfig.model_validate(section)

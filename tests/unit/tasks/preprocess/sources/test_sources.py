@@ -132,4 +132,4 @@ def test_the_standard_library_is_python_text_without_tests_and_packages():
     assert not any(skipped & set(Path(name).parts) for name in found_names)
     assert all(name.endswith(".py") for name in found_names)
     assert all(str(documents.source.path).startswith(sysconfig.get_path("stdlib")) for documents in found)
-    assert describe(DataConfig(source="python-stdlib")).licence == "PSF-2.0"
+    assert describe(DataConfig(source="python-stdlib")).license == "PSF-2.0"

@@ -20,8 +20,8 @@ from support.stages import plan, preprocess, verify
 
 MARK = "\nAnswer: "
 ANSWERS = {"loss_on": "answer", "answer_after": MARK}
-STRATEGIES = [{"strategy": name} for name in ("concat", "padded", "best_fit", "greedy")]
-STRATEGIES += [{"strategy": "window", "stride": 5}]
+STRATEGIES = [{"packing": name} for name in ("concat", "padded", "best_fit", "greedy")]
+STRATEGIES += [{"packing": "window", "stride": 5}]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(ids), np.array(answers)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["strategy"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
 def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(data, texts, tmp_path, strategy):
     reference = preprocess(data(files=[str(texts)], shard_size=1024, **ANSWERS, **strategy), tmp_path)
     folder = tmp_path / reference["path"]
@@ -83,7 +83,7 @@ def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(dat
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["strategy"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
 def test_batches_built_in_the_memory_of_a_device_count_the_same_labels(data, texts, tmp_path, strategy, device):
     reference = preprocess(data(files=[str(texts)], shard_size=1024, **ANSWERS, **strategy), tmp_path)
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
@@ -99,7 +99,7 @@ def test_batches_built_in_the_memory_of_a_device_count_the_same_labels(data, tex
 
 
 def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(data, texts, tmp_path):
-    reference = preprocess(data(files=[str(texts)], **ANSWERS, strategy="padded", sequence_length=32), tmp_path)
+    reference = preprocess(data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path)
     folder = tmp_path / reference["path"]
     reader = TokenReader(folder, reference["chunks"], "train")
     batches = TrainBatches(stages_of(reader), seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1)

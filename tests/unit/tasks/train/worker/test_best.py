@@ -18,7 +18,7 @@ from support.records import make_context
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 SIZES |= {"num_key_value_heads": 1, "attention": "softmax"}
 SHORT = {"max_steps": 12, "warmup_steps": 1, "global_batch_size": 2, "micro_batch_size": 2, "sample_tokens": 1}
-SHORT |= {"eval_every": 3, "save_every": 5, "save_total_limit": 2, "report_to": [], "compile": "off"}
+SHORT |= {"eval_steps": 3, "save_steps": 5, "save_total_limit": 2, "report_to": [], "compile": "off"}
 
 
 @pytest.fixture

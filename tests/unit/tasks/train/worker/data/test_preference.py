@@ -114,7 +114,7 @@ def test_epoch_zero_keeps_the_order_of_older_versions():
 
 
 def test_the_rows_of_a_dataset_on_disk(data, tmp_path):
-    reference = preprocess(data(strategy="best_fit"), str(tmp_path))
+    reference = preprocess(data(packing="best_fit"), str(tmp_path))
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     lengths = lengths_of_rows(reader)
     seen = TrainBatches(stages_of(reader, prefer_long=1.0), 7, 4096, 4, 0, 1).rows(0)

@@ -42,13 +42,13 @@ def readers(text, **settings):
 strategies = pytest.mark.parametrize(
     "settings",
     [
-        {"strategy": "concat"},
-        {"strategy": "window", "stride": 5},
-        {"strategy": "greedy"},
-        {"strategy": "best_fit"},
-        {"strategy": "padded"},
+        {"packing": "concat"},
+        {"packing": "window", "stride": 5},
+        {"packing": "greedy"},
+        {"packing": "best_fit"},
+        {"packing": "padded"},
     ],
-    ids=lambda settings: settings["strategy"],
+    ids=lambda settings: settings["packing"],
 )
 
 
