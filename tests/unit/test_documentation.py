@@ -10,7 +10,7 @@ import pytest
 
 import infini_llama
 from infini_llama.configs.keys import all_keys
-from infini_llama.flows.cli.parser import Parser, build_parser
+from infini_llama.flows.cli.parser import GROUPS, Parser, build_parser
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "docs"), str(ROOT / "benchmarks")]
@@ -111,6 +111,12 @@ def defined(module: str) -> set[str]:
     return names
 
 
+def test_the_page_that_the_help_of_a_command_names_exists():
+    titles = re.findall(r"^ +- (.+): [\w-]+\.md$", read(ROOT / "mkdocs.yml"), re.MULTILINE)
+    named = {page for *_, commands in GROUPS for _, page in commands.values()}
+    assert len(named) > 8 and named <= {*titles}
+
+
 def test_sentences_of_the_troubleshooting_page_are_printed():
     """Each piece between the dots is part of a string of the program."""
     pieces = []
@@ -156,6 +162,11 @@ def test_every_figure_is_that_of_its_file():
     for page in make_numbers.PAGES:
         assert make_numbers.with_numbers(read(page)) == read(page), f"{page.name} differs from benchmarks/results"
         assert memory_results.with_tables(read(page)) == read(page), f"{page.name} differs from benchmarks/results"
+
+
+def test_no_line_begins_with_the_mark_of_a_figure():
+    """Python-Markdown ends the paragraph there."""
+    assert not [page for page in make_numbers.PAGES if re.search(r"^\s*<!-- number", read(page), re.MULTILINE)]
 
 
 def test_a_figure_that_was_edited_by_hand_is_found():
