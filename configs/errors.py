@@ -2,11 +2,19 @@
 
 import errno
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import IntEnum
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+# All but tabs and line ends; those that turn the direction of writing; bytes of file names that are not UTF-8.
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    """Text of others for a terminal: control characters, which it would obey, as escape sequences such as \\x1b."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class ExitCode(IntEnum):

@@ -266,7 +266,7 @@ def _wait_until_healthy(server: subprocess.Popen, host: str, port: int, records:
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise PipelineError(
-                f"the Prefect server ended with code {server.returncode}; its log is {records}. Try again, or use --no-prefect."
+                f"the Prefect server exited with code {server.returncode}; its log is {records}. Try again, or use --no-prefect."
             )
         connection = http.client.HTTPConnection(host, port, timeout=5)
         try:

@@ -52,8 +52,8 @@ class TextConfig(Section):
         default_factory=list,
         title="Files",
         description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
-        "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl, csv, parquet and arrow files "
-        "have one document per record; a tar file has the documents of its files. All can be compressed with gz, xz, zst or bz2.",
+        "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl (ndjson), csv, tsv, parquet and arrow "
+        "files have one document per record; a tar file has the documents of its files. All can be compressed with gz, xz, zst or bz2.",
     )
     validation_files: list[str] = fixed(
         default_factory=list,

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from infini_llama.configs.errors import escaped
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.progress import Reached, progress_of
 
@@ -140,7 +141,7 @@ def line(record: logging.LogRecord) -> str:
 
 def words(record: logging.LogRecord) -> str:
     """The message, with the progress appended unless it contains it."""
-    message, progress = record.getMessage(), progress_of(record)
+    message, progress = escaped(record.getMessage()), progress_of(record)
     if progress is None:
         return message
     far = f"{progress.done:,.10g}" + (f"/{progress.total:,.10g}" if progress.total else "")

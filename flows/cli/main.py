@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from infini_llama.configs.errors import ConfigError, PipelineError, Preempted, no_space
+from infini_llama.configs.errors import ConfigError, PipelineError, Preempted, escaped, no_space
 from infini_llama.flows.cli.parser import build_parser, subcommands, unknown_command
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         code, sentence = explain(error)
         if parsed.verbose:
             traceback.print_exception(error)
-        print(f"infini-llama: {sentence}", file=sys.stderr)
+        print(f"infini-llama: {escaped(sentence)}", file=sys.stderr)
         if parsed.json:
             print(json.dumps({"error": sentence, "exit_code": code}), flush=True)
     finally:

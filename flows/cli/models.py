@@ -54,7 +54,7 @@ def evaluate(arguments: Namespace) -> Answer:
     if arguments.passkey:
         return _passkey(arguments)
     if given := [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]:
-        raise ConfigError(f"{', '.join(given)}: only with --passkey; add it, or remove them.")
+        raise ConfigError(f"{', '.join(given)}: only with --passkey; use both or neither.")
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
@@ -72,7 +72,7 @@ def _passkey(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     form, filler = arguments.form or "passkey", arguments.filler or "repeated"
     if not arguments.segments and (arguments.form or arguments.filler):
-        raise ConfigError("--form and --filler need --segments; add it, or remove them.")
+        raise ConfigError("--form and --filler need --segments; use both or neither.")
     from infini_llama.flows.cli.tables import passkey_text
     from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 

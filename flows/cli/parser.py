@@ -31,16 +31,16 @@ GROUPS = (
         "Results",
         'infini-llama generate tiny --prompt "import os"',
         {
-            "runs": ("list all runs with state, step, losses and size", "Reports and clean-up"),
+            "runs": ("list all runs with state, step, losses and size", "Metrics, reports and clean-up"),
             "report": (
                 "describe a run or dataset; write the page of a run (also during training)",
-                "Reports and clean-up",
+                "Metrics, reports and clean-up",
             ),
-            "compare": ("compare runs: settings, results and curves", "Reports and clean-up"),
+            "compare": ("compare runs: settings, results and curves", "Metrics, reports and clean-up"),
             "generate": ("generate text from prompts", "Model"),
             "evaluate": ("measure perplexity or passkey retrieval", "Evaluation"),
             "export": ("export a trained model to a Hugging Face folder", "Hugging Face import and export"),
-            "import": ("write a configuration that starts from a Hugging Face Llama", "Continued pretraining"),
+            "import": ("write a configuration that starts from a Hugging Face Llama", "Hugging Face import and export"),
         },
     ),
     (
@@ -57,8 +57,8 @@ GROUPS = (
         {
             "doctor": ("check this machine and print a fix for each problem", "Environment and tuning"),
             "estimate": ("estimate parameters, FLOPs and memory of a run", "Estimate memory and compute"),
-            "gc": ("list old and unused files; --yes deletes them", "Reports and clean-up"),
-            "completion": ("print a shell completion script", "FAQ"),
+            "gc": ("list old and unused files; --yes deletes them", "Metrics, reports and clean-up"),
+            "completion": ("print a shell completion script", "Quickstart"),
             "help": ("print this help, or the help of a command", "Quickstart"),
         },
     ),
@@ -75,7 +75,10 @@ EXIT_CODES = """Exit codes:
    64  invalid configuration or arguments
    65  invalid data
    70  unexpected or repeated failure
+   71  out of memory, and the micro-batch cannot be halved
+   72  loss or gradient not finite, also after rollbacks
    75  training was stopped; run the command again to resume
+   76  a rank hangs again at the same checkpoint
   130, 143  stopped before or after training"""
 EVERY = """Set any key of the configuration with section.key=value, for example
 train.max_steps=500. Every command has --json (one JSON object on stdout),

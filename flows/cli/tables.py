@@ -7,6 +7,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
+from infini_llama.configs.errors import escaped
 from infini_llama.tasks.formatting import (
     Cells,
     control_rows,
@@ -222,7 +223,7 @@ def as_text(record: Cells) -> str:
             for text in texts:
                 console.rule(style="none")
                 console.print(text)
-    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip()
+    return escaped("\n".join(line.rstrip() for line in target.getvalue().split("\n")).strip())
 
 
 def _is_nested(value: object) -> bool:

@@ -249,7 +249,7 @@ def _refuse_unsupported(
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}; give one of [batch, length]")
     if kwargs.get("output_attentions"):
-        raise ValueError("output_attentions=True: attention weights are never computed as such")
+        raise ValueError("output_attentions=True: attention weights are not computed")
     packed = sorted(name for name in PACKED if kwargs.get(name) is not None)
     if packed and position_ids is None:
         raise ValueError(f"{packed[0]} without position_ids: give position_ids that restart in each document")

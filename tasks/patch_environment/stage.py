@@ -1,7 +1,6 @@
 """The patch-environment stage: probe, resolve, pin. Only the workers' own environment is changed."""
 
 import errno
-import json
 import logging
 import os
 from datetime import UTC, datetime
@@ -31,6 +30,9 @@ from infini_llama.tasks.records.environment import (
 )
 from infini_llama.tasks.records.machine import Disk, MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.runs.identity import read_of_run
+from infini_llama.tasks.storage.artifacts import Damaged
+from infini_llama.tasks.storage.record_file import as_record
 
 log = logging.getLogger("infini_llama.environment")
 
@@ -126,16 +128,13 @@ def _check_disk(disk: Disk, home: Path) -> None:
 
 def read_record(path: Path) -> EnvironmentRecord | None:
     """What an earlier attempt pinned; None if there was none or its file cannot be used."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        return EnvironmentRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return as_record(EnvironmentRecord, read_of_run(path.parent, path), path)
+    except Damaged as fault:
         log.warning(
-            "%s cannot be used (%s: %s) and is written again: this attempt may run with other settings than the "
-            "earlier ones.",
-            path,
-            type(error).__name__,
-            " ".join(str(error).split()),
+            "%s It is written again: this attempt may run with other settings than the earlier ones.",
+            fault,
         )
         return None

@@ -128,6 +128,7 @@ class LeftOut(Record):
         near: the first of these and the documents that they are like, in words.
         also_validation: training texts that are also held out.
         bad: the first damaged places, in words.
+        other_files: files in folders of text that were not read, by kind.
     """
 
     records: int = 0
@@ -140,6 +141,7 @@ class LeftOut(Record):
     bad_records: int = 0
     bad_files: int = 0
     bad: tuple[str, ...] = ()
+    other_files: dict[str, int] = Field(default_factory=dict)
     duplicates_dropped: bool = False
 
 

@@ -18,6 +18,7 @@ class TrainingResult(Record):
     Attributes:
         stopped_early: train.early_stopping_patience, if that ended the run.
         parameters, weights_sha256, optimizer_sha256: None: an older version did not record them.
+        checkpoint_digest: of the checkpoint of this step, whose weights these are; None: it has none.
         sample: text that continues train.sample_prompt; samples: those of train.sample_prompts.
     """
 
@@ -26,6 +27,7 @@ class TrainingResult(Record):
     parameters: int | None = None
     weights_sha256: str | None = None
     optimizer_sha256: str | None = None
+    checkpoint_digest: str | None = None
     sample: str
     samples: tuple[str, ...] = ()
 

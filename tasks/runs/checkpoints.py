@@ -85,6 +85,19 @@ def latest_step(folder: Path) -> int:
     return next((step_of(path) for path in committed(folder)), 0)
 
 
+def digest_at(folder: Path, step: int) -> str | None:
+    """Digest of the checkpoint of a step; None where there is none or its manifest is damaged."""
+    try:
+        return read_manifest(checkpoint_path(folder, step), KIND).digest
+    except Damaged:
+        return None
+
+
+def is_digest_at(folder: Path, step: int, digest: str | None) -> bool:
+    """Whether the checkpoint of a step has this digest; None: the digest was not recorded."""
+    return digest is None or digest == digest_at(folder, step)
+
+
 def read_state(checkpoint: Path) -> TrainState:
     """The scalars of a checkpoint.
 

@@ -10,6 +10,7 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.job_file import read_start
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import read_lines
 from infini_llama.tasks.storage.lease import this_machine
 
@@ -83,7 +84,7 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     """One attempt; None for one that never started."""
     try:
         job = read_start(folder)
-    except (OSError, ValueError, TypeError):  # killed before, or damaged
+    except (OSError, Damaged):  # killed before, or damaged
         return None
     start = job.started.wall
     lines = read_lines(folder / LEDGER, _LedgerLine)

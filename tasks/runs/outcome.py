@@ -54,13 +54,13 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
         )
     if silent and returncode < 0:
         return Outcome(
-            "failed", ExitCode.UNEXPECTED, f"torchrun was ended by signal {-returncode}; logs are in {log_folder}."
+            "failed", ExitCode.UNEXPECTED, f"torchrun was killed by signal {-returncode}; logs are in {log_folder}."
         )
     if silent and all(status is None for status in statuses):
         return Outcome(
             "failed",
             ExitCode.UNEXPECTED,
-            f"no worker started (torchrun ended with {returncode}){hint and f': {hint}'}; see {log_folder}/torchrun.log.",
+            f"no worker started (torchrun exited with {returncode}){hint and f': {hint}'}; see {log_folder}/torchrun.log.",
         )
     if silent:
         ranks = ", ".join(str(rank) for rank in silent)
@@ -75,7 +75,7 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
     return Outcome(
         "failed",
         ExitCode.UNEXPECTED,
-        f"torchrun ended with {returncode} although its workers had finished; see {log_folder}/torchrun.log.",
+        f"torchrun exited with {returncode} although its workers had finished; see {log_folder}/torchrun.log.",
     )
 
 

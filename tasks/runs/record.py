@@ -130,9 +130,15 @@ class RunRecord:
 
     @cached_property
     def result(self) -> TrainingResult | None:
-        """What the finished run left; None where it has not ended, or goes on beyond the steps it ended with before."""
+        """What the finished run left; None where it has not ended, or has trained since: its last checkpoint is another one."""
         result = self.folder.read_record(TrainingResult, self.folder.result)
-        return result if result and result.steps == self.step else None
+        if result is None or result.steps != self.step:
+            return None
+        return (
+            result
+            if checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest)
+            else None
+        )
 
     @cached_property
     def step(self) -> int:

@@ -1,6 +1,5 @@
 """The folder of a run: what it remembers, and the files that a run appends to."""
 
-import json
 import logging
 import os
 import re
@@ -10,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import JsonValue, ValidationError
-
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine, TrainLine
-from infini_llama.tasks.records.record import Record, first_fault
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.runs.identity import read_of_run, write_of_run
 from infini_llama.tasks.runs.job_file import job_path
 from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
 from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
+from infini_llama.tasks.storage.record_file import as_record
 
 RecordType = TypeVar("RecordType", bound=Record)
 AnyStep = TypeVar("AnyStep", bound=StepLine)
@@ -54,20 +53,16 @@ class RunFolder:
     summary = _Entry("summary.json")
 
     def read(self, path: Path) -> JsonObject:
-        """A JSON object of this folder, {} while its file does not exist.
+        """The fields of a record of this folder, {} while its file does not exist.
 
         Raises:
-            Damaged: the file holds something else.
+            Damaged: it is not as it was written, or it is of another run.
         """
-        if not path.exists():
-            return {}
-        try:
-            record: JsonValue = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as fault:
-            raise Damaged(f"{path} is not JSON ({fault}).") from None
-        if not isinstance(record, dict):
-            raise Damaged(f"{path} is not a JSON object.")
-        return record
+        return read_of_run(self.path, path) if os.path.lexists(path) else {}
+
+    def write(self, path: Path, record: Record) -> None:
+        """Replace a record of this folder."""
+        write_of_run(self.path, path, record)
 
     def read_or_rebuild(self, path: Path) -> JsonObject:
         """As `read`, for a file that training writes again: {} with a warning where it is damaged."""
@@ -80,10 +75,9 @@ class RunFolder:
     def read_record(self, kind: type[RecordType], path: Path) -> RecordType | None:
         """The record in a file that training writes again: None without it, and with a warning where it is damaged."""
         try:
-            return kind.from_json(self.read(path)) if path.exists() else None
-        except (Damaged, ValidationError) as fault:
-            words = " ".join(str(fault).split())
-            log.warning("%s cannot be used (%s); training writes it again.", path, words)
+            return as_record(kind, self.read(path), path) if os.path.lexists(path) else None
+        except Damaged as fault:
+            log.warning("%s It is not used; training writes it again.", fault)
             return None
 
     def read_lineage(self) -> Lineage | None:
@@ -92,19 +86,19 @@ class RunFolder:
         Raises:
             Damaged: there is no such copy.
         """
-        if not self.lineage.exists():
+        if not os.path.lexists(self.lineage):
             return None
         try:
-            return read_as(Lineage, self.read(self.lineage), self.lineage)
+            return as_record(Lineage, self.read(self.lineage), self.lineage)
         except Damaged as fault:
             for attempt_dir in reversed(attempt_folders(self)):
                 job = job_path(attempt_dir)
                 with suppress(Damaged):
-                    copy = read_as(Lineage, self.read(job).get("lineage"), job)
+                    copy = as_record(Lineage, self.read(job).get("lineage"), job)
                     log.warning("%s The copy in %s is used.", fault, job)
                     return copy
             raise Damaged(
-                f"{fault} It says what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
+                f"{fault} It records what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
                 "or choose another runtime.name."
             ) from None
 
@@ -126,7 +120,7 @@ class RunFolder:
         Raises:
             ConfigError: none has.
         """
-        if not self.lineage.exists():
+        if not os.path.lexists(self.lineage):
             raise ConfigError(
                 f"{self.path} is not a run folder (it has no lineage.json); give the path of runs/<name> in your "
                 "home folder."
@@ -134,19 +128,7 @@ class RunFolder:
 
     def write_lineage(self, lineage: Lineage) -> None:
         """Write lineage.json."""
-        write_atomic(self.lineage, json.dumps(lineage.to_json(), indent=1))
-
-
-def read_as(kind: type[RecordType], fields: JsonValue, path: Path) -> RecordType:
-    """The record of this kind that was parsed from `path`.
-
-    Raises:
-        Damaged: a field is missing or has another type.
-    """
-    try:
-        return kind.model_validate_json(json.dumps(fields), strict=True)
-    except ValidationError as fault:
-        raise Damaged(f"{path}: {first_fault(fault)}.") from None
+        self.write(self.lineage, lineage)
 
 
 def size_of(path: Path) -> int:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from infini_llama.configs.errors import no_space
 from infini_llama.tasks.records.status import RankError, RankState, RankStatus
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.lease import this_machine
+from infini_llama.tasks.storage.record_file import read_record, record_text, write_record
 
 NODE = "GROUP_RANK"  # rank of the node, set by torchrun
 
@@ -40,22 +41,22 @@ def write_status(
     )
     path = status_path(attempt_dir, rank)
     try:
-        write_atomic(path, status.model_dump_json(indent=1))
+        write_record(path, status)
     except OSError as full:
         if error is None or not no_space(full):
             raise
         # The status "running" has a block of the disk already; a short text fits into it.
         short = error.model_copy(update={"traceback": "", "sample_rows": None})
         with path.open("r+", encoding="utf-8") as file:
-            file.write(status.model_copy(update={"error": short}).model_dump_json())
+            file.write(record_text(status.model_copy(update={"error": short}).to_json()))
             file.truncate()
 
 
 def read_status(attempt_dir: Path, rank: int) -> RankStatus | None:
     """A rank's status; None before its first one, or if the filesystem does not answer."""
     try:
-        return RankStatus.model_validate_json(status_path(attempt_dir, rank).read_bytes())
-    except (OSError, ValueError):
+        return read_record(RankStatus, status_path(attempt_dir, rank))
+    except (OSError, Damaged):
         return None
 
 

@@ -29,6 +29,7 @@ from infini_llama.tasks.storage.locks import Busy as Busy
 from infini_llama.tasks.storage.locks import Lock as Lock
 
 MANIFEST = "manifest.json"
+SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
 FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 2}
 READ_AT_ONCE = 2**21  # bytes
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
@@ -47,7 +48,8 @@ def _serialized(manifest: Mapping[str, object]) -> bytes:
 
 def checksum_of(value: Any) -> str:
     """Checksum of a JSON value, independent of key order and white space."""
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    canonical = text.encode("utf-8", "surrogatepass")  # a file's name may be no UTF-8
     return "blake3:" + blake3(canonical).hexdigest()
 
 
@@ -113,7 +115,7 @@ def commit(
     fields = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
     created = datetime.now(UTC).isoformat(timespec="seconds")
     fields |= {"digest": checksum_of(fields), "created": created, "meta": meta}
-    fields["self_checksum"] = checksum_of(fields)
+    fields[SELF_CHECKSUM] = checksum_of(fields)
     (staged / MANIFEST).write_bytes(_serialized(fields))
     for relative in [*files, MANIFEST]:
         sync(staged / relative)
@@ -189,15 +191,15 @@ def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
 
 def _fields_of(file: Path) -> JsonObject:
     """The fields of a manifest whose bytes match its own checksum; their types are not checked yet."""
-    with _readable(file):
+    with readable(file):
         text = file.read_bytes()
     try:
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.keys() != Manifest.model_fields.keys():
             raise Damaged(f"{file} is not a manifest.")
-        own = checksum_of({key: value for key, value in fields.items() if key != "self_checksum"})
+        own = checksum_of({key: value for key, value in fields.items() if key != SELF_CHECKSUM})
         # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
-        if fields["self_checksum"] != own or _serialized(fields) != text:
+        if fields[SELF_CHECKSUM] != own or _serialized(fields) != text:
             raise Damaged(f"{file} does not match its own checksum.")
     except (ValueError, RecursionError):
         raise Damaged(f"{file} is not JSON.") from None
@@ -215,7 +217,7 @@ def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> Any
         file = path / name
         if file.is_symlink() or not file.is_file():
             raise Damaged(f"{file} is missing.")
-        with _readable(file):
+        with readable(file):
             size = file.stat().st_size
             found = file_checksum(file) if checksums and size == expected.size else expected.checksum
         if size != expected.size:
@@ -231,7 +233,7 @@ def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> Any
 
 
 @contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def readable(file: Path) -> Iterator[None]:
     """A file that the disk cannot give is damaged; one that the machine cannot open just now (limits, permissions) is not."""
     try:
         yield

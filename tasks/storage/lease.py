@@ -93,7 +93,7 @@ class Lease:
         """Raises Busy once another machine has taken the lease: this one was away for longer than it lasts."""
         if self.taken_by:
             raise Busy(
-                f"{self.path} was taken over by {self.taken_by} while this process did not answer; it must not continue here."
+                f"{self.path} was taken over by {self.taken_by} while this process did not respond; it must not continue here."
             )
 
     def _keep(self) -> None:

@@ -109,7 +109,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
             here = endpoint.model_copy(update={"address": master_addr or endpoint.address})
             if _reaches(here, since):
                 taken.add(newest)
-                log.info("%s ended with %d here", newest.name, take_part(newest, here))
+                log.info("%s exited with %d on this node", newest.name, take_part(newest, here))
                 since = time.monotonic()
                 led = True
         elif last is not None and led and not newest and (not is_led or last in FINAL):
@@ -117,7 +117,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
         elif time.monotonic() - since > timeout:
             if last is None:
                 raise PipelineError(
-                    f"no command has led the run {run.path} for {timeout:.0f} s; start it on the first node."
+                    f"no command has supervised the run {run.path} for {timeout:.0f} s; start it on the first node."
                 )
             return last
         led |= is_led

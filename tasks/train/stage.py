@@ -1,6 +1,5 @@
 """The training stage: takes the run's folder and makes attempts until the run is finished or a person has to act."""
 
-import json
 import logging
 import math
 from collections.abc import Callable, Generator
@@ -19,9 +18,10 @@ from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingRes
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.record import RunRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_as
-from infini_llama.tasks.storage.artifacts import Damaged, Lock, write_atomic
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.storage.artifacts import Damaged, Lock
 from infini_llama.tasks.storage.lease import Lease
+from infini_llama.tasks.storage.record_file import as_record
 from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
 from infini_llama.tasks.train.attempt import attempt
 from infini_llama.tasks.train.curriculum import in_samples, refuse_stages
@@ -67,7 +67,7 @@ def train(
     with take(run, config.runtime, each_poll) as (lock, poll):
         plan = environment.plan
         model, settings, lineage = bind(run, config, dataset, plan)
-        write_atomic(run.path / "environment.json", json.dumps(environment.record.to_json(), indent=1))
+        run.write(run.environment, environment.record)
         stages = in_samples(config, dataset, lineage.curriculum_ends or (), lineage.max_steps)
         if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
             if config.runtime.resume == "never" and not is_retry(run, invocation):
@@ -182,13 +182,18 @@ def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary
         return None
     try:
         steps = steps if isinstance(steps := fields.get("steps"), int) else 0
-        summary = read_as(RunSummary, fields | paths_of(run, steps), run.summary)
+        summary = as_record(RunSummary, fields | paths_of(run, steps), run.summary)
     except Damaged as fault:
         log.warning("%s It is written again.", fault)
         return None
     early = summary.stopped_early
     done = summary.steps >= max_steps or (early is not None and early == patience)
-    return summary if done and summary.steps == checkpoints.latest_step(run.checkpoints) else None
+    if not done or summary.steps != checkpoints.latest_step(run.checkpoints):
+        return None
+    if not checkpoints.is_digest_at(run.checkpoints, summary.steps, summary.checkpoint_digest):
+        log.warning("%s is not of checkpoint %s; it is written again.", run.summary, summary.checkpoint.name)
+        return None
+    return summary
 
 
 def failure(outcome: Outcome) -> Exception:
@@ -207,7 +212,7 @@ def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:
         unigram_entropy_bits: of the validation split, per token.
     """
     record = RunRecord(run.path)
-    result = read_as(TrainingResult, run.read(run.result), run.result)
+    result = as_record(TrainingResult, run.read(run.result), run.result)
     tokens = checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, result.steps)).tokens
     losses, seconds = record.train_losses, record.step_seconds
     last = record.validated[-1] if record.validated else ValidationLine(step=0)
@@ -228,7 +233,7 @@ def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:
         "goodput": record.goodput.to_json(),
     }
     summary = RunSummary.from_json(fields)
-    write_atomic(run.summary, summary.model_dump_json(indent=1, exclude={"already_finished"}))
+    run.write(run.summary, summary)
     return summary
 
 

@@ -152,7 +152,7 @@ def _tokenizer(dataset: Path) -> str:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as fault:  # the library raises nothing narrower
-        raise Damaged(f"{path} is no tokenizer ({fault}).") from None
+        raise Damaged(f"{path} is not a tokenizer ({fault}).") from None
     if tokenizer.get_vocab_size() != manifest.content.vocab_size:
         raise Damaged(
             f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says {manifest.content.vocab_size}."

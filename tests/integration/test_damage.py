@@ -6,6 +6,7 @@ import shutil
 import pytest
 import yaml
 
+from infini_llama.tasks.storage.record_file import read_fields, write_fields
 from support.laboratory import CONFIG, Laboratory
 
 SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
@@ -114,8 +115,8 @@ def test_resume_rules(lab, finished):
     assert "step-00000040" in started.log.read_text()
     assert (run_dir / "checkpoints/abandoned/step-00000060").is_dir()
     assert json.loads((run_dir / "summary.json").read_text())["weights_sha256"] == expected["weights_sha256"]
-    summary = json.loads((run_dir / "summary.json").read_text())
+    summary = read_fields(run_dir / "summary.json")
     summary["paths"] = {name: f"/moved/{name}" for name in summary["paths"]}  # as in a home that was moved since
-    (run_dir / "summary.json").write_text(json.dumps(summary))
+    write_fields(run_dir / "summary.json", summary)
     again = lab.start("rules", *SOFTMAX_2)
     assert again.wait() == 0 and f"{run_dir}/report.html" in again.log.read_text(), again.log.read_text()

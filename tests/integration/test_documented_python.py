@@ -1,5 +1,6 @@
 """Every Python block of the README and the docs, each in a fresh process, in a folder that has what the pages assume."""
 
+import json
 import os
 import re
 import shutil
@@ -52,6 +53,11 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(BLOCKS)])
 def test_a_block_runs(folder, page, block):
     run(folder, "-c", block, "llama.cpp")
+
+
+def test_the_notebook_runs(tmp_path):
+    cells = json.loads((ROOT / "docs/api.ipynb").read_text(encoding="utf-8"))["cells"]
+    run(tmp_path, "-c", "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
 
 
 def test_every_page_with_python_is_covered():

@@ -7,9 +7,10 @@ from pathlib import Path
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, point_and_prune
+from infini_llama.tasks.records.summary import TrainingResult
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, digest_at, point_and_prune
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
-from infini_llama.tasks.storage.artifacts import commit, staging, write_atomic
+from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.lineage import claim
 from support.records import make_model
 
@@ -78,9 +79,15 @@ def make_run(
         record = attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message}
         append_attempt(run, AttemptRecord.from_json(record))
     if finished:
-        result = {"steps": steps, "stopped_early": None, "parameters": 1234, "weights_sha256": "ab12"}
-        texts = {"sample": "def f(): </pre><script>", "samples": ["a second text"]}
-        write_atomic(run.path / "result.json", json.dumps(result | texts))
+        result = TrainingResult(
+            steps=steps,
+            parameters=1234,
+            weights_sha256="ab12",
+            checkpoint_digest=digest_at(run.checkpoints, steps),
+            sample="def f(): </pre><script>",
+            samples=("a second text",),
+        )
+        run.write(run.result, result)
     return run.path
 
 

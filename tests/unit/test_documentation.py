@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from infini_llama.configs.keys import all_keys
 from infini_llama.flows.cli.parser import Parser, build_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+sys.path += [str(ROOT / "docs"), str(ROOT / "benchmarks")]
+
+import make_numbers  # noqa: E402
+import memory_results  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests/seed_features.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-TEST = re.compile(r"`((?:unit|contracts|integration|gpu)/[\w/]+\.py)::(\w+)`")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SECTIONS = [name for name, is_section in all_keys().items() if is_section and "." not in name]
 KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(SECTIONS)})(?:\.[a-z_]\w*)+)(?![\w(])")
@@ -25,46 +30,8 @@ PAPER = re.compile(r"arXiv (\d{4}\.\d{5})")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def names_in(file: Path) -> set[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
-
-
-def test_tests_that_the_audit_names_exist():
-    named = TEST.findall((ROOT / "docs/seed-features.md").read_text(encoding="utf-8"))
-    assert len(named) > 100
-    known = {file: names_in(ROOT / "tests" / file) for file, _ in named if (ROOT / "tests" / file).is_file()}
-    assert not [f"{file}::{name}" for file, name in named if name not in known.get(file, ())]
-
-
-def marks_of(file: str, name: str) -> set[str]:
-    """Those by which `make test` leaves the whole test out."""
-    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
-    function = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
-    marks = [ast.unparse(one) for one in function.decorator_list if "parametrize" not in ast.unparse(one)]
-    marks += [ast.unparse(one) for one in tree.body if isinstance(one, ast.Assign) and "pytestmark" in ast.unparse(one)]
-    return {mark for mark in ("slow", "gpu") if f"pytest.mark.{mark}" in " ".join(marks)}
-
-
-def test_the_audit_marks_the_tests_that_make_test_leaves_out():
-    text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
-    named = re.findall(TEST.pattern + r"(?: \*\((slow|gpu)\)\*)?", text)
-    assert not [f"{file}::{name}" for file, name, mark in named if marks_of(file, name) != ({mark} if mark else set())]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (line,) = [line for line in readme.splitlines() if "`make test`" in line]
-    assert "`make slow`" in line and "`make gpu`" in line and "everything" not in line
-
-
-def test_each_row_of_the_audit_names_a_test_or_states_that_there_is_none():
-    """A row without a test says why none can be named."""
-    text = (ROOT / "docs/seed-features.md").read_text(encoding="utf-8")
-    rows = [
-        line
-        for line in text.splitlines()
-        if line.startswith("| ") and not line.startswith(("| seed document", "| feature"))
-    ]
-    assert not [line for line in rows if line.count("|") != 5]
-    assert not [line for line in rows if not TEST.search(line) and "none by itself" not in line]
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 def anchors(page: Path) -> set[str]:
@@ -156,7 +123,7 @@ def test_sentences_of_the_troubleshooting_page_are_printed():
     sentences = [
         found for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for found in re.findall(r"`([^`]+)`", row)
     ]
-    assert len(sentences) > 50
+    assert len(sentences) > 40
     assert not [one for one in sentences if not all(part.strip() in program for part in one.split("…"))]
 
 
@@ -176,3 +143,28 @@ def test_troubleshooting_starts_from_symptoms_and_each_answer_names_a_key_or_a_c
     for symptom in ("loss does not fall", "gpu is not used", "out of memory", "slow", "not finite"):
         assert symptom in symptoms
     assert not [row[0] for row in rows if not KEY.search(row[2]) and "infini-llama " not in row[2]]
+
+
+def test_every_figure_is_that_of_its_file():
+    """Where this fails, a result or a figure was changed: run `python docs/make_numbers.py`, or benchmarks/memory.py --tables."""
+    marks = [
+        mark for page in make_numbers.PAGES for mark in re.findall(r"<!-- (?:table|number): (\w+) -->", read(page))
+    ]
+    assert len(marks) > 30
+    tables = {function.__name__ for function in make_numbers.TABLES}
+    assert not [mark for mark in marks if mark not in tables | {*make_numbers.NUMBERS} | {*memory_results.TABLES}]
+    for page in make_numbers.PAGES:
+        assert make_numbers.with_numbers(read(page)) == read(page), f"{page.name} differs from benchmarks/results"
+        assert memory_results.with_tables(read(page)) == read(page), f"{page.name} differs from benchmarks/results"
+
+
+def test_no_line_begins_with_the_mark_of_a_figure():
+    """Python-Markdown ends the paragraph there."""
+    assert not [page for page in make_numbers.PAGES if re.search(r"^\s*<!-- number", read(page), re.MULTILINE)]
+
+
+def test_a_figure_that_was_edited_by_hand_is_found():
+    page = read(ROOT / "docs/performance.md")
+    (figure,) = re.findall(r"<!-- number: memory_1gb -->(.+?)<!-- end -->", page)
+    edited = page.replace(figure, figure.replace("1", "2", 1))
+    assert make_numbers.with_numbers(edited) == page != edited

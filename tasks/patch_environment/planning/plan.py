@@ -39,7 +39,10 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
     precision = speed.precision(config, devices, facts, notes)
     if micro == "auto":
         micro = estimate.micro_batch(config, facts, precision, devices)
-        notes.explain("micro_batch_size", "the most that the estimate fits into the memory and that still helps")
+        notes.explain(
+            "micro_batch_size",
+            "the largest that fits into memory by the estimate and is still faster",
+        )
     threads = settings.threads
     if threads == "auto":
         threads = max(1, facts.cores // devices.processes)

@@ -56,7 +56,7 @@ def allocator(config: PipelineConfig, device: Device, facts: MachineFacts, notes
     if device == "cpu" and facts.glibc:
         notes.explain("allocator", "glibc's, which keeps freed memory instead of returning it to the kernel")
         return "glibc"
-    notes.explain("allocator", "it is not the CPU that computes" if device == "cuda" else "this system has no glibc")
+    notes.explain("allocator", "training runs on a GPU" if device == "cuda" else "this system has no glibc")
     return "system"
 
 
@@ -77,7 +77,9 @@ def attention(config: PipelineConfig, devices: Devices, number: Precision, facts
     elif error := facts.attention.get(requested):
         notes.problems.append(f"{key}, but it cannot be used here: {error}; use auto or sdpa.")
     if requested not in ("auto", "sdpa", "flash2") and config.model.attention_dropout:
-        notes.problems.append(f"{key}, but it cannot drop weights; set model.attention_dropout=0 or use sdpa.")
+        notes.problems.append(
+            f"{key}, but it does not support attention dropout; set model.attention_dropout=0 or use sdpa."
+        )
     if requested != "auto":
         return requested
     if fault := _without_flash(config, devices, number):

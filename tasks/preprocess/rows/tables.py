@@ -168,7 +168,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     device = resolve_device(data.device, data.packing)
     if device == "cpu" and data.device.startswith("cuda"):
         log.info(
-            "data.packing=%s is computed on the CPU: it places one piece after another, which no GPU speeds up",
+            "data.packing=%s is computed on the CPU: its pieces are placed one after another",
             data.packing,
         )
     content = read_dataset(dataset).content

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.remote import Ranges
 from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text
@@ -22,10 +23,15 @@ ARROW_FILE = b"ARROW1"
 
 def read_parquet(stream: IO[bytes], text_column: str) -> Records:
     with _seekable(stream) as file:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = _opened(file)
         _refuse_concatenated(file, table.metadata)
         named_column(table.schema_arrow.names, text_column)
         yield from _batches(table.iter_batches(batch_size=AT_ONCE, columns=[text_column]), text_column)
+
+
+def _opened(file: IO[bytes]) -> pyarrow.parquet.ParquetFile:
+    """The file, whose pages are compared with their checksums where it has these."""
+    return pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
 
 
 def _refuse_concatenated(file: IO[bytes], metadata: pyarrow.parquet.FileMetaData) -> None:
@@ -42,7 +48,7 @@ def _refuse_concatenated(file: IO[bytes], metadata: pyarrow.parquet.FileMetaData
 
 def parquet_rows(file: IO[bytes], text_column: str, rows: Iterator[int]) -> Records:
     """These rows, ascending; row groups without one are not read."""
-    table = pyarrow.parquet.ParquetFile(file)
+    table = _opened(file)
     named_column(table.schema_arrow.names, text_column)
     sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
     ends = np.cumsum(sizes)
@@ -128,7 +134,7 @@ def _seekable(stream: IO[bytes]) -> IO[bytes]:
 
 def named_column(names: list[str], text_column: str) -> int:
     if text_column not in names:
-        known = ", ".join(names) or "none"
+        known = escaped(", ".join(names)) or "none"
         raise Unreadable(
             f"has no column '{text_column}' (it has {known}); name the one with the text in data.text_column"
         )

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.columnar import (
     arrow_rows,
@@ -38,10 +39,11 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 PLAIN = ("txt", "md", "rst", "py")
-RECORDS = ("json", "jsonl", "csv", "parquet", "arrow", "tar")
+RECORDS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow", "tar")
 COMPRESSED = ("gz", "xz", "zst", "bz2")
 READ_AHEAD = 2**20
 EOFHeaderError, HeaderError = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
+EmptyHeaderError = tarfile.EmptyHeaderError  # type: ignore[attr-defined]
 FAR_APART = 2**17  # bytes read ahead where documents are: what lies between them need not be read
 COMPRESSED_READ = 2**16
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error, tarfile.TarError)
@@ -187,33 +189,63 @@ class _Streams(io.RawIOBase):
         return len(data)
 
 
+class _Archive(tarfile.TarFile):
+    """A tar file that is read past its first block of zeros (`ignore_zeros`), where nothing but zeros may follow.
+
+    Attributes:
+        has_ended: whether a block of zeros was read.
+    """
+
+    has_ended = False
+
+
 class _Member(tarfile.TarInfo):
-    """A file in a tar file. `tarfile` takes a damaged or missing header after the first for the end."""
+    """A file in a tar file. `tarfile` takes a damaged or missing header after the first for the end, and so a block of zeros."""
 
     @classmethod
     def fromtarfile(cls, tarfile: Any) -> "_Member":
+        begin = tarfile.offset
         try:
-            return super().fromtarfile(tarfile)
+            found = super().fromtarfile(tarfile)
         except EOFHeaderError:
+            tarfile.has_ended = True
             raise
         except HeaderError as error:
-            raise EOFError(f"after {tarfile.offset:,} bytes: {error}") from None
+            if tarfile.has_ended and isinstance(error, EmptyHeaderError):
+                raise  # the end of the file
+            raise EOFError(f"after {begin:,} bytes: {error}") from None
+        if tarfile.has_ended:
+            raise EOFError(
+                f"after {begin:,} bytes: there are files behind the end of the archive, which a header of zeros or a second "
+                "archive causes"
+            )
+        return found
 
 
 def _tar(stream: IO[bytes], text_column: str, form: str = "auto") -> Records:
-    """The texts of its files in order, as webdataset has them; files with other endings are passed over."""
-    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
+    """The texts of its files in order, as webdataset has them; files with other endings are passed over.
+
+    A hard link to a file that was read is that file. One to a file that was passed over has a text that is not read: a Fault.
+    """
+    seen: set[int] = set()  # hashes of the names that were read
+    with _Archive.open(fileobj=stream, mode="r|", tarinfo=_Member, ignore_zeros=True) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             name = PurePosixPath(member.name)
             known = format_of(name.name)
-            if not member.isfile() or known in (None, "tar") or form not in ("auto", known) or name.name[0] == ".":
+            if known in (None, "tar") or form not in ("auto", known) or name.name[0] == ".":
                 continue
+            if member.islnk() and hash(member.linkname) not in seen:
+                target = escaped(f"{member.name} is a hard link to {member.linkname}")
+                yield Fault(f"has a file that is not read ({target}, which is passed over)")
+            if not member.isfile():
+                continue
+            seen.add(hash(member.name))
             inner: Any = archive.extractfile(member)
             try:
                 yield from READERS.get(known or "", _plain)(_unpacked(inner, _compression(name)), text_column)
             except Unreadable as error:
-                raise Unreadable(f"{error}, in its file {member.name}") from None
+                raise Unreadable(f"{error}, in its file {escaped(member.name)}") from None
     while stream.read(records.BLOCK):  # a checksum at its end is looked at
         pass
 
@@ -268,11 +300,11 @@ def _json(stream: IO[bytes], text_column: str) -> Records:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
 
 
-def _csv(stream: IO[bytes], text_column: str) -> Records:
+def _csv(stream: IO[bytes], text_column: str, delimiter: str = ",") -> Records:
     csv.field_size_limit(records.LONGEST_RECORD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
-        rows = csv.reader(text, strict=True)
+        rows = csv.reader(text, delimiter=delimiter, strict=True)
         header = next(rows, [])
         column = named_column(header, text_column)
         for row in rows:
@@ -286,8 +318,10 @@ def _csv(stream: IO[bytes], text_column: str) -> Records:
 
 READERS: dict[str, Callable[[IO[bytes], str], Records]] = {
     "jsonl": lines,
+    "ndjson": lines,
     "json": _json,
     "csv": _csv,
+    "tsv": partial(_csv, delimiter="\t"),
     "parquet": read_parquet,
     "arrow": read_arrow,
     "tar": _tar,

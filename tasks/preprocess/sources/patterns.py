@@ -5,10 +5,11 @@
 import glob
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, escaped
 from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 
@@ -50,19 +51,22 @@ def python_stdlib() -> Iterator[tuple[Path, str]]:
                 yield path, path.relative_to(root).as_posix()
 
 
-def matching_files(patterns: list[str], key: str, form: str) -> Iterator[tuple[Path | RemoteFile, str]]:
+def matching_files(
+    patterns: list[str], key: str, form: str, passed_over: dict[str, int] | None = None
+) -> Iterator[tuple[Path | RemoteFile, str]]:
     """Every file that a pattern matches, and its name.
 
     Args:
         key: of the configuration that holds the patterns.
         form: format of the files; auto: what their names say.
+        passed_over: counts the files in folders that are not read, by their ending ("hidden": those whose name begins with a dot).
 
     Raises:
         DataError: a pattern matches none, or a folder cannot be read.
     """
-    seen, real = set(), RealPaths()
+    seen, real, others = set(), RealPaths(), Counter[str]()
     for pattern in patterns:
-        folder, files = (_remote if is_remote(pattern) else _local)(pattern, key, form)
+        folder, files = (_remote if is_remote(pattern) else _local)(pattern, key, form, others)
         if not files:
             searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
             where = f" (the folder holds no txt, md, {', '.join(RECORDS)} file)" if folder else searched
@@ -71,14 +75,17 @@ def matching_files(patterns: list[str], key: str, form: str) -> Iterator[tuple[P
             if (place := real.of(path)) not in seen:
                 seen.add(place)
                 yield path, name
+    if passed_over is not None:
+        for kind, count in others.items():
+            passed_over[kind] = passed_over.get(kind, 0) + count
 
 
-def _local(pattern: str, key: str, form: str) -> tuple[bool, list[tuple[Path, str]]]:
+def _local(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[bool, list[tuple[Path, str]]]:
     expanded = str(Path(pattern).expanduser())
     literal = Path(expanded).is_file()  # also one whose name has brackets
     folder = Path(expanded).is_dir()
     root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
-    below = _known_below(root, form, key) if folder else sorted(_expanded(expanded, key))
+    below = _known_below(root, form, key, others) if folder else sorted(_expanded(expanded, key))
     base = os.path.join(root, "")
     return folder, [
         (Path(path), path.removeprefix(base).replace(os.sep, "/") if path.startswith(base) else _relative(path, root))
@@ -91,12 +98,18 @@ def _relative(path: str, root: Path) -> str:
     return Path(path).relative_to(root).as_posix()
 
 
-def _remote(pattern: str, key: str, form: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
+def _remote(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     try:
         folder, files = matching(pattern)
     except PermissionError as error:
         raise DataError(f"{key}: '{pattern}' cannot be listed ({error.strerror}).") from None
-    return folder, [one for one in files if not folder or _is_text(one[1].rpartition("/")[2], form)]
+    kept = []
+    for one in files:
+        if not folder or _is_text(name := one[1].rpartition("/")[2], form):
+            kept.append(one)
+        else:
+            _count(name, others)
+    return folder, kept
 
 
 def _is_text(name: str, form: str) -> bool:
@@ -104,14 +117,29 @@ def _is_text(name: str, form: str) -> bool:
 
     A tar file, which may hold anything, is read only where a pattern names it.
     """
-    added = name in SKIPPED_RECORDS or (name.startswith("cache-") and name.endswith(".arrow"))
-    return not added and (form != "auto" or format_of(name) not in (None, "tar"))
+    return not _is_added(name) and (form != "auto" or format_of(name) not in (None, "tar"))
 
 
-def _known_below(folder: Path, form: str, key: str) -> list[str]:
+def _is_added(name: str) -> bool:
+    """Whether `datasets` adds files of this name to a folder of data."""
+    return name in SKIPPED_RECORDS or (name.startswith("cache-") and name.endswith(".arrow"))
+
+
+def _count(name: str, others: Counter[str]) -> None:
+    """Counts a file that is not read by the ending of its name."""
+    if not _is_added(name):
+        others["hidden" if name.startswith(".") else escaped(portable(Path(name).suffix.lower())) or "no ending"] += 1
+
+
+def _known_below(folder: Path, form: str, key: str, others: Counter[str]) -> list[str]:
     """Every file below it whose ending is known (all where their format is given), but hidden ones and what `datasets` adds."""
     found = sorted(_expanded(f"{glob.escape(str(folder))}/**/*", key))
-    return [path for path in found if _is_text(os.path.basename(path), form)]
+    hidden = _expanded(f"{glob.escape(str(folder))}/**/.*", key)
+    kept = [path for path in found if _is_text(os.path.basename(path), form)]
+    for path in (set(found) | hidden) - set(kept):
+        if os.path.isfile(path):
+            _count(os.path.basename(path), others)
+    return kept
 
 
 def _expanded(pattern: str, key: str) -> set[str]:
@@ -137,7 +165,7 @@ def _folders(folder: Path, key: str, seen: set[Path]) -> Iterator[Path]:
             shown = (entry for entry in entries if not entry.name.startswith("."))
             inner = sorted(Path(entry) for entry in shown if (Path(entry) if entry.is_symlink() else entry).is_dir())
     except OSError as error:
-        fault = f"{portable(str(folder))} cannot be read ({error.strerror})"
+        fault = f"{escaped(portable(str(folder)))} cannot be read ({error.strerror})"
         raise DataError(f"{fault}; repair it, or remove it from {key}.") from None
     yield folder
     for path in inner:

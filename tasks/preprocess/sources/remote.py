@@ -102,7 +102,7 @@ class Ranges(io.RawIOBase):
             self._file.seek(first)
             data = self._file.read(last - first)
         if len(data) != last - first:
-            raise OSError(f"{len(data):,} bytes came of {last - first:,}")
+            raise OSError(f"only {len(data):,} of {last - first:,} bytes were received")
         return data
 
 

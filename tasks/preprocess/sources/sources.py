@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infini_llama.configs.errors import escaped
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources.formats import read, read_at, read_batches
@@ -35,7 +36,7 @@ class Source:
 
     def __str__(self) -> str:
         """Its path, for messages."""
-        return portable(str(self.path))
+        return escaped(portable(str(self.path)))
 
     def records(self, wanted: Iterator[int] | None = None, places: list[int] | None = None) -> Records:
         """Its texts in order, and a Fault for each bad record; if their ascending numbers are given, perhaps for unwanted ones, too.
@@ -99,8 +100,13 @@ def _by_name(data: DataConfig) -> list[SourceConfig]:
     return sorted(data.sources, key=lambda origin: origin.name)
 
 
-def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Source]]:
+def sources(
+    text: TextConfig, origin: str = "", passed_over: dict[str, int] | None = None
+) -> tuple[list[Source], list[Source]]:
     """What a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
+
+    Args:
+        passed_over: counts the other files in folders, by kind.
 
     Raises:
         DataError: nothing matches.
@@ -130,10 +136,11 @@ def sources(text: TextConfig, origin: str = "") -> tuple[list[Source], list[Sour
         return [Source(path, portable(name), column, key, format=form, origin=origin) for path, name in found]
 
     training = placed(
-        python_stdlib() if stdlib else matching_files(text.files, f"{section}.files", form), f"{section}.files"
+        python_stdlib() if stdlib else matching_files(text.files, f"{section}.files", form, passed_over),
+        f"{section}.files",
     )
     key = f"{section}.validation_files"
-    held_out = placed(matching_files(text.validation_files, key, form), key)
+    held_out = placed(matching_files(text.validation_files, key, form, passed_over), key)
     if not held_out:
         return training, held_out
     real = RealPaths()

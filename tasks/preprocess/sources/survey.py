@@ -54,6 +54,7 @@ class Tally:
     bad_records: int = 0
     bad_files: int = 0
     bad: list[str] = field(default_factory=list)
+    other_files: dict[str, int] = field(default_factory=dict)
 
     def add(self, found: Found) -> None:
         """Counts the records of one file."""
@@ -81,15 +82,17 @@ def survey(data: DataConfig, notes: Path | None = None, sink_for: SinkFor = lamb
     tally = Tally()
     near = data.near_duplicates
     tables = Tables(notes, sink_for, ".rows" if near is None else ".sketched")
-    places = {name: sources(origin, name) for name, origin in origins(data).items()}
+    places = {name: sources(origin, name, tally.other_files) for name, origin in origins(data).items()}
     with ExitStack() as until:
         workers = Workers(data, until)
         own = {name: _scan_all(held_out, tally, tables, workers) for name, (_, held_out) in places.items()}
         found = {name: _scan_all(training, tally, tables, workers) for name, (training, _) in places.items()}
-    own, found = _distinct(own, found, data.deduplicate or near is not None, tally)
+    found = _without(found, own, tally)
+    is_distinct = data.deduplicate or near is not None
+    if is_distinct:
+        own, found = _distinct(own, found, True, tally)
     if near is not None:
         own, found = _unlike(own, found, near, tally)
-    found = _without(found, own, tally)
     identities = []
     for name, (_, held_out) in places.items():
         identity: dict[str, object] = {"documents": identities_of(found[name])}
@@ -101,11 +104,13 @@ def survey(data: DataConfig, notes: Path | None = None, sink_for: SinkFor = lamb
         identities.append({"name": name} | identity if name else identity)
     if len(places) > 1:  # a text that one source holds out is not learned from another that holds out its own files
         found = _without(found, own, tally)
+    if not is_distinct:
+        _distinct(own, found, False, tally)
     return Corpus(
         train=list(chain.from_iterable(found.values())),
         validation=list(chain.from_iterable(own.values())),
         identity={"sources": identities} if data.sources else identities[0],
-        report=tally.report(data.deduplicate or near is not None),
+        report=tally.report(is_distinct),
     )
 
 
@@ -210,6 +215,9 @@ def log_left_out(report: LeftOut) -> None:
         examples = [*report.bad, *report.near[:SHOWN]]
         named = f"; {'; '.join(examples)}" if examples else ""
         log.log(level, "%d records read; skipped: %s%s", report.records, found, named)
+    if report.other_files:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.other_files.items()))
+        log.info("other files in the folders, which are not read: %s", kinds)
     if report.duplicates and not report.duplicates_dropped:
         log.info(
             "%d of %d records are exact duplicates and are kept; data.deduplicate=true skips them",

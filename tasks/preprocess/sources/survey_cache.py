@@ -32,7 +32,7 @@ from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum, write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
-SURVEYS_VERSION = 5  # tables on disk
+SURVEYS_VERSION = 6  # tables on disk
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed less long ago may change again without a new time
 SEVERAL = 16  # small tables of one folder of text; more are joined
 SMALL = 2**16  # rows
@@ -98,7 +98,7 @@ def _place(source: Source) -> str:
         return f"hub://{split.path}/{split.configuration}/{split.split}"
     if not isinstance(source.path, Path):
         return source.path.url
-    return str(source.path if source.path.is_absolute() else source.path.absolute())
+    return portable(str(source.path if source.path.is_absolute() else source.path.absolute()))
 
 
 def _exists(place: str) -> bool:

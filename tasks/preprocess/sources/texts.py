@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from infini_llama.configs.errors import escaped
+
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
 LONGEST_WORD = 4 * 2**20  # characters without a blank: `tokenizers` takes 145 bytes of memory for each
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
@@ -84,7 +86,7 @@ def text_of(value: Any, text_column: str, place: str) -> str | Fault:
         if text_column not in value:
             known = ", ".join(islice(value, FIELDS_NAMED)) or "none"
             return Fault(
-                f"has no field '{text_column}' in {place} (it has {known}); name the one with the text in data.text_column"
+                f"has no field '{text_column}' in {place} (it has {escaped(known)}); name the one with the text in data.text_column"
             )
         value = value[text_column]
     return as_text("" if value is None else value, place)

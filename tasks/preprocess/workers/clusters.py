@@ -137,7 +137,7 @@ def _silent(data: DataConfig, fault: Exception) -> ConfigError:
 
 def _lost(part: object, engine: str) -> PipelineError:
     return PipelineError(
-        f"{LOSSES} or more {engine} workers died of {part}, perhaps for lack of memory. What is finished is kept: run "
+        f"{LOSSES} or more {engine} workers were lost at {part}, perhaps for lack of memory. Finished work is kept: run "
         "the same command again, with more memory per worker or a smaller data.shard_size."
     )
 

@@ -1,7 +1,6 @@
 """Entry of one rank. Before torch is imported: die with torchrun, and write to this rank's own log."""
 
 import ctypes
-import json
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from infini_llama.tasks.patch_environment.patches.registry import apply
 from infini_llama.tasks.patch_environment.patches.rendezvous import PATCH
+from infini_llama.tasks.runs.job_file import read_job
 
 RENDEZVOUS = PATCH.name
 PR_SET_PDEATHSIG = 1
@@ -35,19 +35,18 @@ def log_to(path: Path) -> None:
 
 def main() -> int:
     die_with_parent()
-    job_file = Path(sys.argv[1])
-    fields, attempt_dir = json.loads(job_file.read_text(encoding="utf-8")), job_file.parent
-    patches = fields["plan"].get("patches", [])
+    attempt_dir = Path(sys.argv[1]).parent
+    job = read_job(attempt_dir)
+    patches = job.plan.patches
     if RENDEZVOUS in patches:  # without it, there may be no rank to name the log by
         apply([RENDEZVOUS])
     rank = int(os.environ["RANK"])
     log_to(attempt_dir / f"rank-{rank}.log")
     apply(patches)
 
-    from infini_llama.tasks.records.job import TrainingJob
     from infini_llama.tasks.train.worker.rank import run_rank
 
-    return run_rank(TrainingJob.from_json(fields), attempt_dir, rank)
+    return run_rank(job, attempt_dir, rank)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """What a finished run leaves beside its checkpoints: result.json with hashes of its state and texts by its model."""
 
-import json
-
 from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.summary import TrainingResult
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import state_hash
 from infini_llama.tasks.train.worker.callbacks.samples import texts_of
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -18,14 +17,16 @@ def write_result(job: TrainingJob, strategy: Strategy, step: int, ranks: Ranks) 
     model = strategy.to_plain_model()
     if model is not None:
         sample, *samples = texts_of(job, model)
+        run = RunFolder(job.run_dir)
         result = TrainingResult(
             steps=step,
             stopped_early=job.config.train.early_stopping_patience if step < job.max_steps else None,
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             weights_sha256=weights,
             optimizer_sha256=moments,
+            checkpoint_digest=checkpoints.digest_at(run.checkpoints, step),
             sample=sample,
             samples=tuple(samples),
         )
-        write_atomic(job.run_dir / "result.json", json.dumps(result.to_json(), indent=1))
+        run.write(run.result, result)
     ranks.barrier()

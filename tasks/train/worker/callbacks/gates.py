@@ -98,8 +98,8 @@ class GateWarnings:
             )
         if longest_document <= segment_length:
             log.warning(
-                "the longest training text has %d tokens, one segment of model.segment_length=%d, so the memory has nothing of a text's "
-                "own to carry; train on longer texts, or set shorter segments",
+                "the longest training text has %d tokens, one segment of model.segment_length=%d, so the memory is empty "
+                "within each text; train on longer texts, or set shorter segments",
                 longest_document,
                 segment_length,
             )

@@ -16,7 +16,6 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.tensors import local_shard
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -117,7 +116,7 @@ def compile_if_it_agrees(
     seconds = time.perf_counter() - began
     if ranks.is_first:
         record = CompileRecord(compile=what, reason=reason, seconds=seconds, torch=torch.__version__)
-        write_atomic(path, record.model_dump_json(indent=1))
+        RunFolder(run_dir).write(path, record)
     if reason:
         compiled.switch_off()
         log.warning("train.compile=%s is turned off, and the run continues in eager mode: %s", what, reason)

@@ -162,7 +162,7 @@ def test_an_attempt_refused_by_a_full_disk_is_not_counted(run, train, monkeypatc
 
 def test_a_rank_on_a_full_disk_reports_why_it_ended(tmp_path, monkeypatch):
     write_status(tmp_path, 0, "running", 70)
-    monkeypatch.setattr("infini_llama.tasks.runs.status.write_atomic", full)
+    monkeypatch.setattr("infini_llama.tasks.runs.status.write_record", full)
     error = RankError(
         type="PipelineError", message="no space", traceback="line\n" * 2000, sample_rows=tuple([1] * 2000)
     )

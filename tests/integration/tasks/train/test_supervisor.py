@@ -1,6 +1,5 @@
 """Real processes that are stopped, or that are no longer a rank's."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import sys
 import pytest
 
 from infini_llama.tasks.runs.status import status_path, write_status
+from infini_llama.tasks.storage.record_file import read_fields, write_fields
 from infini_llama.tasks.train.supervisor import Watch
 from support.waiting import wait_until
 from support.watched import clock as clock
@@ -19,7 +19,7 @@ def sleeper(tmp_path):
     """A process that is rank 1's, as far as its status and its command line say."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", str(tmp_path)])
     path = status_path(tmp_path, 1)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": process.pid}))
+    write_fields(path, read_fields(path) | {"pid": process.pid})
     yield process
     process.kill()
     process.wait()
@@ -46,7 +46,7 @@ def test_stacks_are_requested_from_live_workers_of_this_machine_only(tmp_path, m
             write_status(tmp_path, rank, "running", 70)
             changed = {"pid": process.pid} | ({"machine": "another"} if rank == 2 else {})
             path = status_path(tmp_path, rank)
-            path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+            write_fields(path, read_fields(path) | changed)
         Watch(tmp_path, 3, patience=5.0).dump_stacks()
         assert processes[0].wait(20) == -signal.SIGUSR2
         assert [process.poll() for process in processes[1:]] == [None, None]

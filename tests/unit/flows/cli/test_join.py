@@ -36,7 +36,7 @@ def test_join_ends_as_the_run_has(home, capsys, code):
 
 def test_a_run_without_a_leader_is_refused(home, capsys):
     assert main(["join", "mine"]) == 70
-    assert "no command has led the run" in capsys.readouterr().err
+    assert "no command has supervised the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["run", "--no-prefect"], ["train"]])

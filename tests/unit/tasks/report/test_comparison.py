@@ -6,6 +6,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.report.comparison import compare, comparison_page
+from infini_llama.tasks.storage.record_file import read_fields, write_fields
 from support.records import make_plan
 
 
@@ -30,9 +31,9 @@ def test_another_machine_and_another_dataset(two):
         facts = {"python": "3.12", "cpu": {"model": "one"}, "versions": {}, "gpus": []}
         record = {"plan": plan, "facts": facts, "pinned": plan, "pinned_at": "2026-01-01T00:00:00+00:00"}
         (folder / "environment.json").write_text(json.dumps(record))
-    lineage = json.loads((two[1] / "lineage.json").read_text())
+    lineage = read_fields(two[1] / "lineage.json")
     lineage["dataset"]["digest"] = "blake3:other"
-    (two[1] / "lineage.json").write_text(json.dumps(lineage))
+    write_fields(two[1] / "lineage.json", lineage)
     record = compare(two)
     assert record.differences["plan.precision"] == {"one": "fp32", "two": "bf16"}
     assert "dataset.digest" in record.differences and not record.same_validation

@@ -36,7 +36,7 @@ def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():
 
 def test_a_killed_torchrun_is_named_by_its_signal():
     outcome = classify(-9, [word(0, "running", 70), word(1, "running", 70)], "logs")
-    assert outcome.code == 70 and "torchrun was ended by signal 9" in outcome.message
+    assert outcome.code == 70 and "torchrun was killed by signal 9" in outcome.message
 
 
 def test_workers_that_never_started_point_to_torchruns_log():

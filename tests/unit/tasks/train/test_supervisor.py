@@ -1,7 +1,6 @@
 """Who is taken for hung, when, and which rank is named."""
 
 import faulthandler
-import json
 import time
 from functools import partial
 
@@ -10,6 +9,7 @@ import pytest
 from infini_llama.tasks.runs import heartbeat as heartbeat_module
 from infini_llama.tasks.runs.heartbeat import LINE, STACKS, Heartbeat, heartbeat_path, read_count, read_heartbeat
 from infini_llama.tasks.runs.status import status_path, write_status
+from infini_llama.tasks.storage.record_file import read_fields, write_fields
 from infini_llama.tasks.train.supervisor import Hung, Watch
 from support.waiting import wait_until
 from support.watched import clock as clock
@@ -122,12 +122,12 @@ def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
 def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
     """Of two ranks at the same place, the one whose process publishes nothing any more is named."""
     for rank in (0, 1):
-        elsewhere = json.loads(status_path(tmp_path, rank).read_text()) | {
+        elsewhere = read_fields(status_path(tmp_path, rank)) | {
             "host": "far",
             "machine": "another",
             "node": 3,
         }
-        status_path(tmp_path, rank).write_text(json.dumps(elsewhere))
+        write_fields(status_path(tmp_path, rank), elsewhere)
     for count in range(9):
         heartbeat_path(tmp_path, 0).write_text(LINE.format(step=7, phase="compute", time=0.0) + f"{count:>12}\n")
         place(tmp_path, 2, 8 + count, "compute", 1.0)

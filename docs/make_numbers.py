@@ -1,0 +1,480 @@
+"""Writes every measured figure of README.md, docs/ and benchmarks/results/README.md: `python docs/make_numbers.py`.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a figure in a sentence between `<!-- number: NAME -->` and
+`<!-- end -->`. NAME is a function or an entry of NUMBERS in this file, which reads benchmarks/results. The tables of the pages about
+Infini-attention come from benchmarks/memory_results.py in the same way. A test compares all of them.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from infini_llama.configs.loading import load_config
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.flops import parameters
+from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+SIZES = ("cpu", "gpu", "tiny_20m", "small", "medium", "large", "xl", "3b", "6b", "7b")
+PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKED = re.compile(r"(<!-- (table|number): (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def result(name: str) -> Any:
+    """The content of a file in benchmarks/results; a list for JSON Lines."""
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
+
+
+def spread(values: Iterable[float], digits: int = 2) -> str:
+    """Median and range, such as 1.26 (1.20 to 1.39)."""
+    found = sorted(values)
+    return f"{median(found):,.{digits}f} ({found[0]:,.{digits}f} to {found[-1]:,.{digits}f})"
+
+
+def stored(summary: dict[str, float], digits: int = 2) -> str:
+    """The same of a stored {"median", "lowest", "highest"}."""
+    return f"{summary['median']:.{digits}f} ({summary['lowest']:.{digits}f} to {summary['highest']:.{digits}f})"
+
+
+def table(head: list[str], rows: Iterable[list[str]], script: str, *files: str) -> str:
+    """A Markdown table with the line that names its script, its files and the machine that they were taken on."""
+    machines = dict.fromkeys(machine(name) for name in files)
+    source = f"`benchmarks/{script}` → {', '.join(f'`{name}`' for name in files)}; {'; '.join(machines)}"
+    return f"{markdown(head, rows)}\n\n*{source}.*"
+
+
+def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [f"| {' | '.join(line)} |" for line in [head, *rows]]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
+
+
+def machine(name: str) -> str:
+    """Cores, platform and load, as far as a file states them."""
+    content = result(name)
+    content = content[0] if isinstance(content, list) else content
+    row = next(iter(content.get("rows", [])), content)
+    facts = content.get("machine") or {"platform": row.get("platform"), "cores": row.get("threads")}
+    facts = facts if isinstance(facts, dict) else {"platform": facts, "cores": content["cores"]}
+    cpu = facts.get("cpu") or facts.get("processor") or next(iter(content.get("backends", [{}]))).get("processor")
+    cpu = cpu["model"] if isinstance(cpu, dict) else cpu
+    load = facts.get("load_at_the_end") or facts.get("load") or content.get("load") or row.get("load")
+    load = load[0] if load and isinstance(load[0], list) else load
+    known = [cpu, facts.get("cores") and f"{facts['cores']} cores", str(facts["platform"]).partition("-with")[0]]
+    return ", ".join([*filter(None, known), *([f"load {load[0]:.1f}"] if load else [])])
+
+
+def training_rows() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    rows = sorted(result("training-earlier.json")["rows"], key=lambda row: (row["processor"], -ord(row["size"][0])))
+    rows.sort(key=lambda row: (row["processor"], row["size"] != "s", row["vocabulary"]))
+    return [(row, row["contestants"]["ours eager, our allocator"]) for row in rows]
+
+
+def training_step() -> str:
+    peers = ("trainer", "litgpt")
+    rows = [
+        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", f"{ours['tokens_per_second']:,.0f}"]
+        + [stored(ours[f"over {peer}, our allocator"]["wall"]) for peer in peers]
+        for row, ours in training_rows()
+    ]
+    head = ["processor; model, vocabulary", "infini-llama: tokens per second", "Trainer", "litgpt"]
+    return table(head, rows, "training.py", "training-earlier.json")
+
+
+def training_ratios(peer: str) -> str:
+    found = [ours[f"over {peer}, our allocator"]["wall"]["median"] for _, ours in training_rows()]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+SETTINGS = {
+    "precision=bf16 alone": "bf16",
+    "GLIBC_TUNABLES alone": "glibc that keeps freed memory",
+    "allocator=jemalloc alone": "jemalloc",
+    "plan of tune: quick": "bf16 and jemalloc",
+    "plan, compile=block": "the same with `train.compile: block`",
+    "plan, compile=whole": "the same with `train.compile: whole`",
+}
+
+
+def environment_settings() -> str:
+    found = result("environment.json")["tokens_per_second"]
+
+    def ratio(name: str, vocabulary: str) -> str:
+        pairs = zip(found[vocabulary][name], found[vocabulary]["tune: off"], strict=True)
+        return spread(here / off for here, off in pairs)
+
+    rows = [[label, *(ratio(name, vocabulary) for vocabulary in found)] for name, label in SETTINGS.items()]
+    head = ["setting", *(f"vocabulary {int(vocabulary):,}" for vocabulary in found)]
+    return table(head, rows, "environment.py", "environment.json")
+
+
+def attention_backends() -> str:
+    by_length: dict[int, dict[int, str]] = {}
+    for row in result("attention-cpu.json")["backends"]:
+        *_, length, head = row["case"]
+        found = row["found"]
+        by_length.setdefault(length, {})[head] = f"{found['sdpa']['seconds'] / found['blocked']['seconds']:.2f}"
+    rows = [[f"{length:,}", heads[32], heads[64]] for length, heads in by_length.items()]
+    head = ["tokens per sequence", "heads of 32", "heads of 64"]
+    return table(head, rows, "attention.py --backends sdpa blocked", "attention-cpu.json")
+
+
+def blocked_range() -> str:
+    rows = [row for row in result("attention-cpu.json")["backends"] if row["case"][4] >= 256]
+    ratios = [row["found"]["sdpa"]["seconds"] / row["found"]["blocked"]["seconds"] for row in rows]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+def chunked_loss() -> str:
+    runs = result("loss.json")["runs"]
+
+    def cell(variant: dict[str, Any]) -> str:
+        return f"{1000 * median(run['seconds'] for run in variant):,.0f} ms, {median(run['bytes'] for run in variant) / 1e6:,.0f} MB"
+
+    names = dict.fromkeys(name for found in runs.values() for name in found)
+    rows = [[name, *(cell(found[name]) for found in runs.values())] for name in names]
+    return table(["variant", *(f"vocabulary {name}" for name in runs)], rows, "loss.py", "loss.json")
+
+
+def loss_memory() -> str:
+    found = result("loss.json")["runs"]["32,000 fp32"]
+    whole, chunks = (median(run["bytes"] for run in found[name]) for name in ("all at once", "chunks of 1024"))
+    return f"{whole / chunks:.0f}"
+
+
+PROGRAMS = {
+    "ours, gigatoken": "infini-llama, gigatoken",
+    "ours, tokenizers": "infini-llama, `tokenizers`",
+    "megatron-fast": "Megatron-LM's script, gigatoken",
+    "datatrove": "datatrove, DocumentTokenizer",
+    "datasets.map": "`datasets.map` and group_texts",
+    "litdata": "litdata, TokensLoader",
+    "ours, unchanged": "infini-llama again, nothing changed",
+}
+CORPORA = {
+    "preparation.json": "ordinary",
+    "preparation-1gb.json": "ordinary, repeated",
+    "preparation-dictionary.json": "entries of 200 bytes",
+    "preparation-long.json": "documents of 10 MB",
+    "preparation-small.json": "ordinary",
+}
+
+
+def preparation_rows(*files: str) -> list[list[str]]:
+    rows = []
+    for file in files:
+        content = result(file)
+        for name in (name for name in PROGRAMS if name in content["runs"]):
+            runs = content["runs"][name]
+            text = f"{CORPORA[file]}, {content['corpus_bytes'] / 1e6:,.0f} MB"
+            seconds, cpu = (spread(run[clock] for run in runs) for clock in ("work_seconds", "cpu_seconds"))
+            peak = f"{median(run['peak_megabytes'] for run in runs):,.0f}"
+            rows.append([text, PROGRAMS[name], seconds, cpu, peak])
+    return rows
+
+
+PREPARATION_HEAD = ["text", "program", "seconds", "CPU seconds", "peak MB"]
+
+
+def preparation() -> str:
+    files = ("preparation.json", "preparation-1gb.json")
+    return table(PREPARATION_HEAD, preparation_rows(*files), "preparation.py", *files)
+
+
+def preparation_small() -> str:
+    file = "preparation-small.json"
+    return table(PREPARATION_HEAD, preparation_rows(file), "preparation.py", file)
+
+
+def small_ratio(program: str) -> str:
+    """CPU time of a program over that of infini-llama with gigatoken, on the small corpus."""
+    medians = result("preparation-small.json")["medians"]
+    return f"{medians[program]['cpu_seconds'] / medians['ours, gigatoken']['cpu_seconds']:.0f}"
+
+
+def preparation_kinds() -> str:
+    files = ("preparation-dictionary.json", "preparation-long.json")
+    return table(PREPARATION_HEAD, preparation_rows(*files), "preparation.py --kind", *files)
+
+
+def preparation_ratio(file: str, field: str) -> str:
+    """infini-llama over Megatron-LM's script, within each round."""
+    runs = result(file)["runs"]
+    pairs = zip(runs["ours, gigatoken"], runs["megatron-fast"], strict=True)
+    return spread(ours[field] / theirs[field] for ours, theirs in pairs)
+
+
+def surveys() -> str:
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for run in result("survey.json")["runs"]:
+        found.setdefault((run["documents"] // 1000 * 1000, run["files"]), {})[run["what"]] = run
+    rows = [
+        [f"{documents:,}", f"{files:,}", f"{runs['first']['bytes'] / 1e6:,.1f}"]
+        + [f"{runs[what]['cpu_seconds']:.1f}" for what in ("first", "again", "added")]
+        + [f"{runs['first']['peak_megabytes']:.0f}"]
+        for (documents, files), runs in found.items()
+    ]
+    head = ["documents", "files", "MB of text", "first survey: CPU seconds", "again", "one file added", "peak MB"]
+    return table(head, rows, "survey.py", "survey.json")
+
+
+def reading() -> str:
+    runs = result("reader.json")["runs"]
+    kinds = {"read": "ns per token, random batches", "best_fit": "ns per document, packing"}
+    rows = [
+        [kinds[kind], program.replace("ours", "infini-llama"), spread(values, 2 if kind == "read" else 0)]
+        for (kind, program), values in sorted((tuple(name.split(", ")), values) for name, values in runs.items())
+    ]
+    return table(["measured", "program", "CPU time"], rows, "reader.py", "reader.json")
+
+
+def preparing_ahead() -> str:
+    rows = [
+        [
+            f"`configs/{row['config']}.yaml`",
+            *(f"{100 * row[side]['share_of_data']:.2f} %" for side in ("prepared", "while training")),
+        ]
+        for row in result("preparing_ahead.json")["rows"]
+    ]
+    head = ["model", "prepared dataset", "tokenizing while training"]
+    return table(head, rows, "preparing_ahead.py", "preparing_ahead.json")
+
+
+def checkpoints() -> str:
+    rows = [
+        [f"{row['bytes'] / 1e6:.0f} MB", stored(row["stall_over_copy"]), stored(row["save_over_torch_save_and_fsync"])]
+        for row in result("checkpoint.jsonl")
+    ]
+    head = ["state", "blocked time of a background save ÷ one copy in memory", "whole save ÷ torch.save and fsync"]
+    return table(head, rows, "checkpoint.py", "checkpoint.jsonl")
+
+
+def interruptions() -> str:
+    seconds = result("interruptions.json")["seconds"]
+    measured = {
+        "SIGTERM to the committed checkpoint": ("SIGTERM", "committed"),
+        "SIGTERM to the exit of the command": ("SIGTERM", "ended"),
+        "SIGSTOP of a rank to its detection": ("SIGSTOP", "named"),
+        "SIGSTOP of a rank to the first step of the next attempt": ("SIGSTOP", "goes_on"),
+    }
+    rows = [[label, spread((run[key] for run in seconds[name]), 1)] for label, (name, key) in measured.items()]
+    return table(["from … to …", "seconds"], rows, "interruptions.py", "interruptions.json")
+
+
+def overheads() -> str:
+    found = result("overheads.json")
+    names = {
+        "data": "waiting for data",
+        "metrics_and_curves": "metrics and curves",
+        "stall_of_saves": "blocked by saves",
+    }
+    return table(
+        [*names.values()], [[f"{100 * found[name]:.2f} %" for name in names]], "overheads.py", "overheads.json"
+    )
+
+
+def commands() -> str:
+    seconds = result("startup.json")["seconds"]
+    names = {
+        "--help": "`infini-llama --help`",
+        "finished run again, --no-prefect": "`run --no-prefect` of a finished run",
+        "finished run again, embedded server": "`run` of a finished run, with the embedded Prefect server",
+    }
+    rows = [[label, spread(seconds[name])] for name, label in names.items()]
+    return table(["command", "seconds"], rows, "startup.py", "startup.json")
+
+
+def orchestration() -> str:
+    found = result("orchestration.json")["seconds"]
+    labels = {"torchrun": "torchrun alone", "run --no-prefect": "`run --no-prefect`", "run": "`run`, server running"}
+    fields = {"first_step": "to the first step", "total": "to the end", "cpu": "CPU seconds"}
+    rows = [
+        [label, *(spread((run[field] for run in found[name]), 1) for field in fields)] for name, label in labels.items()
+    ]
+    return table(["command", *fields.values()], rows, "orchestration.py", "orchestration.json")
+
+
+def orchestration_finished() -> str:
+    found = result("orchestration-finished.json")["seconds"]
+    names = ("import prefect.main", "run --no-prefect", "run")
+    rows = [[f"`{name}`", spread((run["cpu"] for run in found[name]), 1)] for name in names]
+    script = "orchestration.py --finished"
+    return table(["finished run requested again", "CPU seconds"], rows, script, "orchestration-finished.json")
+
+
+def context_parallel() -> str:
+    def cell(row: dict[str, Any]) -> list[str]:
+        fields = (("megabytes", 0), ("seconds", 1))
+        summary = [(row[name], row[f"{name}_from"], row[f"{name}_to"], digits) for name, digits in fields]
+        return [
+            f"{value:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})" for value, low, high, digits in summary
+        ]
+
+    rows = [
+        [row["update"], str(row["context_parallel"]), *cell(row)] for row in result("context_parallel.json")["rows"]
+    ]
+    head = ["memory update", "workers per sequence", "peak MB", "CPU seconds per step"]
+    return table(head, rows, "context_parallel.py", "context_parallel.json")
+
+
+def context_parallel_peak(workers: int) -> str:
+    rows = result("context_parallel.json")["rows"]
+    (row,) = (row for row in rows if (row["update"], row["context_parallel"]) == ("linear", workers))
+    return f"{row['megabytes']:,.0f}"
+
+
+def streaming() -> str:
+    rows = [
+        [f"{row['tokens']:,}", f"{row['state']:,}", f"{row['resident'] / 1e6:.0f}", f"{row['us_a_token']:.0f}"]
+        for row in result("streaming.json")["reports"]
+    ]
+    head = ["tokens read", "bytes of state", "resident MB", "µs per token"]
+    return table(head, rows, "streaming.py", "streaming.json")
+
+
+def many_shards() -> str:
+    fields = {
+        "read_manifest_seconds": "read the manifest",
+        "verify_quick_seconds": "quick verification",
+        "open_reader_seconds": "open a reader",
+        "batch_of_8_after_resume_seconds": "first batch after a resume",
+    }
+    rows = [
+        [f"{row['shards']:,}", f"{row['manifest_bytes'] / 1e6:.1f}"]
+        + [f"{row[field]:.4f}" if row[field] < 0.1 else f"{row[field]:.1f}" for field in fields]
+        + [f"{row['peak_memory_bytes'] / 1e9:.2f}"]
+        for row in result("scaling.json")["measured"]
+    ]
+    head = ["shards", "MB of manifest", *(f"{label}: CPU seconds" for label in fields.values()), "peak GB"]
+    return table(head, rows, "scaling.py", "scaling.json")
+
+
+def size(name: str) -> PipelineConfig:
+    config = load_config(f"configs/{name}.yaml")
+    return config.with_vocab_size(config.data.tokenizer.vocab_size)
+
+
+def model_sizes() -> str:
+    rows = []
+    for name in SIZES:
+        model, vocabulary = size(name).model, size(name).data.tokenizer.vocab_size
+        heads = f"{model.num_attention_heads} / {model.num_key_value_heads or model.num_attention_heads}"
+        counts = [model.hidden_size, model.num_hidden_layers, vocabulary, parameters(model_of(size(name)))]
+        hidden, layers, tokens, total = (f"{count:,}" for count in counts)
+        rows.append([f"`configs/{name}.yaml`", hidden, layers, heads, tokens, total])
+    head = ["configuration", "hidden size", "layers", "heads / key-value heads", "vocabulary", "parameters"]
+    return markdown(head, rows)
+
+
+def memory_by_preset() -> str:
+    def gigabytes(config: PipelineConfig, processes: int) -> str:
+        return f"{sum(bytes_needed(config, 1, 'bf16', 'cuda', processes).values()) / 1e9:.1f}"
+
+    rows = []
+    for name in SIZES[2:]:
+        found = size(name).model_copy(deep=True)
+        found.data.sequence_length = 2048
+        cells = []
+        for recompute, strategy, processes in (("none", "ddp", 1), ("full", "ddp", 1), ("full", "fsdp", 8)):
+            train = {"activation_checkpointing": recompute, "parallel": strategy}
+            changed = found.model_copy(update={"train": found.train.model_copy(update=train)})
+            cells.append(gigabytes(changed, processes))
+        rows.append([f"`{name}`", *cells])
+    checkpointing = "`train.activation_checkpointing=full`"
+    head = ["preset", "1 GPU", f"1 GPU, {checkpointing}", f"8 GPUs, {checkpointing} and `train.parallel=fsdp`"]
+    return markdown(head, rows)
+
+
+def streaming_resident(tokens: int) -> str:
+    (row,) = (row for row in result("streaming.json")["reports"] if row["tokens"] == tokens)
+    return f"{row['resident'] / 1e6:.0f}"
+
+
+def recipes() -> str:
+    rows = []
+    for row in result("recipes.json")["rows"]:
+        counts = [f"{row[name]:,}" for name in ("parameters", "steps", "tokens")]
+        losses = [f"{row['validation_loss']:.4f}", f"{row['bits_per_byte']:.3f}"]
+        rows.append([f"`configs/{row['config']}.yaml`", *counts, *losses])
+    head = ["configuration", "parameters", "steps", "tokens", "validation loss", "bits per byte"]
+    return markdown(head, rows)
+
+
+def million_found() -> str:
+    found = [row["found"][-1] for row in result("memory_passkey.json")["results"]]
+    numbers = sum(cell["numbers"] for cell in found)
+    return f"{sum(round(cell['whole'] * cell['numbers']) for cell in found)} of {numbers}"
+
+
+def console() -> str:
+    """What `infini-llama run configs/tiny.yaml` prints, without speeds and without most steps."""
+    (row,) = (row for row in result("recipes.json")["rows"] if row["config"] == "tiny")
+    lines = [line for line in row["console_without_speed"] if not re.match(r"train +(step|checkpoint)", line)]
+    steps = [line for line in row["console_without_speed"] if re.match(r"train +(step|checkpoint)", line)]
+    last = next(place for place, line in enumerate(lines) if line.startswith("run "))
+    return "\n".join(["```text", *lines[:last], steps[0], "…", *steps[-2:], *lines[last:], "```"])
+
+
+def all_of(name: str, field: str) -> str:
+    """The number of rows in a file, all of which have a true `field`."""
+    rows = result(name)
+    rows = rows["cells"] if isinstance(rows, dict) else rows
+    assert all(row[field] for row in rows), f"{name} has a row without {field}"
+    return str(len(rows))
+
+
+TABLES: tuple[Callable[[], str], ...] = (
+    training_step, environment_settings, attention_backends, chunked_loss, preparation, preparation_small, preparation_kinds,
+    surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
+    context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console,
+)  # fmt: skip
+NUMBERS: dict[str, Callable[[], str]] = {
+    "trainer_ratio": lambda: training_ratios("trainer"),
+    "litgpt_ratio": lambda: training_ratios("litgpt"),
+    "blocked_range": blocked_range,
+    "loss_memory": loss_memory,
+    "cpu_118mb": lambda: preparation_ratio("preparation.json", "cpu_seconds"),
+    "cpu_1gb": lambda: preparation_ratio("preparation-1gb.json", "cpu_seconds"),
+    "wall_118mb": lambda: preparation_ratio("preparation.json", "work_seconds"),
+    "wall_1gb": lambda: preparation_ratio("preparation-1gb.json", "work_seconds"),
+    "memory_1gb": lambda: preparation_ratio("preparation-1gb.json", "peak_megabytes"),
+    "prefect_longer": lambda: f"{result('orchestration.json')['median']['run over torchrun']['total']:.1f}",
+    "direct_longer": lambda: f"{result('orchestration.json')['median']['run --no-prefect over torchrun']['total']:.1f}",
+    "datatrove_ratio": lambda: small_ratio("datatrove"),
+    "datasets_ratio": lambda: small_ratio("datasets.map"),
+    "litdata_ratio": lambda: small_ratio("litdata"),
+    "best_fit_filled": lambda: f"{result('reader.json')['best_fit']['efficiency']:.3%}".replace("%", " %"),
+    "best_fit_lost": lambda: str(result("reader.json")["best_fit"]["lost_tokens"]),
+    "state_bytes": lambda: f"{result('streaming.json')['reports'][0]['state']:,}",
+    "resident_10k": lambda: streaming_resident(10_000),
+    "resident_1m": lambda: streaming_resident(1_000_000),
+    "shards_read": lambda: f"{result('scaling.json')['measured'][-1]['read_manifest_seconds']:.0f}",
+    "shards_verify": lambda: f"{result('scaling.json')['measured'][-1]['verify_quick_seconds']:.0f}",
+    "shared_sequence_mb": lambda: context_parallel_peak(1),
+    "shared_by_4_mb": lambda: context_parallel_peak(4),
+    "million_found": million_found,
+    "faults": lambda: all_of("faults.jsonl", "bitwise_equal"),
+    "exactness": lambda: all_of("exactness.json", "bitwise"),
+}
+
+
+def with_numbers(page: str) -> str:
+    """The text of a page with the figures of the stored results between its marks; marks of other scripts stay as they are."""
+    tables = {function.__name__: function for function in TABLES}
+
+    def fill(found: re.Match[str]) -> str:
+        start, kind, name, _, end = found.groups()
+        if kind == "number":
+            return f"{start}{NUMBERS[name]()}{end}"
+        return f"{start}\n\n{tables[name]()}\n\n{end}" if name in tables else found[0]
+
+    return MARKED.sub(fill, page)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(with_numbers(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,150 @@
+"""Text that could be lost without a word is damage, counted or read; names and keys of others cannot break or steer the output."""
+
+import gzip
+import io
+import json
+import logging
+import os
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infini_llama.configs.errors import DataError, escaped
+from infini_llama.flows.cli.main import main
+from infini_llama.tasks.preprocess.sources.formats import read
+from infini_llama.tasks.preprocess.sources.survey import log_left_out
+from infini_llama.tasks.preprocess.sources.texts import Fault
+from support.stages import survey
+
+HALF = {"validation_fraction": 0.5}
+
+
+def archive(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as file:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 600
+            file.addfile(info, io.BytesIO(name.encode().ljust(600, b".")))
+    return buffer.getvalue()
+
+
+FIRST, SECOND = archive("a.txt", "b.txt", "c.txt"), archive("d.txt")
+NO_HEADER = FIRST[:1536] + bytes(512) + FIRST[2048:]  # b.txt's
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("zeroed.tar", NO_HEADER),
+        ("zeroed.tar.gz", gzip.compress(NO_HEADER)),
+        ("joined.tar", FIRST + SECOND),
+        ("joined.tar.gz", gzip.compress(FIRST) + gzip.compress(SECOND)),
+        ("zeroed-last.tar", FIRST[:3072] + bytes(512) + FIRST[3584:]),
+        ("behind.tar", FIRST + b"x" * 512),
+    ],
+)
+def test_a_tar_file_with_anything_but_zeros_behind_a_block_of_zeros_is_damaged(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        survey({"files": [str(tmp_path / name)], **HALF})
+    assert str(tmp_path / name) in str(refused.value) and "is damaged" in str(refused.value)
+    (tmp_path / "good.txt").write_text("good")
+    corpus = survey({"files": [str(tmp_path / name), str(tmp_path / "good.txt")], "on_bad_input": "skip", **HALF})
+    assert corpus.report.bad_files == 1 and corpus.report.records == 1
+
+
+def test_whole_tar_files_are_read_to_their_end(tmp_path: Path) -> None:
+    for name, content in {
+        "a.tar": FIRST,
+        "padded.tar": FIRST + bytes(20_480),
+        "a.tar.gz": gzip.compress(FIRST),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        assert [str(text)[:5] for text in read(tmp_path / name, "text")] == ["a.txt", "b.txt", "c.txt"]
+
+
+def test_a_hard_link_to_a_file_of_a_tar_file_that_is_passed_over_is_a_bad_record(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "links.tar", "w") as file:
+        for name, target in (("a.txt", ""), ("same.txt", "a.txt"), ("b.bin", ""), ("lost\x1b.txt", "b.bin")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = (tarfile.LNKTYPE, target) if target else (tarfile.REGTYPE, "")
+            info.size = 0 if target else 4
+            file.addfile(info, io.BytesIO(b"text"))
+    text, fault = read(tmp_path / "links.tar", "text")
+    assert text == "text" and isinstance(fault, Fault)
+    assert "lost\\x1b.txt" in fault.reason and "b.bin" in fault.reason
+
+
+def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Path) -> None:
+    file = tmp_path / "pages.parquet"
+    table = pa.table({"text": [f"document number {number}" for number in range(200)]})
+    pq.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=True)
+    content = bytearray(file.read_bytes())
+    content[content.index(b"number 77")] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged"):
+        survey({"files": [str(file)], **HALF})
+
+
+def test_ndjson_and_tsv_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.ndjson").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "b.tsv").write_text('id\ttext\n1\tthree, four\n2\t"five\tsix"\n')
+    assert list(read(tmp_path / "a.ndjson", "text")) == ["one", "two"]
+    assert list(read(tmp_path / "b.tsv", "text")) == ["three, four", "five\tsix"]
+    assert survey({"files": [str(tmp_path)], **HALF}).report.records == 4
+
+
+def test_files_of_other_kinds_in_a_folder_are_counted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "deep" / ".git").mkdir(parents=True)
+    names = ("a.txt", "a.html", "deep/b.HTML", "c.zip", ".hidden.txt", "deep/.b", "Makefile", "state.json")
+    for name in names:
+        (tmp_path / name).write_text("text")
+    report = survey({"files": [str(tmp_path)], **HALF}).report
+    assert report.other_files == {".html": 2, ".zip": 1, "hidden": 2, "no ending": 1} and report.records == 1
+    with caplog.at_level(logging.INFO):
+        log_left_out(report)
+    assert "1 .zip" in caplog.text and "2 hidden" in caplog.text
+
+
+def test_training_copies_of_held_out_text_are_no_duplicates_that_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "held.txt").write_text("held out")
+    for name, text in {"a": "held out", "b": "held out", "c": "twice", "d": "twice", "e": "once"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    data = {"files": [str(tmp_path / "?.txt")], "validation_files": [str(tmp_path / "held.txt")]}
+    for deduplicate, kept in ((False, 3), (True, 2)):
+        corpus = survey(data | {"deduplicate": deduplicate})
+        assert (corpus.report.also_validation, corpus.report.duplicates) == (2, 1)
+        assert sum(map(len, corpus.train)) == kept and sum(map(len, corpus.validation)) == 1
+
+
+def test_names_that_are_not_utf_8_are_read_cached_and_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "texts" / os.fsdecode(b"caf\xe9")
+    folder.mkdir(parents=True)
+    for number in range(40):
+        file = folder / os.fsdecode(b"\xff%d\x1b[31m.txt" % number)
+        file.write_text(f"some text with number {number} " * 20)
+    monkeypatch.setattr("infini_llama.tasks.preprocess.sources.survey_cache.SETTLED", 0)
+    config = tmp_path / "config.yaml"
+    settings = {"files": [str(tmp_path / "texts")], "sequence_length": 64, "validation_fraction": 0.3}
+    config.write_text(json.dumps({"data": settings, "runtime": {"home": str(tmp_path / "home")}}))
+    for _ in range(2):
+        assert main(["preprocess", str(config)]) == 0
+    (folder / os.fsdecode(b"bad\xfe\x1b[31m.jsonl")).write_bytes(b'{"\\ud800\x7f": 1}\n')
+    assert main(["preprocess", str(config)]) == 65
+    printed = capfd.readouterr()
+    assert "bad\\xfe\\x1b[31m.jsonl" in printed.err and "\x1b" not in printed.err + printed.out
+
+
+def test_control_characters_are_escaped_and_text_is_not() -> None:
+    assert escaped("\x1b[31m\x07\r\x9b\udcff\u202e") == "\\x1b[31m\\x07\\r\\x9b\\udcff\\u202e"
+    assert escaped("grün 日本 👩\u200d👧\n\ttext") == "grün 日本 👩\u200d👧\n\ttext"
