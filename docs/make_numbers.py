@@ -456,6 +456,7 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "shards_verify": lambda: f"{result('scaling.json')['measured'][-1]['verify_quick_seconds']:.0f}",
     "shared_sequence_mb": lambda: context_parallel_peak(1),
     "shared_by_4_mb": lambda: context_parallel_peak(4),
+    "passkey_steps": lambda: f"{load_config('configs/passkey.yaml').train.max_steps:,}",
     "million_found": million_found,
     "faults": lambda: all_of("faults.jsonl", "bitwise_equal"),
     "exactness": lambda: all_of("exactness.json", "bitwise"),

@@ -10,7 +10,7 @@ import pytest
 
 import infini_llama
 from infini_llama.configs.keys import all_keys
-from infini_llama.flows.cli.parser import Parser, build_parser
+from infini_llama.flows.cli.parser import GROUPS, Parser, build_parser
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "docs"), str(ROOT / "benchmarks")]
@@ -109,6 +109,12 @@ def defined(module: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
     return names
+
+
+def test_the_page_that_the_help_of_a_command_names_exists():
+    titles = re.findall(r"^ +- (.+): [\w-]+\.md$", read(ROOT / "mkdocs.yml"), re.MULTILINE)
+    named = {page for *_, commands in GROUPS for _, page in commands.values()}
+    assert len(named) > 8 and named <= {*titles}
 
 
 def test_sentences_of_the_troubleshooting_page_are_printed():
