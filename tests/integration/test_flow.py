@@ -24,7 +24,9 @@ def task_states(home) -> list[tuple[str, str]]:
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     expected, expected_metrics = uninterrupted("softmax", 2)
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
-    started = lab.start("raises", *OVERRIDES, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False)
+    started = lab.start(
+        "raises", *OVERRIDES, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False, executed=True
+    )
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
     attempts = [json.loads(line) for line in (lab.run_dir("raises") / "attempts.jsonl").read_text().splitlines()]
