@@ -8,7 +8,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,39 +32,77 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig, ScheduleConfig
 from infini_llama.configs.secrets import refuse_secrets
 from infini_llama.flows.form import form
-from infini_llama.flows.late_runs import POLICY_VARIABLE
 from infini_llama.flows.pretrain import pretrain, tags_of
+from infini_llama.flows.scheduled import POLICY_VARIABLE, Changes, changes_of
 from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
 SILENT_FOR = timedelta(minutes=5)
 ZOMBIES = "infini-llama: silent runs are crashed"
-Parameters = Callable[[ScheduleConfig], dict[str, Any]]
 
 
-def deploy(files: Sequence[str], gpus: int | None = None, silent_for: timedelta = SILENT_FOR) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Offer:
+    """One deployment. schedules: what each schedule changes of the configuration, by its name."""
+
+    name: str
+    config: PipelineConfig
+    schedules: dict[str, Changes]
+
+    def parameters(self) -> dict[str, Any]:
+        """The flow's parameters: every key in full, so that the form shows what a run will have.
+
+        Home is left out unless the configuration sets it: the default is that of the machine that runs, not of the one that
+        deploys.
+        """
+        unset = set() if "home" in self.config.runtime.model_fields_set else {"home"}
+        config = self.config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})
+        return {"config": config} | ({"schedules": self.schedules} if self.schedules else {})
+
+
+def read_offers(files: Sequence[str]) -> list[Offer]:
+    """One deployment per file.
+
+    Raises:
+        ConfigError: a configuration or one of its schedules is wrong, or holds a secret.
+    """
+    return [offer_of(Path(file).stem, load_config(file), partial(load_config, file)) for file in files]
+
+
+def offer_of(name: str, config: PipelineConfig, overridden: Callable[[Sequence[str]], PipelineConfig]) -> Offer:
+    """The deployment of a configuration. overridden: the configuration with these overrides."""
+    refuse_secrets(config)
+    schedules: dict[str, Changes] = {}
+    for schedule in config.deployment.schedules:
+        try:
+            CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+        except ValueError as error:
+            raise ConfigError(f"deployment.schedules: {error}") from error
+        if schedule.overrides:
+            changed = overridden(schedule.overrides)
+            refuse_secrets(changed)
+            schedules[schedule.name] = changes_of(config, changed)
+    return Offer(config.deployment.name or name, config, schedules)
+
+
+def deploy(offers: Sequence[Offer], gpus: int | None = None, silent_for: timedelta = SILENT_FOR) -> dict[str, Any]:
     """Bring the server of PREFECT_API_URL up to these configurations.
 
     Args:
-        files: a deployment for each.
         gpus: how many GPUs all runs together may hold at a time; None: no limit is set.
         silent_for: a run without a heartbeat for this long is marked as crashed.
 
     Returns:
         {"deployments": names with the flow's before them, "work_pools", "limits", "automations"}.
-
-    Raises:
-        ConfigError: a configuration or one of its schedules is wrong.
     """
-    configs = [(Path(file).stem, load_config(file), _scheduled(file)) for file in files]
-    pools = sorted({config.deployment.work_pool for _, config, _ in configs}) or [default_pool()]
+    pools = sorted({offer.config.deployment.work_pool for offer in offers}) or [default_pool()]
     with get_client(sync_client=True) as client:
         for pool in pools:
             _work_pool(client, pool)
         if gpus is not None:
             client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, gpus)
         _automation(client, silent_for)
-        names = [_deployment(client, config.deployment.name or stem, config, runs) for stem, config, runs in configs]
+        names = [_deployment(client, offer) for offer in offers]
     limits = [] if gpus is None else [GPU_LIMIT]
     return {"deployments": names, "work_pools": pools, "limits": limits, "automations": [ZOMBIES]}
 
@@ -72,22 +112,9 @@ def default_pool() -> str:
     return DeploymentConfig().work_pool
 
 
-def parameters_of(config: PipelineConfig) -> dict[str, Any]:
-    """The flow's parameters: every key in full, so that the form shows what a run will have.
-
-    Home is left out unless the configuration sets it: the default is that of the machine that runs, not of the one that deploys.
-
-    Raises:
-        ConfigError: they would hold secrets.
-    """
-    refuse_secrets(config)
-    unset = set() if "home" in config.runtime.model_fields_set else {"home"}
-    return {"config": config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})}
-
-
-def definition(name: str, config: PipelineConfig) -> RunnerDeployment:
-    """The deployment of a configuration, without its schedules."""
-    offered = config.deployment
+def definition(offer: Offer) -> RunnerDeployment:
+    """The deployment as Prefect takes it, without its schedules."""
+    name, config, offered = offer.name, offer.config, offer.config.deployment
     strategy = {"enqueue": ConcurrencyLimitStrategy.ENQUEUE, "cancel_new": ConcurrencyLimitStrategy.CANCEL_NEW}
     limit = ConcurrencyLimitConfig(
         limit=offered.concurrency_limit, collision_strategy=strategy[offered.on_collision]
@@ -95,11 +122,11 @@ def definition(name: str, config: PipelineConfig) -> RunnerDeployment:
     deployment = RunnerDeployment.from_flow(
         pretrain,
         name,
-        parameters=parameters_of(config),
+        parameters=offer.parameters(),
         concurrency_limit=limit,
         work_pool_name=offered.work_pool,
         tags=[*tags_of(config), f"deployment:{name}"],
-        version=version_of(config),
+        version=version_of(offer),
         description=f"{pretrain.name} with the configuration {name}. Runs with the same name resume the same training.",
         job_variables={
             "working_dir": str(Path.cwd()),
@@ -112,9 +139,10 @@ def definition(name: str, config: PipelineConfig) -> RunnerDeployment:
     return deployment
 
 
-def version_of(config: PipelineConfig) -> str:
+def version_of(offer: Offer) -> str:
     """Version of a deployment: of the program, of the configuration and of its schedules."""
-    parts = {"config": parameters_of(config), "schedules": config.deployment.model_dump(mode="json")["schedules"]}
+    schedules = offer.config.deployment.model_dump(mode="json")["schedules"]
+    parts = {"config": offer.parameters()["config"], "schedules": schedules}
     digests = [hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8] for part in parts.values()]
     return f"{version('infini-llama')}+{'.'.join(digests)}"
 
@@ -123,13 +151,6 @@ def run_variables(offered: DeploymentConfig) -> dict[str, str]:
     """Environment variables of a deployment's runs; with what makes Python find this program where it is not installed."""
     here = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     return RUN | {POLICY_VARIABLE: offered.late_runs} | here
-
-
-def _scheduled(file: str) -> Parameters:
-    def parameters(schedule: ScheduleConfig) -> dict[str, Any]:
-        return parameters_of(load_config(file, schedule.overrides)) if schedule.overrides else {}
-
-    return parameters
 
 
 def _work_pool(client: SyncPrefectClient, name: str) -> None:
@@ -176,8 +197,8 @@ def _automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
         client.update_automation(known[0].id, zombies.model_copy(update={"enabled": known[0].enabled}))
 
 
-def _deployment(client: SyncPrefectClient, name: str, config: PipelineConfig, scheduled: Parameters) -> str:
-    wanted = definition(name, config)
+def _deployment(client: SyncPrefectClient, offer: Offer) -> str:
+    wanted = definition(offer)
     found = _find(client, wanted.full_name)
     if found is None or not _is_same(found, wanted):
         deployment_id = wanted.apply()
@@ -185,8 +206,8 @@ def _deployment(client: SyncPrefectClient, name: str, config: PipelineConfig, sc
     else:
         deployment_id = found.id
     former = found.version or "" if found else ""
-    keep_active = former.rpartition(".")[2] == version_of(config).rpartition(".")[2]
-    _schedules(client, deployment_id, config.deployment.schedules, scheduled, keep_active)
+    keep_active = former.rpartition(".")[2] == version_of(offer).rpartition(".")[2]
+    _schedules(client, deployment_id, offer.config.deployment.schedules, keep_active)
     return wanted.full_name
 
 
@@ -213,7 +234,6 @@ def _schedules(
     client: SyncPrefectClient,
     deployment: UUID,
     schedules: list[ScheduleConfig],
-    scheduled: Parameters,
     keep_active: bool,
 ) -> None:
     """Make the deployment's schedules these, and no others; one that is as it was keeps its waiting runs.
@@ -223,23 +243,17 @@ def _schedules(
     """
     known = {one.slug: one for one in client.read_deployment_schedules(deployment)}
     for schedule in schedules:
-        try:
-            wanted = DeploymentScheduleCreate(
-                schedule=CronSchedule(cron=schedule.cron, timezone=schedule.timezone),
-                active=schedule.active,
-                parameters=scheduled(schedule),
-                slug=schedule.name,
-            )
-        except ValueError as error:
-            raise ConfigError(f"deployment.schedules: {error}") from error
+        wanted = DeploymentScheduleCreate(
+            schedule=CronSchedule(cron=schedule.cron, timezone=schedule.timezone),
+            active=schedule.active,
+            slug=schedule.name,
+        )
         old = known.pop(schedule.name, None)
         if old is None:
             client.create_deployment_schedules(deployment, [wanted])
             continue
         active = old.active if keep_active else wanted.active
-        if (old.schedule, old.active, old.parameters) != (wanted.schedule, active, wanted.parameters):
-            client.update_deployment_schedule(
-                deployment, old.id, active=active, schedule=wanted.schedule, parameters=wanted.parameters
-            )
+        if (old.schedule, old.active) != (wanted.schedule, active):
+            client.update_deployment_schedule(deployment, old.id, active=active, schedule=wanted.schedule)
     for removed in known.values():
         client.delete_deployment_schedule(deployment, removed.id)

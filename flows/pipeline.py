@@ -3,17 +3,21 @@
 import time
 from typing import Any
 
+from infini_llama.configs.reading import dotted
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import refuse_blocks
+from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.naming import resolved
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from infini_llama.tasks.preprocess.stage import Preparation
+from infini_llama.tasks.preprocess.stage import Preparation, lookup
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train
@@ -34,6 +38,27 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     preparation = Preparation(settings.data, settings.runtime.home)
     restore_dataset(settings, preparation.planned)
     return verify_and_train(settings, preparation.build()).to_json()
+
+
+def has_finished(config: PipelineConfig) -> bool:
+    """Whether the run has finished with this very configuration, and its dataset is the one of today's text."""
+    settings = resolved(config)
+    run = RunFolder(settings.runtime.home / "runs" / settings.runtime.name)
+    if not run.summary.exists() or not (run.path / "lineage.json").exists():
+        return False
+    try:
+        record = RunRecord(run.path)
+        requested = dotted(without_secrets(settings).model_dump(mode="json", exclude={"deployment"}))
+        recorded = dotted(record.config)  # with what `auto` and the length in epochs or tokens came to
+        decided = {
+            key for key, value in requested.items() if value == "auto" or (key == "train.max_steps" and not value)
+        }
+        if any(recorded.get(key) != value for key, value in requested.items() if key not in decided):
+            return False
+        dataset = lookup(settings.data, settings.runtime.home)
+        return dataset is not None and dataset.path == record.lineage.dataset.path
+    except Damaged:  # the run itself reports and repairs it
+        return False
 
 
 def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineResult:

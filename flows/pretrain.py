@@ -6,17 +6,19 @@ from typing import Annotated, Any
 
 from prefect import State
 from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
 from prefect.runtime import deployment, flow_run
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
-from infini_llama.flows.api_logs import api_logs
 from infini_llama.flows.form import AsConfig, PipelineFlow, changed
-from infini_llama.flows.heartbeats import heartbeats
-from infini_llama.flows.late_runs import superseded
+from infini_llama.flows.live_updates import api_logs, heartbeats
+from infini_llama.flows.lost_runs import crash_tasks
 from infini_llama.flows.naming import resolved, run_name
 from infini_llama.flows.pipeline import with_pages
+from infini_llama.flows.scheduled import Changes, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
@@ -25,7 +27,6 @@ from infini_llama.tasks.preprocess import task as preprocess_task
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.summary import PipelineResult
 from infini_llama.tasks.report.task import closing_card
 from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.results import trusted
@@ -38,7 +39,7 @@ log = logging.getLogger("infini_llama.prefect")
 
 
 def _name() -> str:
-    config: PipelineConfig = flow_run.parameters["config"]
+    config = with_schedule(flow_run.parameters["config"], flow_run.parameters.get("schedules") or {})
     changes = flow_run.parameters.get("changes") or {}
     return run_name(changes.get("name") or config.runtime.name, flow_run.scheduled_start_time)
 
@@ -49,11 +50,13 @@ def tags_of(config: PipelineConfig) -> list[str]:
     return [*TAGS, f"attention:{config.model.attention}", *(f"data:{name}" for name in sorted(sources))]
 
 
-@partial(PipelineFlow, name="pretrain", flow_run_name=_name, persist_result=False)
+@partial(PipelineFlow, name="pretrain", flow_run_name=_name, persist_result=True, result_serializer="json")
 def pretrain(
-    config: Annotated[PipelineConfig, AsConfig()], changes: dict[str, Any] | None = None
-) -> PipelineResult | State:
-    """Preprocess, verify-data, patch-environment, train; returns the run's summary.
+    config: Annotated[PipelineConfig, AsConfig()],
+    changes: dict[str, Any] | None = None,
+    schedules: dict[str, Changes] | None = None,
+) -> dict[str, Any] | State:
+    """Preprocess, verify-data, patch-environment, train; returns the run's summary, as `run` does.
 
     Called again with the same configuration, it resumes: what is complete on disk is not built again. A late scheduled run
     that a later one makes superfluous ends as cancelled.
@@ -61,9 +64,12 @@ def pretrain(
     Args:
         config: replaces the deployed configuration.
         changes: what this run changes of the configuration.
+        schedules: what each schedule of the deployment changes, by its name; applied to the runs that it creates.
     """
     if (skipped := superseded()) is not None:
         return skipped
+    _crash_tasks_of_killed_process()
+    config = with_schedule(config, schedules or {})
     config = resolved(changed(config, changes) if changes else config, flow_run.scheduled_start_time)
     config = restored(with_blocks(config, _secret))
     home, name = config.runtime.home, config.runtime.name
@@ -92,7 +98,16 @@ def pretrain(
                 from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
 
                 evaluations = evaluate(summary.paths.run, config.evaluate)
-            return with_pages(summary, evaluations)
+            return with_pages(summary, evaluations).to_json()
+
+
+def _crash_tasks_of_killed_process() -> None:
+    """A flow run that is executed again has new task runs; those of a process that was killed would stay Running."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.run_count <= 1:
+        return
+    with get_client(sync_client=True) as client:
+        crash_tasks(client, {"id": {"any_": [context.flow_run.id]}})
 
 
 def _secret(name: str) -> str:

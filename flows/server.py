@@ -71,11 +71,11 @@ def prefect_api(home: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
+def lasting_api(home: Path, host: str, port: int) -> Iterator["Server | None"]:
     """Inside, PREFECT_API_URL leads to the user's server, or to one with a UI and a database that stays, at this address.
 
     Yields:
-        whether the server was started here.
+        the server that was started here; None: it is the user's.
 
     Raises:
         ConfigError: the address is taken, or other machines reach it and it has no password.
@@ -86,7 +86,7 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
     folder = _prefect_home(home)
     if _has_api_url(folder):
         with _answering():
-            yield False
+            yield None
         return
     if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
         os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
@@ -100,19 +100,49 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator[bool]:
     folder.mkdir(parents=True, exist_ok=True)
     records = home / "prefect" / "server.log"
     records.parent.mkdir(parents=True, exist_ok=True)
-    server = None
+    address = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    os.environ["PREFECT_API_URL"] = f"http://{address}:{port}/api"
+    _bypass_proxy(address)
+    server = Server(host, address, port, records, folder / "embedded-server.lock")
     try:
-        with Lock(folder / "embedded-server.lock", wait=HEALTHY_WITHIN):
-            server = _start(records, host, port, SERVED)
-            address = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-            os.environ["PREFECT_API_URL"] = f"http://{address}:{port}/api"
-            _bypass_proxy(address)
-            _wait_until_healthy(server, address, port, records)
-        yield True
+        server.start()
+        _import_client()
+        yield server
     finally:
         os.environ.pop("PREFECT_API_URL", None)
-        if server is not None:
-            _stop(server)
+        server.stop()
+
+
+class Server:
+    """The server of `serve`, which is started again if it ends: the runs and the worker wait for it meanwhile."""
+
+    def __init__(self, host: str, address: str, port: int, records: Path, lock: Path) -> None:
+        self.host, self.address, self.port, self.records, self.lock = host, address, port, records, lock
+        self.process: subprocess.Popen | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it, so that all its runs are executed here."""
+        return _is_loopback(self.host)
+
+    def start(self) -> None:
+        with Lock(self.lock, wait=HEALTHY_WITHIN):
+            self.process = _start(self.records, self.host, self.port, SERVED)
+            _wait_until_healthy(self.process, self.address, self.port, self.records)
+
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def restart(self) -> None:
+        """Raises PipelineError if it does not come up again."""
+        assert self.process is not None
+        log.warning("the Prefect server ended with code %d; it is started again (log: %s)", self.process.returncode,
+                    self.records)  # fmt: skip
+        self.start()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            _stop(self.process)
 
 
 @contextlib.contextmanager
@@ -195,6 +225,18 @@ def _prefect_home(home: Path) -> Path:
     if "PREFECT_HOME" not in os.environ and not (Path.home() / ".prefect" / "profiles.toml").exists():
         os.environ["PREFECT_HOME"] = str((home / "prefect").resolve())
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect")).expanduser()
+
+
+def has_api(home: Path) -> bool:
+    """Whether the user has a Prefect server: PREFECT_API_URL, a profile or a project file names it."""
+    return _has_api_url(_prefect_home(home))
+
+
+def prepare_client(home: Path) -> None:
+    """Prefect's settings of this process, before Prefect is imported."""
+    for name, value in CLIENT.items():
+        os.environ.setdefault(name, value)
+    _prefect_home(home)
 
 
 def _has_api_url(prefect_home: Path) -> bool:

@@ -16,29 +16,35 @@ from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Cancelling
 
-from infini_llama.flows.deployments import deploy
-from infini_llama.flows.server import EXEC_WRAPPER
+from infini_llama.flows.deployments import Offer, deploy
+from infini_llama.flows.lost_runs import LostRuns
+from infini_llama.flows.server import EXEC_WRAPPER, Server
 from infini_llama.flows.settings import WORKER
 
 POLL_SECONDS = 2  # poll interval of the worker
 STOPS_WITHIN = 45.0
 RESTART_SECONDS = 5
+CHECK_SECONDS = 15  # between two looks for runs without a process
 MARK = "INFINI_LLAMA_SERVED_BY"
 log = logging.getLogger("infini_llama.serve")
 
 
-def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> None:
+def serve(offers: Sequence[Offer], home: Path, limit: int, gpus: int | None, server: Server | None) -> None:
     """Deploy the configurations on the server of PREFECT_API_URL and execute their runs, until interrupted.
 
     Args:
+        server: started by this process; it is started again if it ends.
         limit: maximum number of runs at the same time.
         gpus: as `deploy` takes it.
 
     A worker that exits is restarted; its runs are separate processes and continue.
+
+    Raises:
+        PipelineError: the server ended and does not come up again.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; the worker stops by it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    deployed = deploy(files, gpus)
+    deployed = deploy(offers, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
     records = home / "prefect" / "worker.log"
@@ -53,12 +59,28 @@ def serve(files: Sequence[str], home: Path, limit: int, gpus: int | None) -> Non
             log.info(
                 "ready; %d run(s) at a time; the worker's log is %s; press Ctrl-C to stop everything", limit, records
             )
-            while all(worker.poll() is None for worker in workers.values()):
-                time.sleep(0.5)
+            _watch(workers, server)
             log.warning("a worker exited; its runs continue, and another worker starts in %d s", RESTART_SECONDS)
             time.sleep(RESTART_SECONDS)
     finally:
         _end(list(workers.values()), mark)
+
+
+def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
+    """Return when a worker has ended. Meanwhile, restart the server if it ends, and mark runs that lost their process."""
+    lost, check_at = LostRuns(), 0.0
+    while all(worker.poll() is None for worker in workers.values()):
+        if server is not None and server.has_ended():
+            server.restart()
+            log.info("the Prefect server is up again")
+        if server is not None and server.is_local and time.monotonic() >= check_at:
+            check_at = time.monotonic() + CHECK_SECONDS
+            try:
+                with get_client(sync_client=True) as client:
+                    lost.mark(client)
+            except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
+                log.debug("the state of the runs cannot be checked (%s)", fault)
+        time.sleep(0.5)
 
 
 def _worker(pool: str, limit: int, records: Path, mark: str) -> subprocess.Popen:

@@ -9,10 +9,14 @@ from infini_llama.flows.naming import home_folder
 
 
 def serve(arguments: Namespace) -> Answer:
-    from infini_llama.flows.server import lasting_api, log_into
+    from infini_llama.flows.server import lasting_api, log_into, prepare_client
 
     home = home_folder()
     log_into(home, arguments.verbose)
+    prepare_client(home)
+    from infini_llama.flows.deployments import read_offers
+
+    offers = read_offers(arguments.configs)  # what is wrong with them is reported before a server starts
     with lasting_api(home, arguments.host, arguments.port) as own:
         from infini_llama.flows.serving import serve
 
@@ -21,7 +25,7 @@ def serve(arguments: Namespace) -> Answer:
         log.info("UI: %s", api.removesuffix("/api"))
         if own:
             log.info("from another shell: PREFECT_API_URL=%s prefect deployment run NAME --watch", api)
-        serve(arguments.configs, home, arguments.limit, arguments.gpus)
+        serve(offers, home, arguments.limit, arguments.gpus, own)
     return {}, ""
 
 
@@ -31,7 +35,7 @@ def deploy(arguments: Namespace) -> Answer:
 
     with given_api(home_folder()):
         log_into(home_folder(), arguments.verbose)
-        from infini_llama.flows.deployments import deploy
+        from infini_llama.flows.deployments import deploy, read_offers
 
-        record = deploy(arguments.configs, arguments.gpus)
+        record = deploy(read_offers(arguments.configs), arguments.gpus)
     return record, as_text(record)

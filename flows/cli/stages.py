@@ -29,14 +29,14 @@ def run(arguments: Namespace) -> Answer:
         return dry_run(config)
     if joined := _joins(config):
         return joined
-    if arguments.no_prefect:
-        from infini_llama.flows.pipeline import run
+    from infini_llama.flows.pipeline import has_finished, run
+    from infini_llama.flows.server import has_api, log_into, prefect_api
 
+    home = usable_home(config.runtime.home, "runtime.home")
+    # A server of its own would start only to record that there was nothing to do.
+    if arguments.no_prefect or (not has_api(home) and has_finished(config)):
         summary = run(config)
     else:
-        from infini_llama.flows.server import log_into, prefect_api
-
-        home = usable_home(config.runtime.home, "runtime.home")
         log_into(home, arguments.verbose)
         with withheld(config) as shown, prefect_api(home):
             from httpx import TransportError
@@ -44,13 +44,11 @@ def run(arguments: Namespace) -> Answer:
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
             from infini_llama.flows.pretrain import pretrain, tags_of
-            from infini_llama.tasks.records.summary import PipelineResult
 
             try:
                 with tags(*tags_of(config)), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-                    result = pretrain(shown)
-                assert isinstance(result, PipelineResult)  # only a scheduled run is skipped
-                summary = result.to_json()
+                    summary = pretrain(shown)
+                assert isinstance(summary, dict)  # only a scheduled run is skipped
             except TransportError as fault:  # training neither needs the server nor stops with it
                 raise PipelineError(
                     f"the Prefect server no longer responds ({fault}); the run's state is in "

@@ -125,6 +125,9 @@ def _progress(page: RunPage) -> Generator[None]:
         artifact.append(made)
     with Live("infini_llama.train", show) if artifact else contextlib.nullcontext():
         yield
+    if artifact:  # also of a run that had already finished, or stopped early
+        with best_effort("the progress of training"):
+            show(100.0, "finished")
 
 
 @contextlib.contextmanager

@@ -3,32 +3,43 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
 from infini_llama.tasks.storage.locks import Lock
 from support.laboratory import CONFIG, Laboratory, exact_metrics
+from support.preloaded import Server
 
 
-def laboratory(home) -> Laboratory:
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The process with torch of this test process."""
+    server = Server()
+    yield server
+    server.close()
+
+
+def laboratory(home: Path, server: Server) -> Laboratory:
     home.mkdir(exist_ok=True)
     config = home / "config.yaml"
     if not config.exists():
         config.write_text(yaml.safe_dump(CONFIG))
-    return Laboratory(home, config)
+    return Laboratory(home, config, server)
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory) -> Laboratory:
-    return laboratory(tmp_path_factory.mktemp("home"))
+def lab(tmp_path_factory, server) -> Laboratory:
+    return laboratory(tmp_path_factory.mktemp("home"), server)
 
 
 @pytest.fixture(scope="session")
-def calm(tmp_path_factory) -> Laboratory:
+def calm(tmp_path_factory, server) -> Laboratory:
     """The home of the undisturbed runs. Several processes of one test session share it, by a lock."""
     base = tmp_path_factory.getbasetemp()
-    return laboratory((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "calm")
+    return laboratory((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "calm", server)
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(lab, finishe
 
 
 def test_training_never_starts_on_a_flipped_bit_of_the_dataset(lab, tmp_path):
-    own = Laboratory(tmp_path, tmp_path / "config.yaml")
+    own = Laboratory(tmp_path, tmp_path / "config.yaml", lab.server)
     own.config.write_text(yaml.safe_dump(CONFIG))
     shutil.copytree(lab.home / "datasets", tmp_path / "datasets", symlinks=True)
     (dataset,) = (tmp_path / "datasets").glob("python-stdlib-*")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import exact_metrics, found_by_ranks, kill
+from support.laboratory import exact_metrics, kill, torchrun
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,11 +20,12 @@ DDP = "0"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict:
+def found(tmp_path_factory, server) -> dict:
     """What two ranks found under every stage, and under DDP."""
     folder = tmp_path_factory.mktemp("zero")
     program = Path(__file__).parent / "exactness/zero.py"
-    return found_by_ranks(2, folder / "found.json", program, str(folder), ",".join((DDP, *STAGES)))
+    torchrun(server, 2, folder / "log", program, str(folder), ",".join((DDP, *STAGES)))
+    return json.loads((folder / "found.json").read_text())
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -24,8 +24,8 @@ def test_in_the_cover_every_two_settings_meet():
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("exactness"))
+def bench(tmp_path_factory, server) -> Bench:
+    return Bench(tmp_path_factory.mktemp("exactness"), server)
 
 
 @pytest.mark.timeout(900)

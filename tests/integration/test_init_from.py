@@ -49,7 +49,7 @@ def starting(lab, uninterrupted, tmp_path_factory):
         "save_steps": 8,
     }
     written.write_text(yaml.safe_dump(first))
-    return Laboratory(lab.home, written), summary
+    return Laboratory(lab.home, written, lab.server), summary
 
 
 def test_killed_and_resumed_from_imported_weights_is_bitwise(starting):

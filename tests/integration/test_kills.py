@@ -65,7 +65,7 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention
     overrides = (f"model.attention={attention}", f"environment.nproc_per_node={workers}")
     kills = 2 if (victim, attention, workers) == ("flow", "softmax", 1) else 1  # one of them is resumed twice
     for _ in range(kills):
-        started = lab.start(name, *overrides)
+        started = lab.start(name, *overrides, executed=victim == "torchrun")
         strike(victim, lab, name, started, rng)
         code = started.wait()
         if victim in ("worker", "torchrun"):  # the command itself carries on

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.preloaded import Forked, Server
+
 COMMAND = str(Path(sys.executable).with_name("infini-llama"))
 CONFIG = {
     "data": {
@@ -47,7 +49,7 @@ CONFIG = {
 class Started:
     """A running `infini-llama` command; its output is in `log`."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | Forked
     marker: str
     log: Path
 
@@ -84,10 +86,15 @@ def own_environment(home: Path) -> dict[str, str]:
 
 @dataclass
 class Laboratory:
-    """One home folder with one dataset, in which runs are started by name."""
+    """One home folder with one dataset, in which runs are started by name.
+
+    Args:
+        server: starts the commands, if there is one; else they are executed.
+    """
 
     home: Path
     config: Path
+    server: Server | None = None
 
     def run_dir(self, name: str) -> Path:
         return self.home / "runs" / name
@@ -100,7 +107,15 @@ class Laboratory:
         direct: bool = True,
         env: dict | None = None,
         largest_file: int | None = None,
+        executed: bool = False,
     ) -> Started:
+        """Start a command.
+
+        Args:
+            direct: without Prefect.
+            largest_file: bytes; writing more to any file fails.
+            executed: the interpreter is started, also where there is a server: torchrun and its ranks are as users have them.
+        """
         marker = f"INFINI_TEST_RUN={name}-{time.time_ns()}"
         variable, value = marker.split("=")
         log = self.home / f"{name}-{time.time_ns()}.log"
@@ -113,13 +128,15 @@ class Laboratory:
             *overrides,
         ]
         arguments += ["--no-prefect"] if direct and command == "run" else []
+        variables = own_environment(self.home) | {variable: value} | (env or {})
+        if largest_file:
+            variables["PYTHONDONTWRITEBYTECODE"] = "1"  # else half a .pyc may stay
         with log.open("wb") as output:
+            if self.server and not executed and not largest_file:
+                return Started(self.server.start(arguments, variables, output.fileno()), marker, log)
             process = subprocess.Popen(
                 arguments,
-                env=own_environment(self.home)
-                | {variable: value}
-                | ({"PYTHONDONTWRITEBYTECODE": "1"} if largest_file else {})  # else half a .pyc may stay
-                | (env or {}),
+                env=variables,
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
@@ -173,18 +190,13 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def found_by_ranks(ranks: int, found: Path, program: Path, *arguments: str) -> dict:
-    """What that many ranks of `program` (torchrun, gloo) write into the JSON file `found`."""
+def torchrun(server: Server, ranks: int, log: Path, program: Path, *arguments: str, interface: str = "lo") -> None:
+    """Run `program` with torchrun and gloo; it must exit with 0. What it prints is in `log`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*command, str(program), *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(found.read_text())
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+    with log.open("wb") as output:
+        process = server.start([*command, str(program), *arguments], environment, output.fileno())
+    assert process.wait(850) == 0, log.read_text()[-4000:]
 
 
 # A `sitecustomize` for the workers, put on their path by the configuration's own environment.env: BODY replaces functions of

@@ -1,10 +1,7 @@
 """Runs of a few steps for the exactness tests, prepared by the program's own functions and grouped into few processes."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,10 +18,12 @@ from infini_llama.tasks.runs.job_file import write_job
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
 from infini_llama.tasks.train.lineage import claim
 from infini_llama.tasks.train.prepare import training_job
-from support.laboratory import exact_metrics
+from support.laboratory import exact_metrics, torchrun
+from support.preloaded import Server
 from support.records import make_context
 from support.stages import preprocess
 
+RANKS = Path(__file__).with_name("ranks.py")
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16
 DOCUMENTS = {
     "across": 20,
@@ -94,11 +93,16 @@ def write_texts(home: Path) -> None:
             (home / corpus / f"{number:03}.txt").write_text(text[number * 800 : (number + 1) * 800])
 
 
+def outcomes(items: list[dict]) -> list[tuple[Path, str]]:
+    return [(path, path.read_text()) for item in items for path in Path(item["attempt_dir"]).glob("outcome-*")]
+
+
 @dataclass
 class Bench:
     """A home folder; runs are queued by `attempt` and executed together by `execute`."""
 
     home: Path
+    server: Server
     references: dict = field(default_factory=dict)
     queue: dict[int, list[dict]] = field(default_factory=dict)
 
@@ -141,16 +145,15 @@ class Bench:
         for world, items in sorted(self.queue.items()):
             orders = self.home / "orders.json"
             orders.write_text(json.dumps(items))
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-            command += [str(Path(__file__).with_name("ranks.py")), str(orders)]
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.facts.loopback or ""}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-            outcomes = {
-                path: path.read_text() for item in items for path in Path(item["attempt_dir"]).glob("outcome-*")
-            }
-            bad = [f"{path}: {text}" for path, text in outcomes.items() if not text.startswith(("done", "preempted"))]
-            assert not bad and done.returncode == 0, "\n".join([*bad, done.stderr[-4000:]])
-            assert len(outcomes) == world * len(items)
+            try:
+                interface = self.facts.loopback or ""
+                torchrun(self.server, world, self.home / "torchrun.log", RANKS, str(orders), interface=interface)
+            except AssertionError as error:
+                bad = [
+                    f"{path}: {text}" for path, text in outcomes(items) if not text.startswith(("done", "preempted"))
+                ]
+                raise AssertionError("\n".join([*bad, str(error)])) from None
+            assert len(outcomes(items)) == world * len(items)
         self.queue.clear()
 
     def result(self, name: str) -> dict:

@@ -14,6 +14,7 @@ from integration.exactness.cover import FACTORS, WHOLE, name_of, pairwise_cover,
 
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu
+from support.preloaded import Server
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/exactness.json"
 
@@ -22,7 +23,7 @@ def main() -> int:
     cells = [(name_of(cell), cell) for cell in pairwise_cover(FACTORS, possible)] + WHOLE
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="exactness-") as home:
-        differing = interrupted_equals_uninterrupted(Bench(Path(home)), cells)
+        differing = interrupted_equals_uninterrupted(Bench(Path(home), Server()), cells)
     rows = [{"cell": cell, "bitwise": not differing[name], "differing": differing[name]} for name, cell in cells]
     machine = {"cpu": cpu(Machine()).model, "platform": platform.platform(), "torch": torch.__version__}
     record = {"compared": ["weights_sha256", "optimizer_sha256", "metrics.jsonl but its times"], "cells": rows}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from infini_llama.configs.loading import parse_config
-from infini_llama.flows.deployments import definition
+from infini_llama.flows.deployments import Offer, definition
 from infini_llama.flows.form import SHORT
 
 pytestmark = pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True, scope="module")
@@ -40,10 +40,10 @@ def schedules(server) -> dict[str, dict]:
 
 
 def switch(server, name: str, active: bool) -> None:
-    """As the page does."""
+    """As Prefect's command does."""
     one = schedules(server)[name]
     address = f"{server.api}/deployments/{server.deployment()['id']}/schedules/{one['id']}"
-    httpx.patch(address, json={"active": active, "parameters": one["parameters"]}, timeout=30).raise_for_status()
+    httpx.patch(address, json={"active": active}, timeout=30).raise_for_status()
 
 
 def overdue(server, days: int) -> list[str]:
@@ -88,7 +88,8 @@ def test_a_changed_file_is_deployed_and_keeps_paused_schedules(server):
     server.ours("deploy", str(server.config))
     nightly = schedules(server)["nightly"]
     assert server.deployment()["parameters"]["config"]["train"]["learning_rate"] == 0.002
-    assert nightly["parameters"]["config"]["train"]["learning_rate"] == 0.002 and not nightly["active"]
+    assert server.deployment()["parameters"]["schedules"] == {"nightly": {"runtime": {"name": "nightly-{date}"}}}
+    assert not nightly["active"]
 
     settings["deployment"]["schedules"][0]["cron"] = "0 4 * * *"
     server.config.write_text(yaml.safe_dump(settings))
@@ -113,6 +114,8 @@ def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
     }
     assert [server.state(run) for run in final] == ["CANCELLED"] * (len(late) - 1) + ["COMPLETED"]
     assert len(list((server.home / "runs").iterdir())) == 1, "only one of them has begun"
+    messages = [server.get(run)["state"]["message"] for run in late[:-1]]
+    assert all(message.startswith("Skipped: the run of the same schedule") for message in messages), messages
 
 
 def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
@@ -121,7 +124,7 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
     found = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
     settings = yaml.safe_load(file.read_text())["deployments"][0]["parameters"]["config"]
-    wanted = definition("pretrain", parse_config(settings))
+    wanted = definition(Offer("pretrain", parse_config(settings), {}))
     assert found["description"] == wanted.description and set(found["tags"]) == set(wanted.tags)
     env = {name: value for name, value in wanted.job_variables["env"].items() if name != "PYTHONPATH"}
     assert found["job_variables"] == {"env": env, "stream_output": wanted.job_variables["stream_output"]}

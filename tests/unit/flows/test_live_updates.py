@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from infini_llama.flows import heartbeats as module
+from infini_llama.flows import live_updates as module
 from support.waiting import wait_until
 
 

@@ -1,0 +1,102 @@
+"""What a scheduled run does at its start: it applies the overrides of its schedule, and is skipped if a later run is due too."""
+
+import logging
+import os
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+from prefect import State
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled
+from prefect.types._datetime import now
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import PipelineConfig
+
+POLICY_VARIABLE = "INFINI_LLAMA_LATE_RUNS"  # set in the job variables of a deployment from deployment.late_runs
+Changes = dict[str, dict[str, Any]]  # section, key, value
+log = logging.getLogger("infini_llama.prefect")
+
+
+def changes_of(base: PipelineConfig, overridden: PipelineConfig) -> Changes:
+    """The keys whose values differ, with those of `overridden`."""
+    before, after = (one.model_dump(mode="json", exclude={"deployment"}) for one in (base, overridden))
+    changes = {
+        section: {key: value for key, value in keys.items() if value != before[section][key]}
+        for section, keys in after.items()
+    }
+    return {section: keys for section, keys in changes.items() if keys}
+
+
+def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> PipelineConfig:
+    """The configuration of this flow run: with what its schedule changes, if a schedule has created it.
+
+    A deployment keeps these changes in its own parameters: the server drops those of a schedule that is paused.
+
+    Raises:
+        ConfigError: the schedule of this run is no longer on the server, so that its overrides are not known.
+    """
+    if not schedules or not flow_run.id or not deployment.id or (name := _schedule_name(flow_run.id)) is None:
+        return config
+    settings = config.model_dump(mode="json", exclude={"deployment"})
+    for section, keys in schedules.get(name, {}).items():
+        settings[section] |= keys
+    return parse_config(settings)
+
+
+@lru_cache(maxsize=1)  # the name of the flow run and the run itself need it
+def _schedule_name(run: str) -> str | None:
+    with get_client(sync_client=True) as client:
+        this = client.read_flow_run(UUID(run))
+        schedule = _schedule(this)
+        if schedule is None or this.deployment_id is None:
+            return None
+        for known in client.read_deployment_schedules(this.deployment_id):
+            if known.id == schedule:
+                return known.slug or ""
+    raise ConfigError("the schedule that created this run was deleted, and with it its overrides; start another run.")
+
+
+def superseded() -> State | None:
+    """The final state of this flow run if a later run of its schedule is due as well; None if it is to be executed.
+
+    The other late runs of the schedule are cancelled at once, so that no process is started for them.
+    """
+    if os.environ.get(POLICY_VARIABLE) != "newest" or not flow_run.id:
+        return None
+    with get_client(sync_client=True) as client:
+        this = client.read_flow_run(UUID(flow_run.id))
+        if _schedule(this) is None or this.run_count > 1:  # a person started it, or started it again
+            return None
+        due = [run for run in _waiting(client, this) if run.expected_start_time and run.id != this.id]
+        if not due:
+            return None
+        *older, newest = sorted(due, key=lambda run: run.expected_start_time or now("UTC"))
+        message = f"Skipped: the run of the same schedule for {newest.expected_start_time} is due as well."
+        for run in older:
+            client.set_flow_run_state(run.id, Cancelled(message=message))
+    log.warning("%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(older))
+    return Cancelled(message=message)  # a state of its own: one that was sent for another run loses its message
+
+
+def _waiting(client: SyncPrefectClient, this: FlowRun) -> list[FlowRun]:
+    """Runs of the schedule of `this` that are due after it and have not started."""
+    wanted = FlowRunFilter.model_validate(
+        {
+            "deployment_id": {"any_": [this.deployment_id]},
+            "state": {"type": {"any_": ["SCHEDULED"]}},
+            "expected_start_time": {"after_": this.expected_start_time, "before_": now("UTC")},
+        }
+    )
+    found = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+    return [run for run in found if _schedule(run) == _schedule(this)]
+
+
+def _schedule(run: FlowRun) -> UUID | None:
+    return run.created_by.id if run.created_by and run.created_by.type == "SCHEDULE" else None
