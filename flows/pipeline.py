@@ -36,7 +36,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     refuse_blocks(settings)
     check_requirements(settings)
     preparation = Preparation(settings.data, settings.runtime.home)
-    restore_dataset(settings, preparation.planned)
+    restore_dataset(settings, preparation.plan)
     return verify_and_train(settings, preparation.build()).to_json()
 
 

@@ -24,7 +24,7 @@ from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess import task as preprocess_task
-from infini_llama.tasks.preprocess.rows.tables import digest_of_tables, name_of_tables
+from infini_llama.tasks.preprocess.rows.tables import digest_of_tables
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.report.task import closing_card
@@ -77,7 +77,7 @@ def pretrain(
     with api_logs(), heartbeats(), lasting_suspension():
         check_requirements(config)
         preparation = Preparation(config.data, home)
-        restore_dataset(config, preparation.planned)
+        restore_dataset(config, preparation.plan)
         dataset = _preprocess(preparation)
         report = verify_task.verify_data(dataset, home, config.verify.full_below, page)
         if config.verify.level == "deep":
@@ -121,8 +121,7 @@ def _secret(name: str) -> str:
 
 def _preprocess(preparation: Preparation) -> DatasetRef:
     """The dataset, by Prefect's cached reference where the disk has what it names."""
-    known, stored = preparation.lookup(), preparation.home / "prefect-results"
-    key = name_of_tables(known or preparation.planned)
+    known, stored, key = preparation.lookup(), preparation.home / "prefect-results", preparation.listing[:32]
     # Prefect would return a cached reference whose dataset is gone, so the disk is checked first.
     use_cache = known is not None and trusted(stored / preprocess_task.result_name(key))
     cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not use_cache)

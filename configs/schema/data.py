@@ -60,13 +60,6 @@ class DataConfig(TextConfig):
         title="Deduplicate",
         description="Keep only the first of several documents with exactly the same text. Duplicates are counted in either case.",
     )
-    near_duplicates: Annotated[float, Field(ge=0.7, le=1)] | None = fixed(
-        default=None,
-        title="Near-duplicates",
-        description="Keep only the first of several documents with nearly the same words: the similarity from which on a document is "
-        "skipped, for example 0.8. Similarity is the Jaccard index of five-word sequences, estimated by MinHash (the extra "
-        "`near-duplicates`). Exact duplicates are skipped as well.",
-    )
     on_bad_input: Literal["fail", "skip"] = fixed(
         default="fail",
         title="Bad input",
@@ -115,18 +108,6 @@ class DataConfig(TextConfig):
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
-    )
-    tokenizer_engine: Literal["auto", "tokenizers", "gigatoken"] = free(
-        default="auto",
-        title="Tokenizer engine",
-        description="Library that encodes the text. auto: gigatoken (the extra `fast`) if it is installed and gives "
-        "the same tokens as `tokenizers`. The dataset is the same with either.",
-    )
-    shard_size: ByteSize = fixed(
-        default=ByteSize(256 * 1024**2),
-        title="Shard size",
-        description="Maximum size of one token shard, for example 256MiB.",
-        ge=1024,
     )
     num_workers: Annotated[int, Field(ge=1, le=256)] = free(
         default=1,

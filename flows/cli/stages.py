@@ -103,7 +103,7 @@ def preprocess(arguments: Namespace) -> Answer:
 
 
 def verify(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import as_text, statistics_text
+    from infini_llama.flows.cli.tables import as_text
     from infini_llama.flows.datasets import references
     from infini_llama.tasks.formatting import in_words
     from infini_llama.tasks.records.dataset import VerifyReport
@@ -120,13 +120,12 @@ def verify(arguments: Namespace) -> Answer:
         checked_bytes=sum(report.checked_bytes for report in reports.values()),
         seconds=sum(report.seconds for report in reports.values()),
         verify_on_read=any(report.verify_on_read for report in reports.values()),
-        statistics=next((report.statistics for report in reports.values() if report.statistics), None),
     )
     checks: list[JsonValue] = [
         {"chunks": name, **dict(check)} for name, report in reports.items() for check in report.checks
     ]
     record: JsonObject = {"dataset": str(path), **whole.to_json(), "checks": checks}
-    text = as_text(in_words(record) | ({"statistics": statistics_text(whole.statistics)} if whole.statistics else {}))
+    text = as_text(in_words(record))
     if arguments.html is not None:
         from infini_llama.tasks.report.dataset import dataset_page
 

@@ -18,16 +18,14 @@ from infini_llama.tasks.formatting import (
     packed,
     passkey_rows,
     shown,
-    side_by_side,
 )
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, SplitStatistics
+    from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary
     from infini_llama.tasks.records.estimate import Estimate
     from infini_llama.tasks.records.evaluation import PasskeyRetrieval, Perplexity
-    from infini_llama.tasks.records.manifest import BySplit
     from infini_llama.tasks.records.summary import RunDescription, RunStatus
     from infini_llama.tasks.runs.gc import Collected
 
@@ -69,11 +67,6 @@ def reference_text(reference: "DatasetRef", home: Path) -> str:
             "row tables": tables,
         }
     )
-
-
-def statistics_text(statistics: "BySplit[SplitStatistics]") -> list[dict[str, object]]:
-    """What the deep check counted: one line per number, one column per split."""
-    return side_by_side({split: in_words(dict(found)) for split, found in statistics})
 
 
 def dataset_text(dataset: "DatasetSummary") -> str:

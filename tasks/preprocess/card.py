@@ -56,7 +56,6 @@ def _left_out(report: LeftOut) -> list[str]:
         ("empty", report.empty),
         ("too short", report.too_short),
         (f"exact duplicates{kept}", report.duplicates),
-        ("near-duplicates", report.near_duplicates),
         ("also validation", report.also_validation),
         ("bad records", report.bad_records),
         ("bad files", report.bad_files),
@@ -65,4 +64,4 @@ def _left_out(report: LeftOut) -> list[str]:
     if not rows:
         return []
     lines = ["### Skipped", "", f"Of {report.records:,} records read:", "", *table(("why", "how many"), rows)]
-    return [*lines, *(f"- {cell(reason)}" for reason in (*report.bad, *report.near)), ""]
+    return [*lines, *(f"- {cell(reason)}" for reason in report.bad), ""]

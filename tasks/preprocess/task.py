@@ -1,4 +1,4 @@
-"""preprocess as a Prefect task: cached by the key of the rows it would build."""
+"""preprocess as a Prefect task: cached by the settings and by the places, sizes and times of the text."""
 
 import logging
 from typing import Any
@@ -45,7 +45,7 @@ def preprocess(key: str, preparation: Preparation) -> dict[str, Any]:
     """Builds what is missing of the dataset.
 
     Args:
-        key: decides its content and names the cached result.
+        key: of the settings and the listing of the text; names the cached result.
 
     Returns:
         the fields of a `DatasetRef`, as JSON because Prefect stores them.

@@ -73,20 +73,17 @@ class PlannedTable(Record):
 
 
 class DatasetPlan(PlannedTable):
-    """What `preprocess` would build, known before any work.
+    """What `preprocess` would build, known before text is tokenized.
 
     Attributes:
         key: of the token level, 64 hex digits.
         curriculum: row tables of shorter rows, in order.
         name: of the folder below datasets/.
-        documents, bytes: of text in both splits.
     """
 
     key: str
     curriculum: tuple[PlannedTable, ...]
     name: str
-    documents: int
-    bytes: int
 
     @property
     def row_tables(self) -> tuple[PlannedTable, ...]:
@@ -102,40 +99,13 @@ class Check(Record):
     detail: str
 
 
-class SplitStatistics(Record):
-    """What the deep check counted in one split.
-
-    Attributes:
-        bytes: of text.
-        shortest_document, median_document, mean_document, longest_document: tokens.
-        vocabulary_used: share of the vocabulary that occurs.
-        most_frequent_token: its share of all tokens.
-        entropy_bits: per token.
-    """
-
-    documents: int
-    tokens: int
-    bytes: int
-    bytes_per_token: float
-    shortest_document: int
-    median_document: float
-    mean_document: float
-    longest_document: int
-    vocabulary_used: float
-    most_frequent_token: float
-    entropy_bits: float
-
-
 class VerifyReport(Record):
     """What verify-data checked.
 
     Attributes:
         level: "quick" or "deep".
         verify_on_read: the checksums of shards were not read; each shard is checked when it is first opened.
-        statistics: of the deep check.
     """
-
-    json_without = "none"
 
     level: str
     ok: bool
@@ -144,7 +114,6 @@ class VerifyReport(Record):
     checked_bytes: int
     seconds: float
     verify_on_read: bool
-    statistics: BySplit[SplitStatistics] | None = None
 
 
 class DocumentLengths(Record):
@@ -184,7 +153,7 @@ class SourceSummary(Record):
 
 
 class RowTableSummary(RowTableContent):
-    """A row table and what it costs; `packing` is None in tables of older versions."""
+    """A row table and what it costs."""
 
     packing: BySplit[RowCosts] | None = None
 

@@ -65,6 +65,30 @@ class MetaRecord(Record):
     json_without = "unset"
 
 
+class UnitSplit(Record):
+    """Size of one split of a unit; `bytes`: of text."""
+
+    documents: int
+    tokens: int
+    bytes: int
+
+
+class UnitContent(ContentRecord):
+    """A unit of a dataset's text."""
+
+    train: UnitSplit
+    validation: UnitSplit
+
+    def __getitem__(self, split: str) -> UnitSplit:
+        return self.train if split == SPLITS[0] else self.validation
+
+
+class UnitMeta(MetaRecord):
+    """`key`: the name of the unit."""
+
+    key: str
+
+
 class Shard(Record):
     """One Arrow file of a split; `source`: where data.sources has several, the one that its documents are from."""
 
@@ -124,8 +148,6 @@ class LeftOut(Record):
 
     Attributes:
         duplicates: exact copies; in the dataset unless `duplicates_dropped`.
-        near_duplicates: documents with nearly the same words as an earlier one (data.near_duplicates).
-        near: the first of these and the documents that they are like, in words.
         also_validation: training texts that are also held out.
         bad: the first damaged places, in words.
         other_files: files in folders of text that were not read, by kind.
@@ -135,8 +157,6 @@ class LeftOut(Record):
     empty: int = 0
     too_short: int = 0
     duplicates: int = 0
-    near_duplicates: int = 0
-    near: tuple[str, ...] = ()
     also_validation: int = 0
     bad_records: int = 0
     bad_files: int = 0
@@ -186,7 +206,7 @@ class DatasetMeta(Provenance):
     Attributes:
         data: the configuration's section as it was when the dataset was built.
         infini_llama, tokenizers: versions.
-        units: by shard, the key that it was written under; empty in datasets of older versions.
+        recipe: of the units that it was made of.
     """
 
     key: str = ""
@@ -195,7 +215,7 @@ class DatasetMeta(Provenance):
     infini_llama: str = ""
     tokenizers: str = ""
     engine: EngineChoice | None = None
-    units: dict[str, str] = Field(default_factory=dict)
+    recipe: str = ""
 
 
 class SourceRows(Record):
@@ -239,6 +259,7 @@ class RowTableMeta(MetaRecord):
     infini_llama: str = ""
 
 
+UnitManifest = Manifest[UnitContent, UnitMeta]
 AnyManifest = Manifest[dict[str, Any], dict[str, Any]]
 DatasetManifest = Manifest[DatasetContent, DatasetMeta]
 RowTableManifest = Manifest[RowTableContent, RowTableMeta]

@@ -148,9 +148,7 @@ def _tokens(path: Path, counts: np.ndarray) -> list[str]:
 def _checks(verified: VerifyReport) -> list[str]:
     words = f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, all checks passed"
     found = [{"name": check.name, "detail": check.detail} for check in verified.checks]
-    statistics = verified.statistics
-    splits = {split: in_words(dict(statistics[split])) for split in SPLITS} if statistics else {}
-    return [f'<p class="note">{page.text(words)}</p>', page.table(found), page.table(side_by_side(splits))]
+    return [f'<p class="note">{page.text(words)}</p>', page.table(found)]
 
 
 def _source(summary: DatasetSummary) -> Cells:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,10 +31,11 @@ RECORDS = (
 )
 
 
-def restore_dataset(config: PipelineConfig, planned: DatasetPlan) -> None:
-    """Fetches the planned dataset where the mirror has it and home has not."""
+def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> None:
+    """Fetches the planned dataset where the mirror has it and home has not. `plan` may read the text; without a mirror it is not called."""
     if (mirror := _mirror(config)) is None:
         return
+    planned = plan()
     folder = mirror.home / "datasets" / planned.name
     if not folder.exists():
         mirror.restore(folder, "dataset")

@@ -21,7 +21,14 @@ from pydantic import ValidationError
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import JsonObject
-from infini_llama.tasks.records.manifest import AnyManifest, DatasetManifest, FileEntry, Manifest, RowTableManifest
+from infini_llama.tasks.records.manifest import (
+    AnyManifest,
+    DatasetManifest,
+    FileEntry,
+    Manifest,
+    RowTableManifest,
+    UnitManifest,
+)
 from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.storage.files import sync, temporary_name
 from infini_llama.tasks.storage.files import write_atomic as write_atomic
@@ -30,7 +37,7 @@ from infini_llama.tasks.storage.locks import Lock as Lock
 
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
-FORMAT_VERSIONS = {"dataset": 1, "chunks": 1, "checkpoint": 2}
+FORMAT_VERSIONS = {"unit": 1, "dataset": 2, "chunks": 1, "checkpoint": 2}
 READ_AT_ONCE = 2**21  # bytes
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
@@ -98,7 +105,7 @@ def commit(
         staged: a folder from `staging`, with every file written.
         target: where a concurrent builder has committed the same bytes and content, theirs is kept and the staged one dropped;
             anything else that has this name is moved aside.
-        kind: what the artifact is: dataset, chunks or checkpoint.
+        kind: what the artifact is: unit, dataset, chunks or checkpoint.
         format_version: version of its layout.
         meta: when, from what, by whom; not part of the digest.
         content: facts that the bytes determine; part of the digest.
@@ -156,6 +163,11 @@ def read_manifest(path: Path, kind: str, key: str | None = None) -> AnyManifest:
 def read_dataset(path: Path, key: str | None = None) -> DatasetManifest:
     """The manifest of the token level at `path`; see `read_manifest`."""
     return _read(path, "dataset", key, DatasetManifest)
+
+
+def read_unit(path: Path, key: str) -> UnitManifest:
+    """The manifest of the unit at `path`; see `read_manifest`."""
+    return _read(path, "unit", key, UnitManifest)
 
 
 def read_row_table(path: Path) -> RowTableManifest:

@@ -18,7 +18,7 @@ from infini_llama.tasks.preprocess.rows.packing import PACKED, costs_of
 from infini_llama.tasks.preprocess.tokens.keys import CHUNKS_VERSION
 from infini_llama.tasks.preprocess.tokens.reader import document_lengths
 from infini_llama.tasks.preprocess.tokens.shards import save_array
-from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, RowTableRef, SplitStats
+from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     BySplit,
@@ -100,12 +100,6 @@ def with_curriculum(data: DataConfig) -> list[DataConfig]:
     """The section `data` for each row table of a run: that of data.sequence_length, then those of the curriculum's stages."""
     stages = [data.model_copy(update={"sequence_length": stage.sequence_length}) for stage in data.curriculum]
     return [data, *stages]
-
-
-def name_of_tables(planned: DatasetPlan | DatasetRef) -> str:
-    """What names all row tables of a plan or a reference together; that of a single one is its own name."""
-    names = [table.chunks for table in planned.row_tables]
-    return names[0] if len(names) == 1 else checksum_of(names).removeprefix("blake3:")[:12]
 
 
 def digest_of_tables(reference: DatasetRef) -> str:

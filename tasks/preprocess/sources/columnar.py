@@ -1,14 +1,12 @@
-"""Parquet and Arrow files as texts: one column, row by row, in bounded memory."""
+"""Parquet and Arrow files as texts: one column, in order and in bounded memory; the whole file, or some of its row groups or batches."""
 
 import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -19,19 +17,35 @@ from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_
 
 AT_ONCE = 256  # rows
 ARROW_FILE = b"ARROW1"
+Span = tuple[int, int]  # first row group or record batch, and the one after the last
 
 
-def read_parquet(stream: IO[bytes], text_column: str) -> Records:
+def parquet_sizes(file: IO[bytes]) -> list[int]:
+    """Bytes of each row group in the file."""
+    table = _opened(file)
+    groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+    return [sum(group.column(number).total_compressed_size for number in range(group.num_columns)) for group in groups]
+
+
+def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) -> Records:
+    """The texts of the file, or of the row groups of `span`."""
     with _seekable(stream) as file:
         table = _opened(file)
-        _refuse_concatenated(file, table.metadata)
         named_column(table.schema_arrow.names, text_column)
-        yield from _batches(table.iter_batches(batch_size=AT_ONCE, columns=[text_column]), text_column)
+        groups = list(range(*(span or (0, table.num_row_groups))))
+
+        def before() -> int:
+            return sum(table.metadata.row_group(number).num_rows for number in range(groups[0]))
+
+        batches = table.iter_batches(batch_size=AT_ONCE, row_groups=groups, columns=[text_column])
+        yield from _texts(batches, text_column, before)
 
 
 def _opened(file: IO[bytes]) -> pyarrow.parquet.ParquetFile:
     """The file, whose pages are compared with their checksums where it has these."""
-    return pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+    table = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+    _refuse_concatenated(file, table.metadata)
+    return table
 
 
 def _refuse_concatenated(file: IO[bytes], metadata: pyarrow.parquet.FileMetaData) -> None:
@@ -46,40 +60,30 @@ def _refuse_concatenated(file: IO[bytes], metadata: pyarrow.parquet.FileMetaData
         raise Unreadable("holds several parquet files behind one another; give each as a file of its own")
 
 
-def parquet_rows(file: IO[bytes], text_column: str, rows: Iterator[int]) -> Records:
-    """These rows, ascending; row groups without one are not read."""
-    table = _opened(file)
-    named_column(table.schema_arrow.names, text_column)
-    sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
-    ends = np.cumsum(sizes)
-    for group, several in groupby(rows, key=lambda row: int(np.searchsorted(ends, row, side="right"))):
-        first = int(ends[group]) - sizes[group]
-        batches = table.iter_batches(batch_size=AT_ONCE, row_groups=[group], columns=[text_column])
-        yield from _rows(batches, text_column, several, first)
+def arrow_sizes(file: IO[bytes]) -> list[int]:
+    """Bytes of each record batch of an Arrow file (not of a stream, which has no table of its batches: one entry for all of it)."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if file.read(len(ARROW_FILE)) != ARROW_FILE:
+        return [size]
+    file.seek(0)
+    count = pa.ipc.open_file(file).num_record_batches
+    return [size // max(1, count)] * count
 
 
-def arrow_rows(file: IO[bytes], text_column: str, rows: Iterator[int]) -> Records:
-    """These rows, ascending; batches without one are not decoded."""
-    yield from _rows(_arrow_batches(file, text_column), text_column, rows)
-
-
-def _rows(batches: Iterable[pa.RecordBatch], text_column: str, rows: Iterator[int], first: int = 0) -> Records:
-    """These rows of the batches, ascending; `first`: number of the first batch's first row."""
-    following = next(rows, None)
-    for batch in batches:
-        if following is None:
-            return
-        if following < first + len(batch):
-            values = list(_batches([batch], text_column, first))
-            while following is not None and following < first + len(batch):
-                yield values[following - first]
-                following = next(rows, None)
-        first += len(batch)
-
-
-def read_arrow(stream: IO[bytes], text_column: str) -> Records:
+def read_arrow(stream: IO[bytes], text_column: str, span: Span | None = None) -> Records:
+    """The texts of the file, or of the record batches of `span`, which an Arrow file has, not a stream."""
     with _seekable(stream) as file:
-        yield from _batches(_arrow_batches(file, text_column), text_column)
+        if span is None:
+            yield from _texts(_arrow_batches(file, text_column), text_column)
+            return
+        table, first = pa.ipc.open_file(file), span[0]
+        named_column(table.schema.names, text_column)
+
+        def before() -> int:
+            return sum(table.get_batch(number).num_rows for number in range(first))
+
+        yield from _texts(map(table.get_batch, range(*span)), text_column, before)
 
 
 def _arrow_batches(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
@@ -109,17 +113,20 @@ def _arrow_batches(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch
             return
 
 
-def _batches(batches: Iterable[pa.RecordBatch], text_column: str, number: int = 0) -> Records:
+def _texts(batches: Iterable[pa.RecordBatch], text_column: str, before: Callable[[], int] = int) -> Records:
+    """The texts of batches; `before`: counts the rows before the first one, for messages."""
+    number = 0
     for batch in batches:
         column = batch.column(text_column)
         for start in range(0, len(column), AT_ONCE):
             try:
                 values = column.slice(start, AT_ONCE).to_pylist()
             except UnicodeDecodeError as error:
-                raise Unreadable(f"is not UTF-8 in the rows from {number + 1} ({error.reason})") from None
+                raise Unreadable(f"is not UTF-8 in the rows from {before() + number + 1} ({error.reason})") from None
             for value in values:
                 number += 1
-                yield as_text("" if value is None else value, f"row {number}")
+                text = "" if value is None else value
+                yield text if isinstance(text, str) else as_text(text, f"row {before() + number}")
 
 
 def _seekable(stream: IO[bytes]) -> IO[bytes]:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
@@ -19,32 +20,23 @@ import pyarrow as pa
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.columnar import (
-    arrow_rows,
+    arrow_sizes,
     named_column,
-    parquet_rows,
+    parquet_sizes,
     read_arrow,
     read_parquet,
 )
-from infini_llama.tasks.preprocess.sources.json_lines import line_batches, lines, lines_at
+from infini_llama.tasks.preprocess.sources.json_lines import line_batches
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import (
-    Batch,
-    Fault,
-    Records,
-    Unreadable,
-    cut,
-    in_batches,
-    pieces,
-    text_of,
-)
+from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Records, Unreadable, cut, in_batches, text_of
 
+Span = tuple[int, int]  # of bytes, row groups or record batches: the first, and the one after the last
 PLAIN = ("txt", "md", "rst", "py")
 RECORDS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow", "tar")
 COMPRESSED = ("gz", "xz", "zst", "bz2")
 READ_AHEAD = 2**20
 EOFHeaderError, HeaderError = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 EmptyHeaderError = tarfile.EmptyHeaderError  # type: ignore[attr-defined]
-FAR_APART = 2**17  # bytes read ahead where documents are: what lies between them need not be read
 COMPRESSED_READ = 2**16
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error, tarfile.TarError)
 
@@ -57,66 +49,60 @@ def format_of(name: str) -> str | None:
     return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
 
 
-def read(
-    path: Path | RemoteFile,
-    text_column: str,
-    form: str = "auto",
-    wanted: Iterator[int] | None = None,
-    places: list[int] | None = None,
-) -> Records:
-    """Every text of the file and a Fault for each bad record.
+def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Span | None = None) -> Iterator[Batch]:
+    """Every text of the file, and a Fault for each bad record, several at a time.
 
     Args:
         form: the file's format; auto: what its name says, and a name without a known ending is one text. Of a tar file, it selects
             the files in it.
-        wanted: ascending numbers of records; others may be NOT_READ where that saves time.
-        places: takes what `read_at` finds each record by: the byte at which its line begins, or its row.
+        span: one of those that `spans` gave; None: the whole file.
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
         OSError: the disk does not give it.
     """
-    packed = _compression(path)
-    reader: Callable[[IO[bytes], str], Records] = READERS.get(_format(path, form), _plain)
-    if reader is lines:
-        reader = partial(lines, wanted=wanted, places=None if packed else places)
-    elif reader is _tar:
-        reader = partial(_tar, form=form)
-    rows = places if reader in (read_parquet, read_arrow) and not packed else None
-    with _damage_as_unreadable(), _opened(path) as file, _unpacked(file, packed) as stream:
-        for row, record in enumerate(reader(stream, text_column)):
-            for piece in (record,) if isinstance(record, Fault) else pieces(record):
-                if rows is not None:
-                    rows.append(row)
-                yield piece
+    known = _format(path, form)
+    with _damage_as_unreadable(), _opened(path) as file, _unpacked(file, _compression(path)) as stream:
+        match known:
+            case "jsonl" | "ndjson":
+                yield from line_batches(stream, text_column, span)
+            case "parquet":
+                yield from in_batches(read_parquet(stream, text_column, span))
+            case "arrow":
+                yield from in_batches(read_arrow(stream, text_column, span))
+            case "tar":
+                yield from in_batches(_tar(stream, text_column, form))
+            case _:
+                yield from in_batches(READERS.get(known, _plain)(stream, text_column))
 
 
-def read_batches(path: Path | RemoteFile, text_column: str, form: str = "auto") -> Iterator[Batch]:
-    """As `read`, several records at a time, with the place of each where `read_at` finds it."""
-    if READERS.get(_format(path, form)) is not lines:
-        places: list[int] = []
-        yield from in_batches(read(path, text_column, form, places=places), places)
-        return
-    packed = _compression(path)
-    with _damage_as_unreadable(), _opened(path) as file, _unpacked(file, packed) as stream:
-        for several, begins in line_batches(stream, text_column):
-            yield several, begins[:0] if packed else begins
+def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span] | None:
+    """Ranges of about `most` bytes that a large file can be read in, found without reading it; None: it is read from its beginning.
 
+    They are bytes of JSON lines, row groups of parquet, and record batches of an Arrow file.
 
-def read_at(path: Path | RemoteFile, text_column: str, form: str, places: Iterator[int]) -> Records:
-    """The records at these of the places that `read` gave, ascending. What lies between them is not read where the format allows it.
+    Args:
+        size: bytes of the file.
 
     Raises:
         Unreadable, OSError: as of `read`.
     """
-    by_line = READERS.get(_format(path, form)) is lines
-    with _damage_as_unreadable(), _opened(path, FAR_APART if by_line else READ_AHEAD) as file:
-        if by_line:
-            yield from lines_at(file, text_column, places)
-        elif _format(path, form) == "parquet":
-            yield from parquet_rows(file, text_column, places)
-        else:
-            yield from arrow_rows(file, text_column, places)
+    known = _format(path, form)
+    if size <= most or _compression(path):
+        return None
+    if known in ("jsonl", "ndjson"):
+        return [(first, min(first + most, size)) for first in range(0, size, most)]
+    if known not in ("parquet", "arrow"):
+        return None
+    with _damage_as_unreadable(), _opened(path) as file:
+        sizes = parquet_sizes(file) if known == "parquet" else arrow_sizes(file)
+    found, first, together = list[Span](), 0, 0
+    for number, own in enumerate(sizes):
+        together += own
+        if together >= most or number + 1 == len(sizes):
+            found.append((first, number + 1))
+            first, together = number + 1, 0
+    return found if len(found) > 1 else None
 
 
 def _format(path: Path | RemoteFile, form: str) -> str:
@@ -129,8 +115,8 @@ def _compression(path: PurePath | RemoteFile) -> str:
     return ending if ending in COMPRESSED else ""
 
 
-def _opened(path: Path | RemoteFile, read_ahead: int = READ_AHEAD) -> IO[bytes]:
-    return path.open() if isinstance(path, RemoteFile) else path.open("rb", read_ahead)
+def _opened(path: Path | RemoteFile) -> IO[bytes]:
+    return path.open() if isinstance(path, RemoteFile) else path.open("rb", READ_AHEAD)
 
 
 @contextmanager
@@ -316,13 +302,17 @@ def _csv(stream: IO[bytes], text_column: str, delimiter: str = ",") -> Records:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
 
 
+def _lines(stream: IO[bytes], text_column: str) -> Records:
+    return chain.from_iterable(line_batches(stream, text_column))
+
+
+# Each takes a stream and the column; a new format is one more of these, and an ending in PLAIN or RECORDS.
 READERS: dict[str, Callable[[IO[bytes], str], Records]] = {
-    "jsonl": lines,
-    "ndjson": lines,
+    "jsonl": _lines,
+    "ndjson": _lines,
     "json": _json,
     "csv": _csv,
     "tsv": partial(_csv, delimiter="\t"),
     "parquet": read_parquet,
     "arrow": read_arrow,
-    "tar": _tar,
 }

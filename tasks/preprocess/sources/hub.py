@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import PipelineError
 from infini_llama.tasks.preprocess.sources.columnar import named_column
-from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text, pieces
+from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text
 
 AT_ONCE = 256  # rows
 ANSWERS_WITHIN = 10.0  # seconds
@@ -44,14 +44,25 @@ class HubSplit:
     streaming: bool = False
 
 
-def texts_of(
-    source: HubSplit, text_column: str, *, places: list[int] | None = None, rows: Iterator[int] | None = None
-) -> Records:
+def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
+    """Ranges of rows of about `most` bytes; None where the split is small, or is read from its beginning as it comes.
+
+    Raises:
+        Unreadable, PipelineError: as of `texts_of`.
+    """
+    if source.streaming:
+        return None
+    dataset = _opened(source)
+    size = dataset.data.nbytes
+    rows = max(1, most * len(dataset) // max(1, size))
+    return [(first, min(first + rows, len(dataset))) for first in range(0, len(dataset), rows)] if size > most else None
+
+
+def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = None) -> Records:
     """Every text in order, and a Fault for each row without one; the same with and without `streaming`.
 
     Args:
-        places: takes the number of each record's row, where a row can be gone to, which it cannot in a stream.
-        rows: numbers of the rows to read, ascending; all where None.
+        span: the first row to read, and the one after the last; all where None.
 
     Raises:
         Unreadable: it cannot be opened, or is damaged, or has no such column.
@@ -61,21 +72,12 @@ def texts_of(
     if dataset.column_names is not None:  # of a stream of JSON or CSV they are known with the first rows
         named_column(dataset.column_names, text_column)
         dataset = dataset.select_columns([text_column])
-    if not hasattr(dataset, "select"):
-        places = None
-    dataset = dataset.with_format(None)
-    batches = (
-        dataset.iter(batch_size=AT_ONCE)
-        if rows is None
-        else (dataset[several] for several in iter(lambda: list(islice(rows, AT_ONCE)), []))
-    )
+    if span is not None:
+        dataset = dataset.select(range(*span))
+    batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
     values = chain.from_iterable(_column_of(batch, text_column) for batch in _unbroken(batches, source))
-    for row, value in enumerate(values):
-        record = as_text("" if value is None else value, f"row {row + 1}")
-        for piece in pieces(record) if isinstance(record, str) else (record,):
-            if places is not None:
-                places.append(row)
-            yield piece
+    for row, value in enumerate(values, start=span[0] if span else 0):
+        yield as_text("" if value is None else value, f"row {row + 1}")
 
 
 def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:

@@ -1,133 +1,130 @@
-"""Files of JSON lines as texts, in order and in bounded memory; read again from the places where their lines begin."""
+"""Files of JSON lines as texts, in order and in bounded memory: the whole file, or the lines that begin in a range of its bytes."""
 
-import io
 import json
-import secrets
-from collections.abc import Iterable, Iterator
-from typing import IO
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import IO, Any
 
-import numpy as np
-import orjson
+import msgspec
 
 from infini_llama.tasks.preprocess.sources import texts as records
-from infini_llama.tasks.preprocess.sources.texts import NOT_READ, Batch, Fault, Records, pieces, text_of
+from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, in_batches, text_of
+
+Bytes = tuple[int, int]  # first byte, and the byte after the last
 
 
-def line_batches(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
-    """The records of lines of JSON, about a megabyte at a time, and the byte at which the line of each begins."""
-    mark, rest, number, begin = secrets.randbits(60), b"", 0, 0
-    while data := stream.read(max(records.BLOCK, len(rest))):
-        if (end := data.rfind(b"\n")) >= 0:
-            several = b"".join((b"[", rest, memoryview(data)[:end], b"]"))
-            batch, count = _batch(several, text_column, mark, (number, begin))
-            yield batch
-            number, begin, rest = number + count, begin + len(several) - 1, data[end + 1 :]
-            continue
-        rest += data
-        if len(rest) > records.LONGEST_RECORD:
-            skipped = len(rest)
-            while (data := stream.readline(records.BLOCK)) and not data.endswith(b"\n"):
-                skipped += len(data)
-            number += 1
-            yield [_too_long(number)], np.array([begin])
-            rest, begin = b"", begin + skipped + len(data)
-    if rest:
-        yield _batch(b"[%b]" % rest, text_column, mark, (number, begin))[0]
+def line_batches(stream: IO[bytes], text_column: str, span: Bytes | None = None) -> Iterator[Batch]:
+    """The records of lines of JSON, about a megabyte of lines at a time.
 
-
-def _batch(several: bytes, text_column: str, mark: int, before: tuple[int, int]) -> tuple[Batch, int]:
-    """The records of whole lines in brackets, and the number of these lines; `before`: lines and bytes that come before them."""
-    if (texts := _ordinary(several, text_column, mark)) is None:
-        places: list[int] = []
-        slowly = list(lines(io.BytesIO(several[1:-1]), text_column, places=places, before=before))
-        return (slowly, np.array(places, np.int64)), several.count(b"\n") + 1
-    lengths = np.fromiter(map(len, several.split(b"\n")), np.int64, len(texts)) + 1
-    lengths[0] -= 1  # its bracket
-    return (texts, before[1] + lengths.cumsum() - lengths), len(texts)
-
-
-def _ordinary(several: bytes, text_column: str, mark: int) -> list[str] | None:
-    """The texts of whole lines in brackets where each is a record with one document; None where one is not.
-
-    All are parsed together, with `mark` between them. It is a random number, so no file has it: where marks and values alternate,
-    each value is that of one line.
+    Args:
+        span: only the lines that begin in these bytes of a seekable stream; two spans that meet share no line and lose none.
     """
-    if len(several) * 4 > records.LONGEST_DOCUMENT and b"\n" not in several:
-        return None  # one long line, which would be parsed twice
-    between = b",%d," % mark
-    marked = several.replace(b"\n", between)
-    marks = (len(marked) - len(several)) // (len(between) - 1)
-    try:
-        values = orjson.loads(marked)
-        texts = [value[text_column] for value in values[::2]]
-    except (ValueError, KeyError, TypeError):
+    first, last = span or (0, None)
+    if first:
+        stream.seek(first - 1)
+        first += _skip_line(stream) - 1
+    number = 0  # of lines from `first` on
+    for lines in _whole_lines(stream, first, last):
+        if isinstance(lines, int):
+            number += 1
+            place = _line(stream, first, number)
+            yield [Fault(f"has a line longer than {records.LONGEST_RECORD:,} bytes ({place})")]
+            continue
+        texts = _parsed_together(lines, text_column)
+        if texts is not None:
+            yield texts
+        else:
+            several = enumerate(lines.split(b"\n"), number + 1)
+            named = ((line, partial(_line, stream, first, own)) for own, line in several if line.strip())
+            yield from in_batches(_parsed(line, text_column, name) for line, name in named)
+        number += lines.count(b"\n") + 1
+
+
+def _skip_line(stream: IO[bytes]) -> int:
+    """Reads past the end of a line; returns how many bytes that are."""
+    skipped = 0
+    while line := stream.readline(records.BLOCK):
+        skipped += len(line)
+        if line.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[bytes | int]:
+    """Lines that begin before byte `last`, about a megabyte at a time, without the last one's end; a number for a line that is too long.
+
+    Args:
+        place: byte at which the stream stands.
+    """
+    while last is None or place < last:
+        data = stream.read(records.BLOCK if last is None else min(records.BLOCK, last - place))
+        if not data:
+            return
+        if not data.endswith(b"\n"):
+            data += stream.readline(records.LONGEST_RECORD + 1)
+        place += len(data)
+        lines = data.removesuffix(b"\n")
+        begin = lines.rfind(b"\n") + 1
+        if len(lines) - begin <= records.LONGEST_RECORD:
+            yield lines
+            continue
+        if begin:
+            yield lines[: begin - 1]
+        if not data.endswith(b"\n"):
+            place += _skip_line(stream)
+        yield place
+
+
+def _line(stream: IO[bytes], first: int, number: int) -> str:
+    """Names a line for a message: the `number`th of those from byte `first` on."""
+    if first:
+        place, left = stream.tell(), first
+        stream.seek(0)
+        while left and (data := stream.read(min(left, records.BLOCK))):
+            number, left = number + data.count(b"\n"), left - len(data)
+        stream.seek(place)
+    return f"line {number}"
+
+
+def _parsed_together(lines: bytes, text_column: str) -> Batch | None:
+    """The texts of lines each of which is an object with text; None where one is not, or may not be.
+
+    The parser takes any white space between values. No value has `}`, a line end and `{` in a row: not in a string, which has no line
+    end, and not between two members, which have a comma between them. So where all lines meet like that, none is part of a value,
+    and where there are as many values as lines, each line is one.
+    """
+    ends = lines.count(b"\n")
+    if not lines.startswith(b"{") or not lines.endswith(b"}") or lines.count(b"}\n{") != ends:
         return None
-    if len(values) != 2 * marks + 1 or values[1::2].count(mark) != marks or set(map(type, texts)) != {str}:
+    try:
+        texts = [record.text for record in _decoder(text_column).decode_lines(lines)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if len(texts) != ends + 1 or set(map(type, texts)) != {str}:
         return None
     longest = max(map(len, texts))
-    fits = longest * 4 <= records.LONGEST_DOCUMENT and longest <= records.LONGEST_WORD
-    return texts if fits and len(several) <= records.LONGEST_RECORD else None
+    return texts if longest * 4 <= records.LONGEST_DOCUMENT and longest <= records.LONGEST_WORD else None
 
 
-def _too_long(number: int) -> Fault:
-    return Fault(f"has a line longer than {records.LONGEST_RECORD:,} bytes (line {number})")
+@lru_cache(maxsize=8)
+def _decoder(text_column: str) -> Any:
+    fields = [("text", str | None | msgspec.UnsetType, msgspec.UNSET)]
+    return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename={"text": text_column}))
 
 
-def lines(
-    stream: IO[bytes],
-    text_column: str,
-    wanted: Iterator[int] | None = None,
-    places: list[int] | None = None,
-    before: tuple[int, int] = (0, 0),
-) -> Records:
-    """As `formats.read`, for lines of JSON; `before`: lines and bytes that come before the stream."""
-    (number, end), record = before, 0
-    following = next(wanted, None) if wanted is not None else None
-    while line := stream.readline(records.LONGEST_RECORD + 1):
-        number, begin, end = number + 1, end, end + len(line)
-        if len(line) > records.LONGEST_RECORD and not line.endswith(b"\n"):
-            while line and not line.endswith(b"\n"):
-                line = stream.readline(records.BLOCK)
-                end += len(line)
-            several: Iterable[str | Fault] = [_too_long(number)]
-        elif line.isspace():
-            continue
-        elif wanted is not None and record != following and len(line) <= records.LONGEST_DOCUMENT:  # that is one record
-            several = [NOT_READ]
-        else:
-            text = _line(line, text_column, number)
-            several = (text,) if isinstance(text, Fault) else pieces(text)
-        for piece in several:
-            if places is not None:
-                places.append(begin)
-            yield piece
-            if wanted is not None and record == following:
-                following = next(wanted, None)
-            record += 1
-
-
-def lines_at(stream: IO[bytes], text_column: str, places: Iterable[int]) -> Records:
-    """The texts of the lines that begin at these bytes of a file, ascending, whatever lies between them."""
-    end = 0
-    for place in places:
-        if place != end:
-            stream.seek(place)
-        line = stream.readline(records.LONGEST_RECORD + 1)
-        end = place + len(line)
-        yield _line(line, text_column, 2 if place else 1)
-
-
-def _line(line: bytes, text_column: str, number: int) -> str | Fault:
-    """The text of one line of JSON: by the faster parser, or, where that refuses it, as the standard one sees it."""
+def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fault:
+    """The text of one line: by the faster parser, or, where that refuses it, as the standard one sees it."""
     try:
-        value = orjson.loads(line)
-        if isinstance(value, dict) and isinstance(text := value.get(text_column), str):
-            return text  # in which this parser leaves no half characters
-    except ValueError:
-        try:
-            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError as error:
-            return Fault(f"is not UTF-8 in line {number} (byte {error.start} of it)")
-        except (ValueError, RecursionError):
-            return Fault(f"has a line {number} that is not JSON")
-    return text_of(value, text_column, f"line {number}")
+        if isinstance(text := _decoder(text_column).decode(line).text, str):
+            return text
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        value = json.loads(line.decode("utf-8-sig" if line.startswith(BOM_UTF8) and name() == "line 1" else "utf-8"))
+    except UnicodeDecodeError as error:
+        return Fault(f"is not UTF-8 in {name()} (byte {error.start} of it)")
+    except (ValueError, RecursionError):
+        return Fault(f"has a {name()} that is not JSON")
+    found = text_of(value, text_column, "this line")
+    return found if isinstance(found, str) else text_of(value, text_column, name())

@@ -13,6 +13,7 @@ FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. T
 HIDDEN = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5
+MADE_VERSION = 1  # of the texts: a change of what is below for the same settings is another one
 NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
 WORDS = FILLER.replace(".", "").lower().split()
 

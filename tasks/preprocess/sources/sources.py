@@ -3,16 +3,18 @@
 import platform
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import escaped
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
-from infini_llama.tasks.preprocess.sources.formats import read, read_at, read_batches
+from infini_llama.tasks.preprocess.sources import formats, hub
+from infini_llama.tasks.preprocess.sources.formats import Span, read
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts_of
-from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
+from infini_llama.tasks.preprocess.sources.passkey import MADE_VERSION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.patterns import RealPaths, matching_files, portable, python_stdlib
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.texts import Batch, Records, in_batches
@@ -38,34 +40,38 @@ class Source:
         """Its path, for messages."""
         return escaped(portable(str(self.path)))
 
-    def records(self, wanted: Iterator[int] | None = None, places: list[int] | None = None) -> Records:
-        """Its texts in order, and a Fault for each bad record; if their ascending numbers are given, perhaps for unwanted ones, too.
+    def batches(self, span: Span | None = None) -> Iterator[Batch]:
+        """Its texts in order, several at a time, and a Fault for each bad record.
 
         Args:
-            places: takes, of a source whose records can be found again, the byte or row at which each begins.
+            span: one of those that `spans` gave; None: all of it.
 
         Raises:
             Unreadable: as a whole it is damaged.
             OSError: the disk does not give it.
         """
         if self.made:
-            return iter(self.made)
+            return in_batches(iter(self.made))
         if self.dataset:
-            return texts_of(self.dataset, self.text_column, places=places)
-        return read(self.path, self.text_column, self.format, wanted, places)
+            return in_batches(texts_of(self.dataset, self.text_column, span))
+        return read(self.path, self.text_column, self.format, span)
 
-    def batches(self) -> Iterator[Batch]:
-        """As `records`, several at a time, with the place of each where `records_at` finds it."""
-        if self.made or self.dataset:
-            places: list[int] = []
-            return in_batches(self.records(places=places), places)
-        return read_batches(self.path, self.text_column, self.format)
+    def records(self) -> Records:
+        """As `batches`, one at a time."""
+        return chain.from_iterable(self.batches())
 
-    def records_at(self, places: Iterator[int]) -> Records:
-        """The records that begin at these of the places that `records` gave."""
-        if self.dataset:
-            return texts_of(self.dataset, self.text_column, rows=places)
-        return read_at(self.path, self.text_column, self.format, places)
+    def spans(self, most: int) -> list[Span] | None:
+        """Ranges of about `most` bytes that it can be read in, found without reading it; None: it is read from its beginning."""
+        if self.made:
+            return None
+        return (
+            hub.spans(self.dataset, most) if self.dataset else formats.spans(self.path, self.size(), self.format, most)
+        )
+
+    @property
+    def has_times(self) -> bool:
+        """Whether it is a file on a disk, whose `stamp` has its times: modified, and the inode changed."""
+        return not self.made and not self.dataset and isinstance(self.path, Path)
 
     def size(self) -> int:
         """Size of its file; 0 where that is not known."""
@@ -77,9 +83,9 @@ class Source:
             return 0
 
     def stamp(self) -> list[Any] | None:
-        """What stays the same exactly while the text does: of a file on a disk its size, inode and times; None where nothing is known."""
+        """What stays the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""
         if self.made:
-            return None
+            return [MADE_VERSION, *astuple(self.made)]
         if self.dataset:
             return [self.dataset.revision] if COMMIT.fullmatch(self.dataset.revision or "") else None
         if isinstance(self.path, RemoteFile):
@@ -88,7 +94,7 @@ class Source:
             status = self.path.stat()
         except OSError:
             return None
-        return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+        return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 def origins(data: DataConfig) -> dict[str, TextConfig]:

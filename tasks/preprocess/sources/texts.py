@@ -1,11 +1,9 @@
 """What is read of a file: texts in order, and what is wrong with some; a text that is too long is several."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from infini_llama.configs.errors import escaped
 
@@ -15,6 +13,9 @@ LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
 FIELDS_NAMED = 10  # of an object without text, in the message
+
+
+T = TypeVar("T", bound=Sized)
 
 
 class Unreadable(Exception):
@@ -29,8 +30,7 @@ class Fault:
 
 
 Records = Iterator[str | Fault]
-NOT_READ = Fault("was not asked for")
-Batch = tuple[Sequence[str | Fault], np.ndarray]  # several records, and the place of each or no places, int64
+Batch = Sequence[str | Fault]  # records in order
 AT_ONCE = 1024  # records
 
 
@@ -65,19 +65,19 @@ def cut(data: bytes) -> int:
     return end
 
 
-def in_batches(records: Records, places: list[int]) -> Iterator[Batch]:
-    """The same records, several at a time; `places`: where the reader puts the place of each before it gives it."""
+def in_batches(records: Records) -> Iterator[Batch]:
+    """The same records, about a megabyte at a time; a text that is too long for one document is several."""
     batch: list[str | Fault] = []
     size = 0
     for record in records:
-        batch.append(record)
-        size += len(record) if isinstance(record, str) else 0
-        if size >= BLOCK or len(batch) == AT_ONCE:
-            yield batch, np.array(places, dtype=np.int64)
-            batch, size = [], 0
-            places.clear()
+        for piece in (record,) if isinstance(record, Fault) else pieces(record):
+            batch.append(piece)
+            size += len(piece) if isinstance(piece, str) else 0
+            if size >= BLOCK or len(batch) == AT_ONCE:
+                yield batch
+                batch, size = [], 0
     if batch:
-        yield batch, np.array(places, dtype=np.int64)
+        yield batch
 
 
 def text_of(value: Any, text_column: str, place: str) -> str | Fault:
@@ -103,15 +103,15 @@ def as_text(value: Any, place: str) -> str | Fault:
     return value
 
 
-def batches(texts: Iterable[tuple[str, int]], most: int | None = None) -> Iterator[tuple[list[str], int]]:
-    """Texts of about `most` (BATCH_BYTES) in all, and their sizes' sum; none is cut."""
-    most = most or BATCH_BYTES
-    batch, size = [], 0
-    for text, text_size in texts:
+def batches(texts: Iterable[T], most: int = BATCH_BYTES) -> Iterator[list[T]]:
+    """Texts of about `most` bytes in all at a time; none is cut."""
+    batch: list[T] = []
+    size = 0
+    for text in texts:
         batch.append(text)
-        size += text_size
+        size += len(text)
         if size >= most:
-            yield batch, size
+            yield batch
             batch, size = [], 0
     if batch:
-        yield batch, size
+        yield batch

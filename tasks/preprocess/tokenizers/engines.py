@@ -1,6 +1,5 @@
 """An engine that encodes faster than `tokenizers`, used only where it gives the same ids."""
 
-import ctypes
 import importlib
 import json
 import logging
@@ -16,10 +15,9 @@ from unicodedata import category
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES, batches
+from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.limits import bytes_of, within_limits
+from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
 from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
@@ -28,7 +26,7 @@ from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"
 FAST = "gigatoken"
-WORTH_A_CHECK = 4_000_000  # bytes of text: less is encoded before a fast engine is imported and checked
+WORTH_A_FAST_ENGINE = 4_000_000  # bytes of text: less is encoded before one is imported and checked
 SAMPLED = 1000  # one document of so many is encoded by the reference too
 # Characters; of a longer one its beginning: the reference takes 40 times as long, and a hundred bytes of memory per token.
 LONGEST_SAMPLED = 2**15
@@ -49,7 +47,7 @@ ALPHABETS = (
 )
 
 Ids = tuple[np.ndarray, np.ndarray]  # of several texts, joined, and where in them each begins: [texts + 1], from 0
-Encode = Callable[[list[str]], Ids]
+Encode = Callable[[list[bytes]], Ids]  # of texts in UTF-8
 
 
 class EngineDiffers(Exception):
@@ -60,10 +58,10 @@ def reference(encoder: Tokenizer) -> Encode:
     """`tokenizers` itself, over pieces of long texts where it is known where they can be cut."""
     cut = cut_of(encoder)
 
-    def encode(texts: list[str]) -> Ids:
-        several = [cut(text) for text in texts]
-        sized = ((piece, len(piece)) for piece in chain.from_iterable(several))
-        ids = [part for pieces, _ in batches(sized, TOGETHER) for part in _encoded(encoder, pieces)]
+    def encode(texts: list[bytes]) -> Ids:
+        several = [cut(text.decode()) for text in texts]
+        together = batches(chain.from_iterable(several), TOGETHER)
+        ids = [part for pieces in together for part in _encoded(encoder, pieces)]
         ends = np.cumsum([0, *map(len, ids)])
         return np.concatenate(ids), ends[np.cumsum([0, *map(len, several)])]
 
@@ -82,7 +80,7 @@ def _joined(several: list[np.ndarray]) -> Ids:
 def _gigatoken(description: str) -> Encode:
     engine = _imported().Tokenizer.from_json(description)
 
-    def encode(texts: list[str]) -> Ids:
+    def encode(texts: list[bytes]) -> Ids:
         layout = engine.encode_batch(texts).layout
         return layout.content.data, layout.offsets.data
 
@@ -114,25 +112,24 @@ def agreed(fast: Encode, slow: Encode, cut: Cut) -> Encode:
     elsewhere (gigatoken 0.10.0 and U+16ED1, for one).
     """
 
-    def encode(texts: list[str]) -> Ids:
+    def encode(texts: list[bytes]) -> Ids:
         ids, offsets = fast(texts)
         if not (young := [number for number, text in enumerate(texts) if _is_young(text)]):
             return ids, offsets
         several = np.split(ids, offsets[1:-1])
         for number in young:
-            parts = [
-                (slow if young else fast)(["".join(part)])[0] for young, part in groupby(cut(texts[number]), _is_young)
-            ]
+            pieces = (piece.encode() for piece in cut(texts[number].decode()))
+            parts = [(slow if young else fast)([b"".join(part)])[0] for young, part in groupby(pieces, _is_young)]
             several[number] = np.concatenate(parts)
         return _joined(several)
 
     return encode
 
 
-def _is_young(text: str) -> bool:
+def _is_young(text: bytes) -> bool:
     if text.isascii():
         return False
-    rest = text.encode().translate(None, ASCII).decode()  # most of it is ASCII in most texts
+    rest = text.translate(None, ASCII).decode()  # most of it is ASCII in most texts
     return bool(_young_characters().take(np.frombuffer(rest.encode("utf-32-le"), "<u4"), mode="clip").any())
 
 
@@ -153,58 +150,57 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
     """
     encoder = encoder_of(tokenizer)
     encode = reference(encoder) if name == REFERENCE else _checking(name, encoder)
-    return lambda texts: within_limits(lambda: encode(texts), bytes_of(texts))
+    return lambda texts: within_limits(lambda: encode(texts), sum(map(len, texts)))
 
 
 def _checking(name: str, encoder: Tokenizer) -> Encode:
     slow, encoded = reference(encoder), 0
     fast = agreed(ENGINES[name](encoder.to_str()), slow, cut_of(encoder))
 
-    def encode(texts: list[str]) -> Ids:
+    def encode(texts: list[bytes]) -> Ids:
         nonlocal encoded
         ids, offsets = fast(texts)
         for number in range(-encoded % SAMPLED, len(texts), SAMPLED):
             text, found = texts[number], ids[offsets[number] : offsets[number + 1]]
             if len(text) > LONGEST_SAMPLED:
-                text = text[:LONGEST_SAMPLED]
+                text = text[:LONGEST_SAMPLED].decode(errors="ignore").encode()  # no part of a character
                 found = fast([text])[0]
             if not np.array_equal(found, slow([text])[0]):
-                raise EngineDiffers(f"{name} gives other ids than {REFERENCE} for a text that begins {text[:40]!r}")
+                shown = text.decode()[:40]
+                raise EngineDiffers(f"{name} gives other ids than {REFERENCE} for a text that begins {shown!r}")
         encoded += len(texts)
         return ids, offsets
 
     return encode
 
 
-def choose_engine(wanted: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> EngineChoice:
-    """Which engine encodes, and why the faster one does not.
+def choose_engine(tokenizer: Tokenizer, cache: Path) -> EngineChoice:
+    """Which engine encodes: the faster one where it is installed and gives the reference's ids, and why it does not.
+
+    It is compared with the reference on `golden` texts, once per tokenizer and version; `open_engine` compares it on the real text.
 
     Args:
-        wanted: data.tokenizer_engine.
-        texts: the first megabytes of the real text; called only where a check is not yet in `cache`.
         cache: folder with a file for each engine, version and tokenizer that was checked.
-
-    Raises:
-        ConfigError: an engine that is asked for by name is not installed.
     """
     refused: dict[str, str] = {}
-    if wanted != REFERENCE and (number := _installed(wanted)):
-        fault = within_limits(_import_fault, 0, FAST) or _checked(FAST, number, tokenizer, texts, cache)
+    if number := _installed():
+        fault = within_limits(_import_fault, 0, FAST) or _checked(FAST, number, tokenizer, cache)
         if fault is None:
             return EngineChoice(name=FAST, version=number, refused=refused)
         refused[FAST] = fault
         log.warning("%s %s is not used for this tokenizer: %s", FAST, number, fault)
-    return EngineChoice(name=REFERENCE, version=version(REFERENCE), refused=refused)
+    return reference_engine(refused)
 
 
-def _installed(wanted: str) -> str | None:
+def reference_engine(refused: dict[str, str] | None = None) -> EngineChoice:
+    """`tokenizers` itself; `refused`: why another does not encode, by its name."""
+    return EngineChoice(name=REFERENCE, version=version(REFERENCE), refused=refused or {})
+
+
+def _installed() -> str | None:
     try:
         return version(FAST)
     except PackageNotFoundError:
-        if wanted == FAST:
-            raise ConfigError(
-                f"data.tokenizer_engine={FAST}: it is not installed; install infini-llama[fast], or use auto."
-            ) from None
         return None
 
 
@@ -213,16 +209,15 @@ def refuse(name: str, tokenizer: Tokenizer, cache: Path, fault: str) -> None:
     _remember(_file(cache, name, version(name), tokenizer), fault)
 
 
-def _checked(name: str, number: str, tokenizer: Tokenizer, texts: Callable[[], list[str]], cache: Path) -> str | None:
+def _checked(name: str, number: str, tokenizer: Tokenizer, cache: Path) -> str | None:
     file = _file(cache, name, number, tokenizer)
     try:
         return json.loads(file.read_text(encoding="utf-8"))["fault"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not checked yet, or a damaged note: the check is made (again)
-    sample = golden(tokenizer) + [text[:BATCH_BYTES] for text in texts()]
-    fault = within_limits(lambda: compare(name, tokenizer, sample), 2 * bytes_of(sample), f"{REFERENCE} or {name}")
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what a thread has freed, 50 MB here
-        trim(0)
+    sample = golden(tokenizer)
+    size = 2 * sum(map(len, sample))
+    fault = within_limits(lambda: compare(name, tokenizer, sample), size, f"{REFERENCE} or {name}")
     _remember(file, fault)
     return fault
 
@@ -237,7 +232,7 @@ def _file(cache: Path, name: str, number: str, tokenizer: Tokenizer) -> Path:
     return cache / f"{name}-{number}-{key[:16]}.json"
 
 
-def compare(name: str, tokenizer: Tokenizer, texts: list[str]) -> str | None:
+def compare(name: str, tokenizer: Tokenizer, texts: list[bytes]) -> str | None:
     """What is wrong with an engine on these texts, None where every id is the reference's."""
     encoder = encoder_of(tokenizer)
     try:
@@ -249,7 +244,7 @@ def compare(name: str, tokenizer: Tokenizer, texts: list[str]) -> str | None:
             for number, text in enumerate(several):
                 first, last = offsets[number : number + 2]
                 if not np.array_equal(ids[first:last], right[ends[number] : ends[number + 1]]):
-                    return f"it gives other ids than {REFERENCE} for a text that begins {text[:40]!r}"
+                    return f"it gives other ids than {REFERENCE} for a text that begins {text.decode()[:40]!r}"
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic in Rust is no Exception
@@ -257,7 +252,7 @@ def compare(name: str, tokenizer: Tokenizer, texts: list[str]) -> str | None:
     return None
 
 
-def golden(tokenizer: Tokenizer) -> list[str]:
+def golden(tokenizer: Tokenizer) -> list[bytes]:
     """The same texts every time: what words are cut at, special tokens written out, and strings of all of Unicode."""
     choose = random.Random(2404)
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
@@ -272,4 +267,4 @@ def golden(tokenizer: Tokenizer) -> list[str]:
             ]
             choose.shuffle(letters)
         texts.append("".join(letters))
-    return texts
+    return [text.encode() for text in texts]

@@ -4,7 +4,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
@@ -64,11 +64,6 @@ def within_limits(work: Callable[[], T], size: int, what: str = "the tokenizer")
         if type(error).__name__ != "PanicException":  # of the library, which is no Exception
             raise
         raise DataError(f"{what} fails ({' '.join(str(error).split())[:200]}); use another tokenizer.") from None
-
-
-def bytes_of(texts: Iterable[str]) -> int:
-    """Their size in UTF-8."""
-    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
 def _most_resident() -> int:

@@ -12,10 +12,10 @@ import pyarrow as pa
 from infini_llama.configs.errors import DataError
 
 COLUMN = "prompt_tokens"
-Encode = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+Encode = Callable[[list[bytes]], tuple[np.ndarray, np.ndarray]]
 
 
-def split_text(text: str, answer_after: str) -> tuple[str, str]:
+def split_text(text: bytes, answer_after: bytes) -> tuple[bytes, bytes]:
     """A text's prompt, which ends with the last occurrence of `answer_after`, and its answer.
 
     Raises:
@@ -26,7 +26,7 @@ def split_text(text: str, answer_after: str) -> tuple[str, str]:
 
 
 def encode_answers(
-    encode: Encode, texts: list[str], answer_after: str
+    encode: Encode, texts: list[bytes], answer_after: bytes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Ids of several documents, joined, where in them each begins [documents + 1], and the tokens of each one's prompt.
 

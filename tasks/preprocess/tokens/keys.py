@@ -1,33 +1,46 @@
 """Keys name, digests prove: a key is a hash of what determines the content, known before the work."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import identity as tokenizer_identity
 from infini_llama.tasks.records.manifest import RowTableContent
-from infini_llama.tasks.storage.artifacts import checksum_of
+from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, checksum_of
 
-TOKENS_VERSION, CHUNKS_VERSION = 1, 1
+TOKENS_VERSION, CHUNKS_VERSION = FORMAT_VERSIONS["dataset"], FORMAT_VERSIONS["chunks"]
 
 
-def tokens_key(data: DataConfig, identity: dict[str, object], units: int = 1) -> str:
-    """64 hex digits for the token level: text, split, tokenizer and layout; no absolute path, device or time.
+@dataclass(frozen=True)
+class SourceText:
+    """The text of one of data.sources, or of the section `data` (name ""): names of units, in order.
 
-    Args:
-        identity: names, sizes and hashes of the text that is kept (of `corpus.survey`).
-        units: into how many units of work the training text is cut; the layout of more than one is a later one.
+    Attributes:
+        validation: of files or a split that are validation text as a whole.
     """
+
+    name: str
+    training: Sequence[str]
+    validation: Sequence[str]
+
+
+def tokens_key(data: DataConfig, texts: Sequence[SourceText]) -> str:
+    """64 hex digits for the token level: text, split and tokenizer; no path, device or time."""
     return _hex(
         {
             "version": TOKENS_VERSION,
-            "validation_fraction": data.validation_fraction,
             "tokenizer": tokenizer_identity(data.tokenizer),
-            "shard_size": int(data.shard_size),
+            "deduplicate": data.deduplicate,
+            "answer_after": data.answer_after,
+            "sources": [[text.name, list(text.training), list(text.validation)] for text in texts],
         }
-        | identity
-        | ({"layout": "a shard a unit"} if units > 1 else {})
-        | ({"answer_after": data.answer_after} if data.loss_on == "answer" else {})
     )
+
+
+def learned_key(data: DataConfig, texts: Sequence[SourceText]) -> str:
+    """64 hex digits for a tokenizer that is learned from these texts."""
+    sources = [[list(text.training), list(text.validation)] for text in texts]
+    return _hex({"tokenizer": tokenizer_identity(data.tokenizer), "sources": sources})
 
 
 def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:

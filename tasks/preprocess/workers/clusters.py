@@ -23,7 +23,7 @@ from infini_llama.configs.schema import DataConfig
 AHEAD = 4  # parts handed out beyond one per worker
 ANSWERS_WITHIN = 10.0  # seconds
 LOSSES = 3  # workers that may die of one part before the build gives up
-PACKAGES = ("infini-llama", "tokenizers", "pyarrow", "numpy", "python")
+PACKAGES = ("infini-llama", "tokenizers", "gigatoken", "pyarrow", "numpy", "msgspec", "xxhash", "python")
 
 Shared = TypeVar("Shared")
 Part = TypeVar("Part")
@@ -63,9 +63,9 @@ class Cluster(Protocol):
         ...
 
 
-def versions(data: DataConfig) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """What decides the bytes that a worker writes."""
-    return {name: _version(name) for name in (*PACKAGES, *["rensa"] * (data.near_duplicates is not None))}
+    return {name: _version(name) for name in PACKAGES}
 
 
 def _version(name: str) -> str:
@@ -138,7 +138,7 @@ def _silent(data: DataConfig, fault: Exception) -> ConfigError:
 def _lost(part: object, engine: str) -> PipelineError:
     return PipelineError(
         f"{LOSSES} or more {engine} workers were lost at {part}, perhaps for lack of memory. Finished work is kept: run "
-        "the same command again, with more memory per worker or a smaller data.shard_size."
+        "the same command again, with more memory per worker."
     )
 
 
@@ -146,7 +146,7 @@ class DaskCluster:
     """Workers of Dask."""
 
     def __init__(self, distributed: Any, client: Any, data: DataConfig) -> None:
-        self.distributed, self.client, self.versions = distributed, client, versions(data)
+        self.distributed, self.client, self.versions = distributed, client, versions()
         self.workers = max(len(client.scheduler_info(n_workers=-1)["workers"]), data.num_workers)
 
     def run(
@@ -206,7 +206,7 @@ class RayCluster:
     """Workers of Ray, one per CPU."""
 
     def __init__(self, ray: Any, data: DataConfig) -> None:
-        self.ray, self.versions = ray, versions(data)
+        self.ray, self.versions = ray, versions()
         self.workers = int(ray.cluster_resources().get("CPU", 1))
 
     def run(

@@ -1,0 +1,228 @@
+"""The text that a configuration names: its parts, what is known of them, and the tokenizer that is given or learned from them."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+from xxhash import xxh3_128_digest
+
+from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources.sources import origins, sources
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, is_given, load, tokenizer_of, train
+from infini_llama.tasks.preprocess.tokens.keys import SourceText, learned_key
+from infini_llama.tasks.preprocess.tokens.parts import (
+    NAMED,
+    Documents,
+    Filters,
+    KnownParts,
+    Part,
+    PartReader,
+    PartText,
+    parts_of,
+    place_of,
+)
+from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, is_whole
+from infini_llama.tasks.preprocess.workers.mapping import Job, prepare_parts
+from infini_llama.tasks.progress import megabytes
+from infini_llama.tasks.records.manifest import LeftOut
+from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.storage.artifacts import Damaged, checksum_of
+from infini_llama.tasks.storage.record_file import read_record, write_record
+
+log = logging.getLogger("infini_llama.preprocess")
+
+
+@dataclass(frozen=True)
+class SourceParts:
+    """The parts of one of data.sources (`name`), or of the section `data` (""); validation: of files or a split held out as a whole."""
+
+    name: str
+    training: list[Part]
+    validation: list[Part]
+
+
+class LearnedTokenizer(Record):
+    """A tokenizer that was learned: its tokenizer.json."""
+
+    description: str
+
+
+class Corpus:
+    """All text of one configuration, listed and not yet read.
+
+    Attributes:
+        sources: in the order of their documents.
+        other_files: files in its folders that are not read, by kind.
+
+    Raises:
+        DataError: nothing matches, or a folder cannot be read.
+    """
+
+    def __init__(self, data: DataConfig, home: Path) -> None:
+        self.data, self.home = data, home
+        self.sources: list[SourceParts] = []
+        self.other_files: dict[str, int] = {}
+        for name, origin in origins(data).items():
+            training, held_out = sources(origin, name, self.other_files)
+            share = 0.0 if held_out else data.validation_fraction
+            self.sources.append(SourceParts(name, parts_of(training, share), parts_of(held_out, 1.0)))
+        self.filters = Filters(data.min_length, data.on_bad_input == "skip")
+        self.known = KnownParts(home / "units" / "parts", self.filters)
+        self.texts: dict[Part, PartText] = {}
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts, held-out text first."""
+        return [
+            *chain.from_iterable(source.validation for source in self.sources),
+            *chain.from_iterable(source.training for source in self.sources),
+        ]
+
+    @property
+    def size(self) -> int:
+        """Bytes to read, as far as they are known."""
+        return sum(part.size for part in self.parts)
+
+    def listing(self) -> str:
+        """A hash of the settings and of the places, sizes and times of all files: while it is the same, so is the text."""
+        files = [[[place_of(file) for file in part.files], part.stamps, part.span] for part in self.parts]
+        return checksum_of([self.data.model_dump(mode="json"), files]).removeprefix("blake3:")
+
+    def is_known(self) -> bool:
+        """Whether all text was read before and is unchanged; nothing is read for that."""
+        for part in self.parts:
+            if part not in self.texts:
+                if (text := self.known.get(part)) is None:
+                    return False
+                self.texts[part] = text
+        return True
+
+    def read(self) -> None:
+        """Reads the parts that are not known, for the names of their units."""
+        if not self.is_known():
+            for part in self.parts:
+                if part not in self.texts:
+                    for _ in self._units(part):
+                        pass
+
+    def _units(self, part: Part) -> Iterator[Documents]:
+        reader = PartReader(part, self.filters)
+        for _, documents in reader.units():
+            yield documents
+        self._remember(part, reader.text())
+
+    def _remember(self, part: Part, text: PartText) -> None:
+        if self.texts.get(part, text) != text:
+            raise DataError(f"{part} changed while it was being prepared; run the same command again.")
+        self.texts[part] = text
+        self.known.remember(part, text)
+
+    def prepare(self, recipe: Recipe) -> None:
+        """Writes the units that are not in the store or do not verify there, by `data.num_workers` processes or a cluster.
+
+        Raises:
+            DataError, PipelineError, EngineDiffers: as of `prepare_parts`.
+        """
+        self.is_known()
+        missing = [part for part in self.parts if not self._is_prepared(part, recipe)]
+        if len(missing) < len(self.parts):
+            log.info(
+                "%d of %d parts of the text are tokenized already", len(self.parts) - len(missing), len(self.parts)
+            )
+        done, total = 0, sum(part.size for part in missing)
+        for part, text in prepare_parts(Job(recipe, self.filters), missing, self.data):
+            self._remember(part, text)
+            done += part.size
+            log.info("tokenizing", extra={"progress": megabytes(done, total)})
+
+    def _is_prepared(self, part: Part, recipe: Recipe) -> bool:
+        text = self.texts.get(part)
+        return text is not None and all(is_whole(recipe, unit.name) for unit in text.units)
+
+    def units(self, source: SourceParts) -> tuple[list[str], list[str]]:
+        """Names of the units of its training and its validation files, in order; all parts are known."""
+        bad = {file.path for part in self.parts if not self.texts[part].is_readable for file in part.files}
+
+        def names(parts: Sequence[Part]) -> list[str]:
+            used = (part for part in parts if len(part.files) > 1 or part.files[0].path not in bad)
+            return [unit.name for part in used for unit in self.texts[part].units]
+
+        return names(source.training), names(source.validation)
+
+    def source_texts(self) -> list[SourceText]:
+        """The text of each source as the keys take it; all parts are known."""
+        return [SourceText(source.name, *self.units(source)) for source in self.sources]
+
+    def left_out(self, duplicates: int = 0, also_validation: int = 0) -> LeftOut:
+        """Which records are left out; the counts of duplicates are of a selection of the units."""
+        texts = [self.texts[part] for part in self.parts if part in self.texts]
+        found = Counter[str]()
+        for text in texts:
+            found.update(
+                {name: getattr(text, name) for name in ("records", "empty", "too_short", "bad_records", "bad_files")}
+            )
+        return LeftOut(
+            **found,
+            duplicates=duplicates,
+            also_validation=also_validation,
+            bad=tuple(chain.from_iterable(text.bad for text in texts))[:NAMED],
+            other_files=self.other_files,
+            duplicates_dropped=self.data.deduplicate,
+        )
+
+    def tokenizer(self) -> Tokenizer:
+        """The given tokenizer, or the one that is learned from the training text, once: it is kept for the next build.
+
+        Raises:
+            ConfigError: there is no such tokenizer.
+            DataError: there is no text, or it is damaged.
+        """
+        if is_given(self.data.tokenizer):
+            return load(self.data.tokenizer)
+        if self.is_known() and (learned := self._learned()):
+            return learned
+        trained = train(self._training_texts(), self.data.tokenizer)
+        if learned := self._learned():  # of the same text, which was not recognized before it was read
+            return learned
+        file = self._file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_record(file, LearnedTokenizer(description=description_of(trained)))
+        return trained
+
+    def _file(self) -> Path:
+        return self.home / "units" / "tokenizers" / f"{learned_key(self.data, self.source_texts())[:32]}.json"
+
+    def _learned(self) -> Tokenizer | None:
+        file = self._file()
+        try:
+            return tokenizer_of(read_record(LearnedTokenizer, file).description) if file.exists() else None
+        except Damaged as fault:
+            log.warning("%s The tokenizer is learned again.", fault)
+            return None
+
+    def _training_texts(self) -> Iterator[str]:
+        """The documents that are not held out, read in order; copies count as often as they occur."""
+        held_out: set[bytes] = set()
+        for source in self.sources:
+            for part in source.validation:
+                for documents in self._units(part):
+                    held_out.update(map(xxh3_128_digest, documents.texts))
+        done, total = 0, self.size
+        for source in self.sources:
+            for part in source.training:
+                for documents in self._units(part):
+                    hashes = list(map(xxh3_128_digest, documents.texts))
+                    table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
+                    is_validation = is_held_out(table, part.held_out).tolist()
+                    for text, own, is_out in zip(documents.texts, hashes, is_validation, strict=True):
+                        if not is_out and own not in held_out:
+                            yield text.decode()
+                done += part.size
+                log.info("reading text for the tokenizer", extra={"progress": megabytes(done, total)})
+        log.info("training the tokenizer")

@@ -1,0 +1,223 @@
+"""Units: the tokens of some documents, under a name that is a hash of their text, in the folder of a recipe.
+
+    units/<recipe>/tokenizer.json
+    units/<recipe>/<unit>/train.arrow, validation.arrow, documents.npy, manifest.json
+
+A unit is written beside its name and renamed when it is whole. Resume after a kill, reuse after a file was added, repair, and several
+workers are one question: is there such a unit, and does it verify?
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+from xxhash import xxh3_128_digest
+
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.sources.sources import Source
+from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES
+from infini_llama.tasks.preprocess.tokenizers.encoder import first_special, special_ids
+from infini_llama.tasks.preprocess.tokenizers.engines import Encode, open_engine
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
+from infini_llama.tasks.preprocess.tokens.answers import encode_answers
+from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents
+from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, write_shard
+from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest
+from infini_llama.tasks.storage.artifacts import (
+    FORMAT_VERSIONS,
+    Damaged,
+    check,
+    checksum_of,
+    commit,
+    read_unit,
+    remove,
+    staging,
+)
+from infini_llama.tasks.storage.files import write_atomic
+
+log = logging.getLogger("infini_llama.preprocess")
+TABLE = "documents.npy"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What turns documents into tokens: plain values, which go to other processes. Its tokenizer is in its folder.
+
+    Attributes:
+        folder: units/<key of all that decides the tokens>.
+        eos: the token that ends a document.
+        engine: name of what encodes. Other engines give the same ids, and yet have a recipe of their own: one may turn out to be wrong.
+        answer_after: ends the prompt of a document, which is encoded apart (data.answer_after); empty where there is none.
+    """
+
+    folder: Path
+    eos: int
+    engine: str
+    answer_after: str = ""
+
+    def unit(self, name: str) -> Path:
+        return self.folder / name
+
+
+def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice, answer_after: str) -> Recipe:
+    """The recipe, with its tokenizer in its folder."""
+    description = description_of(tokenizer)
+    what = [FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version, answer_after]
+    folder = home / "units" / checksum_of(what).removeprefix("blake3:")[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / TOKENIZER
+    if not file.is_file() or file.read_bytes() != description.encode():
+        write_atomic(file, description)
+    return Recipe(folder, eos, engine.name, answer_after)
+
+
+def is_whole(recipe: Recipe, name: str) -> bool:
+    """Whether the unit is there with the bytes that its manifest states; a damaged one is deleted."""
+    folder = recipe.unit(name)
+    if not folder.exists():
+        return False
+    try:
+        check(folder, "unit", checksums=True, key=name)
+    except Damaged as fault:
+        log.warning("%s It is built again.", fault)
+        remove(folder)
+        return False
+    return True
+
+
+def write_unit(recipe: Recipe, name: str, documents: Documents, held_out: float) -> None:
+    """Encodes the documents and writes their unit, unless it is there.
+
+    Raises:
+        DataError: a text becomes a special token, or has no answer.
+        EngineDiffers: a fast engine was caught with other ids than the reference's.
+    """
+    if is_whole(recipe, name):
+        return
+    writer = _writer(recipe)
+    table = np.empty(len(documents.texts), DOCUMENT)
+    table["hash"] = np.frombuffer(b"".join(map(xxh3_128_digest, documents.texts)), np.uint8).reshape(-1, 16)
+    table["bytes"] = list(map(len, documents.texts))
+    order = np.argsort(is_held_out(table["hash"], held_out), kind="stable")  # training documents first
+    stream = writer.encode(documents, order, table["bytes"])
+    table = table[order]
+    count = len(order) - int(is_held_out(table["hash"], held_out).sum())
+    lengths, prompts = stream.lengths(), stream.prompts()
+    tokens = int(lengths[:count].sum())
+    staged = staging(recipe.unit(name))
+    content = {}
+    for split, of_documents, of_tokens in (
+        ("train", slice(0, count), slice(0, tokens)),
+        ("validation", slice(count, None), slice(tokens, stream.filled)),
+    ):
+        own = lengths[of_documents]
+        content[split] = {
+            "documents": len(own),
+            "tokens": int(own.sum()),
+            "bytes": int(table["bytes"][of_documents].sum()),
+        }
+        if len(own):
+            own_prompts = None if prompts is None else prompts[of_documents]
+            write_shard(staged / f"{split}.arrow", stream.values[: stream.filled][of_tokens], own, own_prompts)
+    save_array(staged / TABLE, table)
+    commit(staged, recipe.unit(name), "unit", FORMAT_VERSIONS["unit"], {"key": name}, content)
+
+
+def is_held_out(hashes: np.ndarray, share: float) -> np.ndarray:
+    """Which documents, by their hashes uint8 [n, 16], are validation text: decided by content alone, so that adding files moves none."""
+    leading = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]
+    if share >= 1:
+        return np.ones(len(leading), dtype=bool)
+    return leading < np.uint64(math.ceil(share * 2**64))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit that is there; its table has the training documents first."""
+
+    folder: Path
+    manifest: UnitManifest
+
+    def stream(self, split: str) -> Path:
+        """The Arrow stream of a split, which is there if it has documents."""
+        return self.folder / f"{split}.arrow"
+
+    def documents(self, split: str) -> np.ndarray:
+        """Hash and bytes of the documents of a split, DOCUMENT [n], mapped."""
+        table = np.load(self.folder / TABLE, mmap_mode="r", allow_pickle=False)
+        count = self.manifest.content.train.documents
+        return table[:count] if split == SPLITS[0] else table[count:]
+
+
+def open_unit(recipe: Recipe, name: str) -> Unit:
+    """The unit of this name.
+
+    Raises:
+        Damaged: there is none, or its manifest is damaged.
+    """
+    return Unit(recipe.unit(name), read_unit(recipe.unit(name), name))
+
+
+@lru_cache(maxsize=1)  # an engine has a hundred megabytes of words
+def _writer(recipe: Recipe) -> "_Writer":
+    return _Writer(recipe)
+
+
+class _Writer:
+    """What encodes the documents of a recipe in this process."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.tokenizer = tokenizer_of((recipe.folder / TOKENIZER).read_text(encoding="utf-8"))
+        self.engine: Encode = open_engine(recipe.engine, self.tokenizer)
+        self.special = special_ids(self.tokenizer)
+        self.stream = Stream(dtype_for(self.tokenizer.get_vocab_size()))
+        self.answer_after = recipe.answer_after.encode()
+
+    def encode(self, documents: Documents, order: np.ndarray, sizes: np.ndarray) -> Stream:
+        """The documents in this order, each with its end; the stream is used again for the next unit."""
+        self.stream.clear()
+        for first, last in pairwise(_cuts(sizes[order])):
+            numbers = order[first:last].tolist()
+            batch = [documents.texts[number] for number in numbers]
+            try:
+                ids, offsets, prompts = encode_answers(self.engine, batch, self.answer_after)
+            except ValueError:
+                number = next(number for number in numbers if self.answer_after not in documents.texts[number])
+                raise self._without_answer(documents.source(number), documents.texts[number]) from None
+            if (place := first_special(self.special, ids)) is not None:
+                number = numbers[int(np.searchsorted(offsets, place, side="right")) - 1]
+                raise self._special(documents.source(number), int(ids[place]))
+            self.stream.add(ids, offsets, self.recipe.eos, prompts)
+        return self.stream
+
+    def _without_answer(self, source: Source, text: bytes) -> DataError:
+        return DataError(
+            f"{source} has a document without data.answer_after={self.recipe.answer_after!r} ({text.decode()[:60]!r} …), so it has "
+            "no answer; leave it out, correct the key, or set data.loss_on=all."
+        )
+
+    def _special(self, source: Source, token: int) -> DataError:
+        return DataError(
+            f"{source} has a text that contains '{self.tokenizer.id_to_token(token)}', which becomes that special token with this "
+            "tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or leave the file out of "
+            f"{source.key}."
+        )
+
+
+def _cuts(sizes: np.ndarray) -> Iterator[int]:
+    """Where batches of about BATCH_BYTES begin and end, of documents of these sizes."""
+    ends = sizes.cumsum(dtype=np.int64)
+    first = 0
+    while first < len(sizes):
+        yield first
+        before = int(ends[first - 1]) if first else 0
+        first = max(first + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
+    yield len(sizes)
