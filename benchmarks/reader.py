@@ -30,7 +30,8 @@ from agreement import require_equal
 from infini_llama.tasks.preprocess.rows.packing import costs_of, pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import WrittenShard, describe_split, write_shard
+from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard, describe_split
+from infini_llama.tasks.preprocess.tokens.shards import write_shard
 from infini_llama.tasks.storage.artifacts import commit
 
 LENGTH, BATCH, DOCUMENTS = 2048, 16, 20_000
@@ -45,8 +46,8 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         values = choose.integers(1, 32768, count).astype(np.uint16)
         lengths = np.full(count // LENGTH, LENGTH)
         write_shard(folder / split / "data-00000.arrow", values[: lengths.sum()], lengths.tolist())
-        shard = WrittenShard(f"{split}/data-00000.arrow", len(lengths), int(lengths.sum()), 0)
-        facts[split] = describe_split(folder / split, 32768, 0, [shard]).model_dump(mode="json", exclude_defaults=True)
+        shard = WrittenShard(f"{split}/data-00000.arrow", "", len(lengths), int(lengths.sum()), 0, "")
+        facts[split] = describe_split(folder / split, 32768, [shard], has_prompts=False).model_dump(mode="json", exclude_defaults=True)
         table = build_table({"": lengths}, "concat", LENGTH)
         (folder / "chunks").mkdir(exist_ok=True)
         np.save(folder / f"{split}.rows.npy", table.arrays["rows"])

@@ -1,9 +1,9 @@
-"""The survey and the plan of many documents or files: seconds and peak memory, each in a process of its own.
+"""Preparing many documents or files: seconds and peak memory, each in a process of its own.
 
     python benchmarks/survey.py [--cases DOCUMENTS:FILES …] [--workers 1] [--output FILE.json]
 
-The documents are generated: about 100 bytes each, one in a hundred an exact copy of another. `first` is the survey of new text, `again`
-the same survey of unchanged files, `added` the one after a file of one document was added. On a busy machine `cpu_seconds` say more
+The documents are generated: about 100 bytes each, one in a hundred an exact copy of another. `first` is the preparation of new text, `again`
+the same command with unchanged files, `added` the one after a file of one document was added. On a busy machine `cpu_seconds` say more
 than `seconds`.
 """
 
@@ -36,19 +36,19 @@ def write_files(folder: Path, documents: int, files: int) -> int:
 
 def child(folder: Path, home: Path, workers: int) -> None:
     from infini_llama.configs.loading import parse_config
-    from infini_llama.tasks.preprocess.stage import plan
+    from infini_llama.tasks.preprocess.stage import preprocess
 
     data = parse_config(
         {"data": {"files": [str(folder)], "num_workers": workers, "tokenizer": {"vocab_size": 600}}}
     ).data
     begun, cpu = time.perf_counter(), _cpu()
-    planned = plan(data, home)
+    reference = preprocess(data, home)
     own, workers_peak = (
         resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
     peak = int(Path("/proc/self/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) / 1024
     measures = {"seconds": time.perf_counter() - begun, "cpu_seconds": _cpu() - cpu, "peak_megabytes": min(own, peak)}
-    print(json.dumps(measures | {"worker_peak_megabytes": workers_peak, "documents": planned.documents}))
+    print(json.dumps(measures | {"worker_peak_megabytes": workers_peak, "documents": reference.train.documents + reference.validation.documents}))
 
 
 def _cpu() -> float:

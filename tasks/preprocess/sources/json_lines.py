@@ -31,14 +31,16 @@ def line_batches(stream: IO[bytes], text_column: str, span: Bytes | None = None)
             place = _line(stream, first, number)
             yield [Fault(f"has a line longer than {records.LONGEST_RECORD:,} bytes ({place})")]
             continue
-        texts = _parsed_together(lines, text_column)
-        if texts is not None:
-            yield texts
+        if (texts := _parsed_together(lines, text_column)) is not None:
+            longest = max(map(len, texts))
+            is_short = longest * 4 <= records.LONGEST_DOCUMENT and longest <= records.LONGEST_WORD
+            yield from (texts,) if is_short else in_batches(iter(texts))
+            number += len(texts)
         else:
-            several = enumerate(lines.split(b"\n"), number + 1)
-            named = ((line, partial(_line, stream, first, own)) for own, line in several if line.strip())
-            yield from in_batches(_parsed(line, text_column, name) for line, name in named)
-        number += lines.count(b"\n") + 1
+            several = lines.split(b"\n")
+            named = ((line, partial(_line, stream, first, own)) for own, line in enumerate(several, number + 1))
+            yield from in_batches(_parsed(line, text_column, name) for line, name in named if line.strip())
+            number += len(several)
 
 
 def _skip_line(stream: IO[bytes]) -> int:
@@ -87,7 +89,7 @@ def _line(stream: IO[bytes], first: int, number: int) -> str:
     return f"line {number}"
 
 
-def _parsed_together(lines: bytes, text_column: str) -> Batch | None:
+def _parsed_together(lines: bytes, text_column: str) -> list[str] | None:
     """The texts of lines each of which is an object with text; None where one is not, or may not be.
 
     The parser takes any white space between values. No value has `}`, a line end and `{` in a row: not in a string, which has no line
@@ -101,10 +103,7 @@ def _parsed_together(lines: bytes, text_column: str) -> Batch | None:
         texts = [record.text for record in _decoder(text_column).decode_lines(lines)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if len(texts) != ends + 1 or set(map(type, texts)) != {str}:
-        return None
-    longest = max(map(len, texts))
-    return texts if longest * 4 <= records.LONGEST_DOCUMENT and longest <= records.LONGEST_WORD else None
+    return texts if len(texts) == ends + 1 and set(map(type, texts)) == {str} else None
 
 
 @lru_cache(maxsize=8)

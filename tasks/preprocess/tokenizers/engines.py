@@ -114,8 +114,9 @@ def agreed(fast: Encode, slow: Encode, cut: Cut) -> Encode:
 
     def encode(texts: list[bytes]) -> Ids:
         ids, offsets = fast(texts)
-        if not (young := [number for number, text in enumerate(texts) if _is_young(text)]):
+        if not _is_young(b"".join([text for text in texts if not text.isascii()])):
             return ids, offsets
+        young = [number for number, text in enumerate(texts) if _is_young(text)]
         several = np.split(ids, offsets[1:-1])
         for number in young:
             pieces = (piece.encode() for piece in cut(texts[number].decode()))

@@ -195,7 +195,13 @@ class PartReader:
         texts, size, first = list[bytes](), 0, None  # first: number of its first unit, where it has units of its own
         try:
             for batch in source.batches(self.part.span):
-                for text in self._documents(batch, source):
+                several = self._documents(batch, source)
+                together = sum(map(len, several)) + len(several) * PER_DOCUMENT
+                if size + together <= UNIT_BYTES:
+                    texts += several
+                    size += together
+                    continue
+                for text in several:
                     size += len(text) + PER_DOCUMENT
                     if size > UNIT_BYTES and texts:
                         if first is None:
