@@ -29,8 +29,8 @@ from agreement import require_equal
 
 from infini_llama.tasks.preprocess.rows.packing import costs_of, pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard, describe_split
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import write_shard
 from infini_llama.tasks.storage.artifacts import commit
 
@@ -47,7 +47,9 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         lengths = np.full(count // LENGTH, LENGTH)
         write_shard(folder / split / "data-00000.arrow", values[: lengths.sum()], lengths.tolist())
         shard = WrittenShard(f"{split}/data-00000.arrow", "", len(lengths), int(lengths.sum()), 0, "")
-        facts[split] = describe_split(folder / split, 32768, [shard], has_prompts=False).model_dump(mode="json", exclude_defaults=True)
+        facts[split] = describe_split(folder / split, 32768, [shard], has_prompts=False).model_dump(
+            mode="json", exclude_defaults=True
+        )
         table = build_table({"": lengths}, "concat", LENGTH)
         (folder / "chunks").mkdir(exist_ok=True)
         np.save(folder / f"{split}.rows.npy", table.arrays["rows"])

@@ -48,7 +48,15 @@ def child(folder: Path, home: Path, workers: int) -> None:
     )
     peak = int(Path("/proc/self/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) / 1024
     measures = {"seconds": time.perf_counter() - begun, "cpu_seconds": _cpu() - cpu, "peak_megabytes": min(own, peak)}
-    print(json.dumps(measures | {"worker_peak_megabytes": workers_peak, "documents": reference.train.documents + reference.validation.documents}))
+    print(
+        json.dumps(
+            measures
+            | {
+                "worker_peak_megabytes": workers_peak,
+                "documents": reference.train.documents + reference.validation.documents,
+            }
+        )
+    )
 
 
 def _cpu() -> float:

@@ -55,7 +55,6 @@ def data_section(corpus: Path, **changes: object) -> dict:
         "files": [f"{corpus}/**/*.txt"],
         "validation_fraction": 0.2,
         "sequence_length": 16,
-        "shard_size": 4096,
         "device": "cpu",
         "tokenizer": {"vocab_size": 300},
     }
@@ -73,14 +72,27 @@ def data(corpus: Path) -> Callable[..., dict]:
     return lambda **changes: data_section(corpus, **changes)
 
 
-@pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path, dict]:
-    home = tmp_path_factory.mktemp("built")
-    return home, preprocess(data_section(corpus), str(home))
+def _with_small_parts(patch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RUN_BYTES": 1500, "PER_FILE": 0}.items():
+        patch.setattr(f"infini_llama.tasks.preprocess.tokens.parts.{name}", value)
 
 
 @pytest.fixture
-def built(_built: tuple[Path, dict], tmp_path: Path) -> tuple[Path, dict]:
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are several parts, so that a small text has several units and shards."""
+    _with_small_parts(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path, dict]:
+    home = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        _with_small_parts(patch)
+        return home, preprocess(data_section(corpus), str(home))
+
+
+@pytest.fixture
+def built(_built: tuple[Path, dict], small_parts: None, tmp_path: Path) -> tuple[Path, dict]:
     """A home of one's own with the built dataset, and its reference."""
     home, reference = _built
     return shutil.copytree(home, tmp_path / "home", symlinks=True), reference

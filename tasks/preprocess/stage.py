@@ -1,6 +1,6 @@
 """The preprocess stage: text becomes units (tokens/units), and units become the dataset artifact that the other stages take.
 
-The text is listed in parts (tokens/parts, tokens/corpus); each part is read into units, which are kept in a store; a selection of their
+The text is listed in parts (tokens/parts, corpus); each part is read into units, which are kept in a store; a selection of their
 documents (tokens/selection) is the dataset (tokens/dataset), over whose tokens the row tables (rows/tables) are computed.
 """
 
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError, disk_full_as
 from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.rows.devices import resolve_device
 from infini_llama.tasks.preprocess.rows.tables import dataset_ref, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe
@@ -29,7 +30,6 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
     refuse,
 )
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_lossless, token_bytes
-from infini_llama.tasks.preprocess.tokens.corpus import Corpus
 from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, write_splits
 from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION, chunks_key, tokens_key
 from infini_llama.tasks.preprocess.tokens.selection import select

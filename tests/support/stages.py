@@ -1,13 +1,22 @@
 """Preparing and verifying data with JSON in and out, as the Prefect tasks have it."""
 
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.schema import DataConfig
 from infini_llama.flows import datasets
 from infini_llama.tasks.preprocess import stage, summary
-from infini_llama.tasks.preprocess.sources import survey as surveys
+from infini_llama.tasks.preprocess.corpus import Corpus
+from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+from infini_llama.tasks.preprocess.tokens.reader import map_list
+from infini_llama.tasks.preprocess.tokens.selection import select
+from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.verify_data import checks
 
@@ -22,15 +31,45 @@ def lookup(data: dict[str, Any], home: str | Path) -> dict[str, Any] | None:
 
 
 def plan(data: dict[str, Any], home: str | Path) -> dict[str, Any]:
-    return stage.plan(DataConfig.model_validate(data), Path(home)).to_json()
+    return stage.Preparation(DataConfig.model_validate(data), Path(home)).plan().to_json()
 
 
 def verify(reference: dict[str, Any], home: str | Path, level: str, full_below: int) -> dict[str, Any]:
     return checks.verify(DatasetRef.from_json(reference), Path(home), level, full_below).to_json()
 
 
-def survey(data: dict[str, Any], notes: Path | None = None) -> surveys.Corpus:
-    return surveys.survey(DataConfig.model_validate(data), notes)
+@dataclass(frozen=True)
+class Survey:
+    """The documents of a text that are kept, as texts in order, what was left out, and names of the files of each split's units."""
+
+    train: list[str]
+    validation: list[str]
+    report: LeftOut
+    names: list[str]
+
+
+def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
+    """Reads a text as `preprocess` does, into units of a tokenizer over bytes; its splits may be empty."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Corpus(DataConfig.model_validate(data), home or Path(folder))
+        tokenizer = train_bpe([], 257, 2)
+        recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine(), "")
+        corpus.prepare(recipe)
+        texts = corpus.source_texts()
+        units = [open_unit(recipe, name) for text in texts for name in (*text.validation, *text.training)]
+        selection = select(units, corpus.data.deduplicate, Path(folder))
+        split: dict[str, list[str]] = {}
+        first = 0
+        for name in ("validation", "train"):
+            split[name] = []
+            for unit in (unit for unit in units if unit.manifest.content[name].documents):
+                offsets, values = map_list(unit.stream(name))
+                documents = [values[start : end - 1].tolist() for start, end in pairwise(offsets)]
+                kept = selection.kept[first : first + len(documents)]
+                split[name] += [tokenizer.decode(ids) for ids, is_kept in zip(documents, kept, strict=True) if is_kept]
+                first += len(documents)
+        names = [file.name for part in corpus.parts for file in part.files]
+        return Survey(**split, report=corpus.left_out(selection.duplicates, selection.also_validation), names=names)
 
 
 def describe(path: Path) -> dict[str, Any]:
