@@ -56,7 +56,8 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     with corpus.open(encoding="utf-8") as file:
         held_out = 0.01 if len(list(islice(file, 200))) == 200 else 0.3  # a few long documents
     given = {"files": [str(corpus)], "validation_fraction": held_out, "sequence_length": LENGTH, "device": "cpu"}
-    data = parse_config({"data": given | {"tokenizer": {"path": str(tokenizer)}}}).data
+    given |= {"tokenizer": {"path": str(tokenizer)}}
+    data = parse_config({"data": given}).data
     checks = output / "engine-checks"
     if engine == "gigatoken":
         choose_engine(load(data.tokenizer), checks)  # once a tokenizer, not once a corpus

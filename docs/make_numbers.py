@@ -218,7 +218,7 @@ def surveys() -> str:
         + [f"{runs['first']['peak_megabytes']:.0f}"]
         for (documents, files), runs in found.items()
     ]
-    head = ["documents", "files", "MB of text", "first survey: CPU seconds", "again", "one file added", "peak MB"]
+    head = ["documents", "files", "MB of text", "first preparation: CPU seconds", "again", "one file added", "peak MB"]
     return table(head, rows, "survey.py", "survey.json")
 
 

@@ -112,7 +112,7 @@ class DataConfig(TextConfig):
     num_workers: Annotated[int, Field(ge=1, le=256)] = free(
         default=1,
         title="Preprocessing workers",
-        description="Number of processes that survey and tokenize. The dataset does not depend on it.",
+        description="Number of processes that read and tokenize. The dataset does not depend on it.",
     )
     engine: Literal["local", "dask", "ray"] = free(
         default="local",

@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 from infini_llama.configs.deepspeed import engine_settings, read_json
 from infini_llama.configs.errors import ConfigError
@@ -36,14 +35,6 @@ def unmet(config: PipelineConfig) -> list[str]:
     if config.environment.launcher == "local":  # else the workers' packages and limits are another machine's
         found += [*_few_files(), *_imports(config)]
     return [*found, *_deepspeed_json(config)]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _few_files() -> list[str]:

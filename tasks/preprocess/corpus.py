@@ -1,6 +1,7 @@
 """The text that a configuration names: its parts, what is known of them, and the tokenizer that is given or learned from them."""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -201,7 +202,11 @@ class Corpus:
     def _learned(self) -> Tokenizer | None:
         file = self._file()
         try:
-            return tokenizer_of(read_record(LearnedTokenizer, file).description) if file.exists() else None
+            if not file.exists():
+                return None
+            tokenizer = tokenizer_of(read_record(LearnedTokenizer, file).description)
+            os.utime(file)  # `gc` deletes what is not used
+            return tokenizer
         except Damaged as fault:
             log.warning("%s The tokenizer is learned again.", fault)
             return None

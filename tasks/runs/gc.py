@@ -19,7 +19,6 @@ from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
 DAMAGED = re.compile(r".+\.damaged-\d+")
-UNFINISHED = re.compile(r"\..*\.(work|work-parts|journal|journal\.part)")
 log = logging.getLogger("infini_llama.gc")
 
 
@@ -57,7 +56,7 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     lineages = [RunFolder(run).require_lineage() for run in runs]
     needed = {Path(lineage.resumed_from).resolve() for lineage in lineages if lineage.resumed_from}
     used = {(home / lineage.dataset.path).resolve() for lineage in lineages}
-    found = [*_of_datasets(home, rules, used)]
+    found = [*_of_datasets(home, rules, used), *_of_units(home)]
     for run in runs:
         found += _of_run(run, rules)
     now = time.time()
@@ -75,10 +74,24 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
             yield Leftover(path, "temporary", lock)
         elif DAMAGED.fullmatch(path.name):
             yield Leftover(path, "damaged, moved aside", lock)
-        elif path.parent == datasets and UNFINISHED.fullmatch(path.name):
-            yield Leftover(path, "unfinished build", lock)
         elif rules.unused_datasets and path.parent == datasets and _unused(path, used):
             yield Leftover(path, "dataset of no run", lock)
+
+
+def _of_units(home: Path) -> Iterator[Leftover]:
+    """What preparation keeps to use again, and no dataset has: units, and notes on text and tokenizers, whose times are of their last use.
+
+    A unit that a dataset has, which links to its files, stays, so that the dataset can be repaired.
+    """
+    held = (path for path in sorted((home / "locks").glob("prepare-*.lock")) if lock_holder(path) is not None)
+    lock = next(held, home / "locks" / "units.lock")
+    for path in sorted((home / "units").glob("*/*")):
+        if TEMPORARY.fullmatch(path.name):
+            yield Leftover(path, "temporary", lock)
+        elif path.is_file() and path.parent.name in ("parts", "tokenizers"):
+            yield Leftover(path, "note on text", lock)
+        elif path.is_dir() and all(file.stat().st_nlink == 1 for file in path.glob("*.arrow")):
+            yield Leftover(path, "unit of no dataset", lock)
 
 
 def _unused(path: Path, used: set[Path]) -> bool:

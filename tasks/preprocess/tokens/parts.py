@@ -4,6 +4,7 @@ What reading a part has found, the names of its units and what was left out, is 
 so that unchanged text is not read again.
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -287,8 +288,10 @@ class KnownParts:
         if file is None or not file.exists():
             return None
         try:
-            return read_record(PartText, file)
-        except Damaged:
+            text = read_record(PartText, file)
+            os.utime(file)  # `gc` deletes what is not used
+            return text
+        except (Damaged, OSError):
             return None
 
     def remember(self, part: Part, text: PartText) -> None:

@@ -35,7 +35,7 @@ def message(mapping: dict) -> str:
         ("environment", {"env": {"OMP": 1}}),
         ("environment", {"env": {"A": "a\0"}}),
         ("data", {"files": "a.txt"}),
-        ("data", {"shard_size": "lots"}),
+        ("verify", {"full_below": "lots"}),
         ("data", {"device": "gpu"}),
         ("model", {"tie_word_embeddings": "maybe"}),
         ("runtime", {"home": 3}),

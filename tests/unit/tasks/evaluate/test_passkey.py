@@ -79,7 +79,7 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
             (600, 1.0),
         ]
         assert all(one.tokens <= one.length and one.found == 0 for one in getattr(record, name))
-        assert getattr(record, name)[0].boundaries > 5 >= getattr(record, name)[1].boundaries
+        assert getattr(record, name)[0].boundaries > getattr(record, name)[1].boundaries + 1
         assert (getattr(record, name)[0].controls is not None) == (name == "memory")
     write_report(folder)
     assert "Passkey" in read_page((folder / "report.html").read_text()).text
@@ -115,9 +115,8 @@ def test_every_token_of_the_answer_is_so_many_segment_boundaries_behind_its_last
         last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
         assert len(last) == len(predicted) == 1 and predicted.pop() - last.pop() == ends == asked.boundaries(size)
-        others = [
-            at for at, token in enumerate(tokens) if tokens[at:][: len(answer)] in other_answers(tokenizer, statement)
-        ]
+        ids = other_answers(tokenizer, statement)
+        others = [at for at in range(len(tokens)) if any(tokens[at : at + len(other)] == other for other in ids)]
         assert len(others) == len(statement.others) and all(at < mentions[0] for at in others)
     assert len(places) > 10
 
@@ -175,7 +174,9 @@ class SaysWhatTheMemoryHolds:
 def test_controls_read_the_question_with_the_memory_of_another_text_and_of_filler(run_of, monkeypatch):
     folder, model = run_of(**INFINI)
     tokenizer = load_run(folder)[1]
-    texts = [begin(model, ask(tokenizer, 400, 0.3, key)) for key in ("12345", "23456", "34567")]
+    size = len(tokenizer.encode(" 12345").ids)
+    keys = [key for key in map(str, range(12345, 99999, 1111)) if len(tokenizer.encode(f" {key}").ids) == size]
+    texts = [begin(model, ask(tokenizer, 400, 0.3, key)) for key in keys[:3]]
     held = {float(one.states.layers[-1].memory.z.sum()): one.asked.answer for one in texts}
     assert len(held) == 3
     monkeypatch.setattr(module, "_written", SaysWhatTheMemoryHolds(held))

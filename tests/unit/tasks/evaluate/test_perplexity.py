@@ -114,4 +114,4 @@ def test_measured_values_are_on_the_page_of_the_run(run_of, read_page):
     line = json.loads((folder / "evaluations.jsonl").read_text())
     assert line["kind"] == "evaluate" and line["memory"] == record.to_json()["memory"]
     write_report(folder)
-    assert f"{record.no_memory.perplexity:.4g}" in read_page((folder / "report.html").read_text()).text
+    assert f"{record.no_memory.perplexity:,.4g}" in read_page((folder / "report.html").read_text()).text

@@ -25,12 +25,6 @@ def test_deepspeeds_file_is_checked(tmp_path, monkeypatch, content):
     assert "train.deepspeed_config" in fault
 
 
-def test_an_engine_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr(requirements, "_is_installed", lambda package: False)
-    (fault,) = unmet(settings(data={"source": "python-stdlib", "tokenizer_engine": "gigatoken"}))
-    assert fault.startswith("data.tokenizer_engine=gigatoken ")
-
-
 def test_too_few_open_files_are_named(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (20, 20))
     (fault,) = unmet(settings())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -14,8 +15,10 @@ from infini_llama.tasks.runs.runs import list_runs
 from infini_llama.tasks.storage.artifacts import move_aside, staging
 from infini_llama.tasks.storage.locks import Lock
 from support.made_up_runs import add_checkpoint
+from support.stages import preprocess
 
 ALL = Rules(older_than=0.0)
+NOTES = ("parts", "tokenizers")
 
 
 def paths(found: Collected) -> list[str]:
@@ -25,6 +28,7 @@ def paths(found: Collected) -> list[str]:
 @pytest.fixture
 def home(make_run, built):
     make_run()
+    shutil.rmtree(built[0] / "units")  # the copy of the home has none that a dataset links to
     return built[0]
 
 
@@ -45,10 +49,7 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
         staging(run / "checkpoints" / "step-00000120"),
         staging(dataset),
         staging(dataset / "chunks" / built[1]["chunks"]),
-        *(dataset.with_name(f".{dataset.name}.{ending}") for ending in ("work", "work-parts", "journal.part")),
     ]
-    for folder in left[-3:]:
-        folder.mkdir()
     half = run / ".summary.json.123-0123abcd.tmp"
     half.write_text("{")
     expected = sorted(path.relative_to(home).as_posix() for path in [*left, half])
@@ -135,3 +136,22 @@ def test_runs_are_listed_the_last_one_first(home, make_run):
     assert (second.run, second.state, second.step) == ("other", "stopped", 20)
     assert second.age == pytest.approx(5000, abs=60) and second.bytes > 1000
     assert second.validation_loss == pytest.approx(5.9)
+
+
+def test_units_that_no_dataset_links_to_and_notes_on_text_go_unless_text_is_prepared(data, tmp_path, small_parts):
+    reference = preprocess(data(), tmp_path)
+    assert not [
+        path for path in paths(collect(tmp_path, ALL, yes=False)) if "parts" not in path and "tokenizers" not in path
+    ]
+    units = sorted(path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.glob("units/*/*/manifest.json"))
+    notes = sorted(
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("units/*/*.json") if path.parent.name in NOTES
+    )
+    half = staging(tmp_path / units[0])
+    shutil.rmtree(tmp_path / reference["path"])
+    with Lock(tmp_path / "locks" / "prepare-0123456789ab.lock"):
+        assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
+    assert len(units) > 3
+    assert paths(collect(tmp_path, ALL, yes=True)) == sorted([*units, *notes, half.relative_to(tmp_path).as_posix()])
+    assert not (tmp_path / units[0]).exists() and not half.exists()
+    assert preprocess(data(), tmp_path) == reference

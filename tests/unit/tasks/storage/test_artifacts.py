@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import PipelineError
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import (
+    FORMAT_VERSIONS,
     MANIFEST,
     Damaged,
     check,
@@ -34,7 +35,7 @@ def make(folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None
     for name, data in files.items():
         (staged / name).parent.mkdir(parents=True, exist_ok=True)
         (staged / name).write_bytes(data)
-    return commit(staged, folder, "dataset", 1, meta or {}, content)
+    return commit(staged, folder, "dataset", FORMAT_VERSIONS["dataset"], meta or {}, content)
 
 
 def forge(folder: Path, **changes: object) -> None:
@@ -131,7 +132,7 @@ FAULTS = {
     "a list": (lambda folder: (folder / MANIFEST).write_text("[1]"), MANIFEST),
     "not all fields": (lambda folder: (folder / MANIFEST).write_text('{"files": {}}'), MANIFEST),
     "one more line": (lambda folder: (folder / MANIFEST).write_text((folder / MANIFEST).read_text() + "\n"), MANIFEST),
-    "a later format": (lambda folder: forge(folder, format_version=2), "version 2"),
+    "a later format": (lambda folder: forge(folder, format_version=99), "version 99"),
     "a missing file": (lambda folder: (folder / "a.bin").unlink(), "a.bin"),
     "a longer file": (lambda folder: (folder / "a.bin").write_bytes(b"longer"), "a.bin has 6 bytes"),
     "another file": (lambda folder: (folder / "train/more.arrow").write_bytes(b""), "train/more.arrow"),

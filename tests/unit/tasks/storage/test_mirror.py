@@ -9,14 +9,13 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import DataConfig, PipelineConfig
-from infini_llama.tasks.preprocess.stage import plan
+from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.mirroring import RECORDS, mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
 from infini_llama.tasks.storage.mirror import Mirror
 from support.remote import s3_server
-from support.stages import lookup
 
 
 @pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.slow)])
@@ -122,10 +121,11 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     checkpoint(run, 30)  # the machine died with it
     shutil.rmtree(home)
     wanted = settings(home, url)
-    restore_dataset(wanted, plan(DataConfig.model_validate(data()), home))
+    preparation = Preparation(DataConfig.model_validate(data()), home)
+    restore_dataset(wanted, preparation.plan)
     restore_run(wanted)
-    found = lookup(data(), str(home))
-    assert found is not None and found["digest"] == reference["digest"]
+    found = preparation.lookup()
+    assert found is not None and found.digest == reference["digest"]
     assert [path.name for path in checkpoints.committed(run / "checkpoints")] == ["step-00000020"]
     assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (run / "lineage.json").exists()
     checkpoint(run, 40)
