@@ -15,10 +15,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.flows.allowed_hosts import ALLOWED
 from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, SERVED
 from infini_llama.tasks.storage.artifacts import Lock
 
@@ -71,8 +72,11 @@ def prefect_api(home: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lasting_api(home: Path, host: str, port: int) -> Iterator["Server | None"]:
+def lasting_api(home: Path, host: str, port: int, names: Sequence[str] = ()) -> Iterator["Server | None"]:
     """Inside, PREFECT_API_URL leads to the user's server, or to one with a UI and a database that stays, at this address.
+
+    Args:
+        names: under which others reach this machine, beside `host` and localhost; requests to other hosts are refused.
 
     Yields:
         the server that was started here; None: it is the user's.
@@ -103,7 +107,7 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator["Server | None"]:
     address = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     os.environ["PREFECT_API_URL"] = f"http://{address}:{port}/api"
     _bypass_proxy(address)
-    server = Server(host, address, port, records, folder / "embedded-server.lock")
+    server = Server(host, address, port, records, folder / "embedded-server.lock", names)
     try:
         server.start()
         _import_client()
@@ -116,8 +120,11 @@ def lasting_api(home: Path, host: str, port: int) -> Iterator["Server | None"]:
 class Server:
     """The server of `serve`, which is started again if it ends: the runs and the worker wait for it meanwhile."""
 
-    def __init__(self, host: str, address: str, port: int, records: Path, lock: Path) -> None:
+    def __init__(
+        self, host: str, address: str, port: int, records: Path, lock: Path, names: Sequence[str] = ()
+    ) -> None:
         self.host, self.address, self.port, self.records, self.lock = host, address, port, records, lock
+        self.names = (host, *names)
         self.process: subprocess.Popen | None = None
 
     @property
@@ -127,7 +134,7 @@ class Server:
 
     def start(self) -> None:
         with Lock(self.lock, wait=HEALTHY_WITHIN):
-            self.process = _start(self.records, self.host, self.port, SERVED)
+            self.process = _start(self.records, self.host, self.port, SERVED | {ALLOWED: ",".join(self.names)})
             _wait_until_healthy(self.process, self.address, self.port, self.records)
 
     def has_ended(self) -> bool:
@@ -267,12 +274,13 @@ def _free_port() -> int:
 
 
 def _start(records: Path, host: str, port: int, settings: dict[str, str]) -> subprocess.Popen:
-    """The command of Prefect's SubprocessASGIServer, behind the wrapper that ties it to this process."""
+    """The command of Prefect's SubprocessASGIServer, behind the wrapper that ties it to this process and a check of the host."""
     spec = importlib.util.find_spec("prefect")
     if spec is None or spec.origin is None:
         raise PipelineError("prefect is not installed; install it, or use --no-prefect.")
     command = [sys.executable, str(EXEC_WRAPPER), "SIGKILL", str(os.getpid()), sys.executable, "-m", "uvicorn"]
-    command += ["--app-dir", str(Path(spec.origin).parents[1]), "--factory", "prefect.server.api.server:create_app"]
+    command += ["--app-dir", str(Path(spec.origin).parents[1])]  # before the working directory
+    command += ["--factory", "infini_llama.flows.allowed_hosts:create_app"]
     command += ["--host", host, "--port", str(port), "--log-level", "error", "--lifespan", "on"]
     # Prefect's default is every origin; the UI comes from the server itself.
     origins = {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}"}

@@ -54,7 +54,7 @@ class RuntimeConfig(Section):
         default=2,
         title="Rollbacks",
         description="Maximum number of rollbacks of a diverged run to the last good checkpoint. The samples since "
-        "that checkpoint are skipped.",
+        "that checkpoint are skipped. If training diverges again from there, an older checkpoint is used.",
     )
     hang_timeout: Annotated[float, Field(gt=0)] = free(
         default=20.0,

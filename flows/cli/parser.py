@@ -313,6 +313,13 @@ def _tools(add: Add, parser: Parser) -> None:
     serve = add("serve")
     _deployed(serve, "+")
     serve.add_argument("--host", default="127.0.0.1", help="address of the server and UI")
+    serve.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name under which others reach the server, beside --host and localhost; repeat it for several",
+    )
     serve.add_argument("--port", type=at_least_one, default=4200, help="port of the server and UI")
     serve.add_argument("--limit", type=at_least_one, default=1, metavar="N", help="maximum number of concurrent runs")
     _deployed(add("deploy"), "*")

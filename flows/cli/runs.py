@@ -59,13 +59,15 @@ def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None
     from infini_llama.flows.cli.tables import dataset_text
     from infini_llama.tasks.preprocess.summary import describe
     from infini_llama.tasks.report.dataset import dataset_page
+    from infini_llama.tasks.storage.dataset_files import verify_dataset
 
-    dataset = describe(path)
-    record, text = dataset.to_json(), dataset_text(dataset)
     if html is None:
-        return record, text, None
-    page = written(html, dataset_page(path))
-    return record | {"report": str(page)}, f"{text}\n\n{page}", page
+        verify_dataset(path)
+        dataset = describe(path)
+        return dataset.to_json(), dataset_text(dataset), None
+    page = written(html, dataset_page(path))  # which verifies the dataset
+    dataset = describe(path)
+    return dataset.to_json() | {"report": str(page)}, f"{dataset_text(dataset)}\n\n{page}", page
 
 
 def compare(arguments: Namespace) -> Answer:

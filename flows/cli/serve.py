@@ -17,7 +17,7 @@ def serve(arguments: Namespace) -> Answer:
     from infini_llama.flows.deployments import read_offers
 
     offers = read_offers(arguments.configs)  # what is wrong with them is reported before a server starts
-    with lasting_api(home, arguments.host, arguments.port) as own:
+    with lasting_api(home, arguments.host, arguments.port, arguments.allow_host) as own:
         from infini_llama.flows.serving import serve
 
         log = logging.getLogger("infini_llama.serve")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from infini_llama.configs.errors import DataError
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.passkey import passkey, passkey_across
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
@@ -28,7 +29,8 @@ from infini_llama.tasks.records.metrics import EVALUATION_LINE
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.storage.artifacts import read_row_table
+from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
 from infini_llama.tasks.storage.json_lines import append_line
 
 log = logging.getLogger("infini_llama.evaluate")
@@ -61,18 +63,18 @@ def evaluate(
     model, tokenizer, about = _open(run_dir, checkpoint)
     lineage = lineage_of(run_dir)
     length = lineage.dataset.sequence_length
-    token_bytes = np.load(dataset_of(run_dir) / "token_bytes.npy", allow_pickle=False)
+    dataset = dataset_of(run_dir)
+    token_bytes = read_token_bytes(dataset)
     if files:
-        manifest = read_dataset(dataset_of(run_dir))
+        manifest = verified_manifest(dataset)
         texts = list(texts_of(files, manifest.meta.data.get("text_column", "text")))
         end = manifest.content.eos_id
         read = partial(over_texts, model, tokenizer, token_bytes, end, texts, length, stream)
         text = tuple(files)
     else:
-        dataset = dataset_of(run_dir)
-        reader = TokenReader(dataset, lineage.dataset.chunks, split)
+        reader = verified_reader(run_dir, split)
         isolate = lineage.settings.document_masking
-        read = partial(over_rows, model, reader, token_bytes, sequences, isolate)
+        read = partial(repairable()(over_rows), model, reader, token_bytes, sequences, isolate)
         text, stream = f"{split} rows of {dataset.name}", False
     part = None if stream else part_of(model, length)
     measured = with_and_without_memory(model, read)
@@ -80,6 +82,20 @@ def evaluate(
     result = Perplexity.model_validate(dict(about) | {"text": text, "stream": stream} | losses)
     _append(run_dir, "evaluate", result, request)
     return result
+
+
+def verified_reader(run_dir: Path, split: str) -> TokenReader:
+    """Rows of one split of the dataset that a run was trained on, each file of which is verified before its first use.
+
+    Raises:
+        DataError: the dataset is damaged, or another one than the run was trained on.
+    """
+    dataset, bound = dataset_of(run_dir), lineage_of(run_dir).dataset
+    table = dataset / "chunks" / bound.chunks
+    with repairable():
+        if bound.chunks_digest not in (None, digest := read_row_table(table).digest):
+            raise DataError(f"{table} has digest {digest}, and the run was trained on {bound.chunks_digest}.")
+        return TokenReader(dataset, bound.chunks, split, verify_on_read=True)
 
 
 def find_passkeys(
@@ -130,9 +146,9 @@ def find_passkeys_across(
 def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]:
     """Tokens of the text around what is hidden; see `find_passkeys_across`."""
     if filler == "text":
-        reader = TokenReader(dataset_of(run_dir), lineage_of(run_dir).dataset.chunks, "validation")
+        reader = verified_reader(run_dir, "validation")
         rows = np.arange(min(len(reader), -(-MOST_FILLER // reader.sequence_length)), dtype=np.int64)
-        tokens = reader.gather(rows)[:, :-1]
+        tokens = repairable()(reader.gather)(rows)[:, :-1]
         return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
     random = Random(0)
     text = FILLER if filler == "repeated" else "".join(random_words(random) for _ in range(MOST_FILLER // 20))

@@ -23,6 +23,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.artifacts import staging, sync
+from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
 INDEX = "model.safetensors.index.json"
@@ -158,7 +159,7 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
 
 def write_tokenizer(folder: Path, dataset: Path, tokenizer: Tokenizer, end_of_text: int, config: LlamaConfig) -> None:
     """tokenizer.json as the dataset has it, and what Hugging Face's classes want to know beside it."""
-    shutil.copyfile(dataset / "tokenizer.json", folder / "tokenizer.json")
+    (folder / TOKENIZER).write_bytes(read_file(dataset, TOKENIZER))
     end = tokenizer.id_to_token(end_of_text)
     special = {"bos_token": end, "eos_token": end}
     about = {

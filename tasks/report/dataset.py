@@ -12,6 +12,7 @@ from infini_llama.tasks.records.manifest import SPLITS, DatasetContent
 from infini_llama.tasks.report import page
 from infini_llama.tasks.report.charts import Chart, Curve, figures
 from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.storage.dataset_files import read_token_bytes, read_tokenizer, verify_dataset
 
 MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
 BINS, COMMON = 40, 24
@@ -24,9 +25,9 @@ def dataset_page(path: Path, verified: VerifyReport | None = None) -> str:
         verified: what `infini-llama verify` found, to stand on the page.
 
     Raises:
-        Damaged: the folder is no complete dataset.
-        DataError: a shard is damaged.
+        DataError: the folder is no complete dataset, or a file is damaged.
     """
+    verify_dataset(path)
     summary, content = describe(path), read_dataset(path).content
     splits = {split: summary.splits[split] for split in SPLITS}
     headline = {
@@ -38,7 +39,7 @@ def dataset_page(path: Path, verified: VerifyReport | None = None) -> str:
         "training rows": ", ".join(f"{table.rows.train:,}" for table in summary.chunks.values()) or "none",
     }
     counts = token_counts(path, content)
-    token_bytes = np.load(path / "token_bytes.npy", allow_pickle=False)
+    token_bytes = read_token_bytes(path)
     drawn = [
         Chart(
             "Tokens per document, share of documents",
@@ -126,9 +127,7 @@ def _rows(name: str, table: RowTableSummary) -> str:
 
 
 def _tokens(path: Path, counts: np.ndarray) -> list[str]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer = read_tokenizer(path)
     counted = int(counts.sum())
     common = np.argsort(-counts, kind="stable")[:COMMON]
     never = int((counts == 0).sum())

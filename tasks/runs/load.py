@@ -12,7 +12,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
 from infini_llama.tasks.storage.tensors import load_tensors, model_tensors
 
 
@@ -39,10 +39,7 @@ def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
     if not run_dir.is_dir() and (named := default_home() / "runs" / run_dir).is_dir():
         run_dir = named
     model, chosen = _load(run_dir, checkpoint)
-    tokenizer_file = dataset_of(run_dir) / "tokenizer.json"
-    if not tokenizer_file.exists():
-        raise DataError(f"{tokenizer_file} is missing: the dataset of run {run_dir.name} was moved or removed.")
-    return TrainedRun(model.eval(), Tokenizer.from_file(str(tokenizer_file)), chosen)
+    return TrainedRun(model.eval(), read_tokenizer(dataset_of(run_dir)), chosen)
 
 
 def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
@@ -89,10 +86,19 @@ def lineage_of(run_dir: Path) -> Lineage:
 
 
 def dataset_of(run_dir: Path) -> Path:
-    """The folder of the dataset that a run was trained on."""
-    return run_dir.parent.parent / lineage_of(run_dir).dataset.path
+    """The folder of the dataset that a run was trained on.
+
+    Raises:
+        DataError: it was moved or removed, its manifest is damaged, or it is another dataset by now.
+    """
+    bound = lineage_of(run_dir).dataset
+    folder = run_dir.parent.parent / bound.path
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing: the dataset of run {run_dir.name} was moved or removed.")
+    verified_manifest(folder, bound.digest)
+    return folder
 
 
 def end_of_text_of(run_dir: Path) -> int:
     """Id of the token that ends a document, of the dataset that the run was trained on."""
-    return read_dataset(dataset_of(run_dir)).content.eos_id
+    return verified_manifest(dataset_of(run_dir)).content.eos_id

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
@@ -40,27 +41,33 @@ def halve_micro_batch(context: RunContext) -> bool:
 def roll_back(run: RunFolder, error: RankError, limit: int, spare: int | None = None) -> bool:
     """Go back to the newest checkpoint from before the first skipped update, and skip the samples since.
 
+    If the last rollback went to the same checkpoint, that one may itself be the cause: the run goes back to the next older one, or
+    to the start, and the skipped range grows. These count as one rollback, and end where nothing older exists.
+
     Args:
         error: of the diverged run: its `first_skip`, and the samples consumed when it gave up.
         limit: how many times a run may do so.
         spare: samples that may be skipped in all, as the rest is needed; None: as many as it takes (`train.repeat_data`).
 
     Returns:
-        False beyond the limit, or where too few samples would be left.
+        False beyond the limit, where nothing older exists, or where too few samples would be left.
     """
     assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
     lineage = run.require_lineage()
-    if len(lineage.skipped_samples) >= limit:
-        log.warning(
-            "the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)",
-            len(lineage.skipped_samples),
-            limit,
-        )
+    before = lineage.skipped_samples
+    good, first = _newest_until(run, error.first_skip - 1)
+    if limit and before and before[-1].first == first:  # diverged again after a rollback to this checkpoint
+        if good is None:
+            log.warning("the run diverged again from its start; nothing older exists to roll back to")
+            return False
+        log.warning("%s was rolled back to before; an older checkpoint is used", good.name)
+        good, first = _newest_until(run, checkpoints.step_of(good) - 1)
+        before = before[:-1]
+    elif len(before) >= limit:
+        log.warning("the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)", len(before), limit)
         return False
-    checkpoints.abandon_newer(run.checkpoints, error.first_skip - 1)
-    good = checkpoints.newest_good(run.checkpoints)
-    skipped = SampleRange(first=checkpoints.read_state(good).samples if good else 0, end=error.samples)
-    every = (*lineage.skipped_samples, skipped)
+    skipped = SampleRange(first=first, end=error.samples)
+    every = (*before, skipped)
     if spare is not None and _count(every) > spare:
         log.warning(
             "the run cannot be rolled back: without samples %d to %d, others would be seen twice, and train.repeat_data is false",
@@ -76,6 +83,13 @@ def roll_back(run: RunFolder, error: RankError, limit: int, spare: int | None = 
         skipped.end - 1,
     )
     return True
+
+
+def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:
+    """The newest valid checkpoint up to a step, None without one, and the samples consumed there; newer ones are moved aside."""
+    checkpoints.abandon_newer(run.checkpoints, step)
+    good = checkpoints.newest_good(run.checkpoints)
+    return good, checkpoints.read_state(good).samples if good else 0
 
 
 def _count(ranges: Sequence[SampleRange]) -> int:

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage
+from infini_llama.tasks.storage.dataset_files import read_tokenizer
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder
 
 log = logging.getLogger("infini_llama.train")
@@ -80,7 +81,7 @@ def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
         known = Tokenizer.from_file(str(theirs)).get_vocab()
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise DataError(f"{theirs} is not a tokenizer ({error}).") from None
-    if Tokenizer.from_file(str(dataset / "tokenizer.json")).get_vocab() != known:
+    if read_tokenizer(dataset).get_vocab() != known:
         raise ConfigError(
             f"train.init_from={folder.path} has other tokens than the dataset; set data.tokenizer.path={folder.path}."
         )

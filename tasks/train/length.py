@@ -27,7 +27,7 @@ def resolve_max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) ->
             steps, setting = math.ceil(train.num_epochs * rows / batch), f"train.num_epochs={train.num_epochs:g}"
         else:
             assert train.max_tokens is not None  # one of the three is set
-            reader = TokenReader(home / dataset.path, dataset.chunks, "train")
+            reader = TokenReader(home / dataset.path, dataset.chunks, "train", verify_on_read=True)
             targets = reader.count_targets(np.arange(rows))
             steps = math.ceil(count(train.max_tokens) * rows / (batch * targets))
             setting = f"train.max_tokens={train.max_tokens}"

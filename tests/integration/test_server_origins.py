@@ -1,4 +1,4 @@
-"""A page of another origin cannot start anything on the server of `serve`: seen on a real one."""
+"""A page of another origin or under another host name cannot start anything on the server of `serve`: seen on a real one."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def origin(tmp_path_factory) -> Iterator[str]:
         patch.setenv("HOME", str(folder))
         patch.setenv("PREFECT_HOME", str(folder / "prefect"))
         patch.chdir(folder)
-        with lasting_api(folder, "127.0.0.1", port) as started:
+        with lasting_api(folder, "127.0.0.1", port, ["train.example"]) as started:
             assert started
             yield f"http://127.0.0.1:{port}"
 
@@ -55,3 +55,52 @@ def test_the_ui_and_clients_are_answered(origin):
     with get_client(sync_client=True) as client:
         client.create_variable(VariableCreate(name="mine", value="x"))
         assert [variable.name for variable in client.read_variables()] == ["mine"], "nothing of another origin"
+
+
+REFUSED = [
+    "evil.example",
+    "EVIL.example:4200",
+    "127.0.0.1.evil.example",
+    "localhost@evil.example",
+    "[::1].evil.example",
+    "",
+]
+
+
+def status(origin: str, path: str, *hosts: str, method: str = "GET") -> int:
+    """The status of a request with these Host headers, as a browser sends it."""
+    address = httpx.URL(origin)
+    headers = "".join(f"Host: {host}\r\n" for host in hosts)
+    with socket.create_connection((address.host, address.port), 20) as connection:
+        connection.sendall(f"{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n".encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize("host", REFUSED)
+def test_another_host_is_refused_everywhere(origin, host):
+    paths = ["/", "/api/health", "/api/csrf-token?client=a", "/api/variables/filter"]
+    assert [status(origin, path, host) for path in paths] == [400] * len(paths)
+    assert status(origin, "/api/variables/", host, method="POST") == 400
+
+
+def test_no_host_and_two_hosts_are_refused(origin):
+    assert status(origin, "/api/health") == 400
+    assert status(origin, "/api/health", "localhost", "evil.example") == 400
+
+
+def test_the_hosts_of_this_machine_and_names_given_are_answered(origin):
+    port = httpx.URL(origin).port
+    hosts = ["localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:4200", "[::1]", "Train.Example:80"]
+    assert [status(origin, "/api/health", host) for host in hosts] == [200] * len(hosts)
+
+
+def test_a_web_socket_of_another_host_is_refused(origin):
+    upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+    codes = []
+    for host in ("evil.example", "localhost"):
+        address = httpx.URL(origin)
+        with socket.create_connection((address.host, address.port), 20) as connection:
+            request = f"GET /api/events/in HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\n{upgrade}\r\n"
+            connection.sendall(request.encode())
+            codes.append(int(connection.makefile("rb").readline().split()[1]))
+    assert codes == [403, 101]

@@ -1,13 +1,18 @@
 """Ends that the training stage itself acts on: a rank that hangs, memory that runs out, numbers that are not finite."""
 
 import json
+import math
 import os
+import shutil
 import signal
+import struct
 import time
 
 import pytest
 
+from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.job_file import read_job
+from infini_llama.tasks.storage.artifacts import commit, staging
 from support.laboratory import exact_metrics, inject, kill
 from support.waiting import wait_until
 
@@ -162,6 +167,61 @@ def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, uninter
     assert lineage["skipped_samples"] == [{"first": 20 * 32, "end": 28 * 32}]
     assert summary["updates_left_out"] == 4, "after the window the rest of the bad samples are left out one by one"
     assert summary["steps"] == 60
+
+
+def poison(checkpoint) -> None:
+    """Make a weight NaN, and commit the checkpoint again with valid checksums."""
+    staged = staging(checkpoint)
+    shutil.copytree(checkpoint, staged, dirs_exist_ok=True)
+    (staged / "manifest.json").unlink()
+    table = json.loads((staged / "tensors.json").read_text())["tensors"]
+    part = next(entry for name, entry in table.items() if "embed" in name and name.startswith("model."))["parts"][0]
+    with (staged / part["file"]).open("r+b") as file:
+        file.seek(part["start"])
+        file.write(struct.pack("<f", float("nan")) * math.prod(part["sizes"]))
+    shutil.rmtree(checkpoint)
+    content = {"step": checkpoints.step_of(checkpoint)}
+    commit(staged, checkpoint, checkpoints.KIND, checkpoints.FORMAT_VERSION, {}, content=content)
+
+
+def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
+    settings = (*SOFTMAX_2, "train.max_skips=2")
+    started = lab.start("poisoned", *settings)
+    lab.wait_for_step("poisoned", 34, started)
+    started.process.send_signal(signal.SIGTERM)
+    started.wait()
+    newest, older = checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2]
+    poison(newest)
+    summary = lab.finish("poisoned", *settings)
+    _, first, again, last = attempts(lab, "poisoned")
+    assert [first["code"], again["code"], last["kind"]] == [72, 72, "done"]
+    steps = [checkpoints.step_of(checkpoint) for checkpoint in (newest, newest, older)]
+    assert [attempt["from_step"] for attempt in (first, again, last)] == steps
+    (skipped,) = json.loads((lab.run_dir("poisoned") / "lineage.json").read_text())["skipped_samples"]
+    assert skipped["first"] == steps[-1] * 32 and summary["steps"] == 60
+
+
+NON_FINITE_WEIGHTS = """
+def change(module):
+    step, calls = module.optimizer_step, []
+    def poisoned(strategy, *arguments):
+        update = step(strategy, *arguments)
+        calls.append(1)
+        if len(calls) == 20 and once():
+            import torch
+            with torch.no_grad():
+                next(strategy.model.parameters())[0, 0] = float("inf")
+        return update
+    module.optimizer_step = poisoned
+"""
+
+
+def test_weights_that_are_not_finite_are_not_saved(lab, tmp_path):
+    injected = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", NON_FINITE_WEIGHTS)
+    summary = lab.finish("not-saved", "model.attention=softmax", "environment.nproc_per_node=1", injected)
+    first, second = attempts(lab, "not-saved")
+    assert (first["code"], first["checkpoint_step"]) == (72, 10)
+    assert (second["kind"], second["from_step"], summary["steps"]) == ("done", 10, 60)
 
 
 @pytest.mark.slow

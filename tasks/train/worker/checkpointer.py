@@ -23,6 +23,7 @@ from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval
+from infini_llama.tasks.train.worker.callbacks.update_policy import Diverged
 from infini_llama.tasks.train.worker.strategies.native import replica_of
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
@@ -83,15 +84,28 @@ class Checkpointer:
         return self.interval.is_due(state) or self._is_best(state)
 
     def save(self, state: TrainState) -> None:
-        """Copy the state and commit it in the background, once the previous save is complete."""
+        """Copy the state and commit it in the background, once the previous save is complete.
+
+        Raises:
+            Diverged: a weight is not finite; no checkpoint is written.
+        """
         started = time.perf_counter()
+        tensors = self.strategy.tensors()
+        self._refuse_non_finite(tensors, state)
         for callback in self.callbacks:
             for name, value in callback.state_dict().items():
                 setattr(state, name, value)
-        self.writer.save(state.step, self.strategy.tensors(), state.to_json())
+        self.writer.save(state.step, tensors, state.to_json())
         if self._is_best(state) and state.validation_loss is not None:
             self.lowest_loss = state.validation_loss
         self.save_time = time.perf_counter() - started
+
+    def _refuse_non_finite(self, tensors: Tensors, state: TrainState) -> None:
+        weights = (local_shard(tensor) for name, tensor in tensors.items() if name.startswith("model."))
+        # The extremes propagate NaN, and need no memory of the size of the weights.
+        bad = [~torch.stack(torch.aminmax(weight)).isfinite().all() for weight in weights if weight.numel()]
+        if self.ranks.sum(torch.stack(bad).sum() if bad else 0.0)[0]:
+            raise Diverged(f"the weights after step {state.step} are not finite", state.step, state.samples)
 
     def _is_best(self, state: TrainState) -> bool:
         return state.validation_loss is not None and state.validation_loss < self.lowest_loss

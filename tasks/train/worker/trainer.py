@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 
 from infini_llama.model.backends import BY_BOUNDARIES
@@ -19,6 +18,7 @@ from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.signals import hangup_as_termination
+from infini_llama.tasks.storage.dataset_files import read_token_bytes
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, validation_set
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
@@ -98,7 +98,7 @@ class Trainer:
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
-        token_bytes = np.load(job.dataset / "token_bytes.npy", allow_pickle=False)
+        token_bytes = read_token_bytes(job.dataset)
         validation = validation_set(reader_of(job.chunks, "validation"), token_bytes, train, job.micro_batch_size)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from infini_llama.model.llama import Llama
 from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.generation import Writer
-from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
@@ -58,8 +56,8 @@ def sample_texts(model: Llama, dataset: Path, prompts: list[str], max_new_tokens
 
     The same seed gives the same texts; each is what its prompt alone would give.
     """
-    end_of_text = read_dataset(dataset).content.eos_id
-    writer = Writer(model.eval(), Tokenizer.from_file(str(dataset / "tokenizer.json")), prompts, end_of_text)
+    end_of_text = verified_manifest(dataset).content.eos_id
+    writer = Writer(model.eval(), read_tokenizer(dataset), prompts, end_of_text)
     for _ in writer.write(max_new_tokens, Sampling(temperature=0.8, top_k=50, seed=seed)):
         pass
     return [prompt + text for prompt, text in zip(prompts, writer.texts, strict=True)]

@@ -21,14 +21,16 @@ log = logging.getLogger("infini_llama.worker")
 
 
 class Diverged(Exception):
-    """Too many updates in a window were skipped; `details` say where a rollback starts."""
+    """Training cannot go on from its weights; `details` say where a rollback starts.
 
-    def __init__(self, skips: list[int], samples: int, window: int) -> None:
-        super().__init__(
-            f"{len(skips)} updates within {window} steps were not finite (or their loss was a spike), the first at step {skips[0]}; "
-            "lower train.learning_rate, or look at the samples named in the log."
-        )
-        self.details = {"first_skip": skips[0], "samples": samples}
+    Args:
+        first_skip: the first step whose update was skipped, or after which the weights were not finite.
+        samples: consumed by then.
+    """
+
+    def __init__(self, message: str, first_skip: int, samples: int) -> None:
+        super().__init__(f"{message}; lower train.learning_rate, or look at the samples named in the log.")
+        self.details = {"first_skip": first_skip, "samples": samples}
 
 
 class LossScaler:
@@ -130,7 +132,12 @@ class UpdatePolicy(Callback):
             log.warning(message, state.step, update.loss, update.grad_norm, rows)
             self.skips = [step for step in self.skips if step > state.step - self.window] + [state.step]
             if len(self.skips) > self.limit:
-                raise Diverged(self.skips, state.samples, self.window)
+                raise Diverged(
+                    f"{len(self.skips)} updates within {self.window} steps were not finite (or their loss was a spike), the first at "
+                    f"step {self.skips[0]}",
+                    self.skips[0],
+                    state.samples,
+                )
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -25,13 +25,15 @@ def run(tmp_path):
     run.checkpoints.mkdir()
     run.lineage.write_text(json.dumps(LINEAGE))
     for step in (10, 20, 30):
-        target = checkpoint_path(run.checkpoints, step)
-        staged = staging(target)
-        (staged / "train_state.json").write_text(
-            json.dumps({"step": step, "samples": step * 8, "validation_loss": None})
-        )
-        commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
+        add_checkpoint(run, step)
     return run
+
+
+def add_checkpoint(run: RunFolder, step: int) -> None:
+    target = checkpoint_path(run.checkpoints, step)
+    staged = staging(target)
+    (staged / "train_state.json").write_text(json.dumps({"step": step, "samples": step * 8, "validation_loss": None}))
+    commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
 
 
 def diverged(first_skip: int, samples: int) -> RankError:
@@ -59,6 +61,26 @@ def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run):
     assert roll_back(run, diverged(3, 40), limit=2), "before every checkpoint: from the start"
     assert run.read(run.lineage)["skipped_samples"][-1] == {"first": 0, "end": 40}
     assert not roll_back(run, diverged(3, 40), limit=2)
+
+
+def test_a_rollback_that_diverges_again_goes_further_back(run):
+    assert roll_back(run, diverged(35, 300), limit=1)
+    assert run.read(run.lineage)["skipped_samples"] == [{"first": 240, "end": 300}]
+    assert roll_back(run, diverged(31, 320), limit=1), "one rollback, to an older checkpoint"
+    assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
+    assert run.read(run.lineage)["skipped_samples"] == [{"first": 160, "end": 320}]
+    assert roll_back(run, diverged(21, 340), limit=1) and roll_back(run, diverged(11, 360), limit=1)
+    assert committed(run.checkpoints) == []
+    assert run.read(run.lineage)["skipped_samples"] == [{"first": 0, "end": 360}], "from the start"
+    assert not roll_back(run, diverged(1, 380), limit=1), "nothing older exists"
+
+
+def test_a_rollback_after_progress_is_another_one(run):
+    assert roll_back(run, diverged(15, 150), limit=1)
+    add_checkpoint(run, 20)
+    assert not roll_back(run, diverged(25, 260), limit=1)
+    assert roll_back(run, diverged(25, 260), limit=2)
+    assert run.read(run.lineage)["skipped_samples"] == [{"first": 80, "end": 150}, {"first": 160, "end": 260}]
 
 
 def test_no_rollback_where_other_samples_would_be_seen_twice(run):

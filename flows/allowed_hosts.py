@@ -1,0 +1,58 @@
+"""Prefect's server behind a check of the Host header, as `uvicorn --factory` starts it.
+
+A page of any site can have its own name resolve to this machine (DNS rebinding). Its requests are then of the server's own origin,
+so CORS and CSRF tokens do not stop them; only the name in the Host header shows where the page came from.
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+ALLOWED = "INFINI_LLAMA_ALLOWED_HOSTS"  # in the environment of the server: names beside LOOPBACK, separated by commas
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def create_app() -> "ASGIApp":
+    """Prefect's application, which only requests to allowed hosts reach."""
+    from prefect.server.api.server import create_app as create_prefect_app
+
+    names = [name for name in os.environ.get(ALLOWED, "").split(",") if name]
+    return AllowedHosts(create_prefect_app(), names)
+
+
+class AllowedHosts:
+    """Answers 400 to requests whose Host header is not in LOOPBACK, not in `names`, and not the address that they arrived at."""
+
+    def __init__(self, app: "ASGIApp", names: list[str]) -> None:
+        self.app, self.hosts = app, {*LOOPBACK, *map(_bracketed, names)}
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        if scope["type"] == "lifespan" or self._is_allowed(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 400, "headers": headers})
+            await send(
+                {"type": "http.response.body", "body": b"Host not allowed; see infini-llama serve --allow-host."}
+            )
+
+    def _is_allowed(self, scope: "Scope") -> bool:
+        sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        address = scope.get("server") or ("",)
+        return len(sent) == 1 and _without_port(sent[0]) in {*self.hosts, _bracketed(str(address[0]))}
+
+
+def _without_port(host: str) -> str:
+    end = host.find("]") + 1 or host.find(":")
+    name, port = (host[:end], host[end:]) if end > 0 else (host, "")
+    return name.lower() if not port or (port[0] == ":" and port[1:].isdigit()) else ""
+
+
+def _bracketed(name: str) -> str:
+    """As it stands in a Host header: an IPv6 address in brackets."""
+    return f"[{name.lower()}]" if ":" in name and not name.startswith("[") else name.lower()
