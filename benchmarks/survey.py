@@ -3,7 +3,8 @@
     python benchmarks/survey.py [--cases DOCUMENTS:FILES …] [--workers 1] [--output FILE.json]
 
 The documents are generated: about 100 bytes each, one in a hundred an exact copy of another. `first` is the preparation of new text,
-`again` the same command with unchanged files, `added` the one after a file of one document was added. On a busy machine `cpu_seconds` say more
+`again` the same command with unchanged files, `added` the one after a file of one document was added. On a busy machine
+`cpu_seconds` say more
 than `seconds`.
 """
 
