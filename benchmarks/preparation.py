@@ -225,7 +225,7 @@ def child(name: str, corpus: Path, tokenizer: Path) -> None:
         wall, cpu = time.perf_counter() - started, _cpu() - cpu
         peak = max(_own_peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
         files = [path for path in Path(folder).rglob("*") if path.suffix in DATA and path.name != "token_bytes.npy"]
-        written, ids = sum(path.stat().st_size for path in files), _counts(files)
+        written, ids = sum({path.stat().st_ino: path.stat().st_size for path in files}.values()), _counts(files)
     measures = {
         "start_seconds": started - begun,
         "work_seconds": wall,

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.preprocess.tokens.parts import SETTLED
 from support import made_up_runs
 from support.stages import preprocess
 
@@ -63,7 +65,9 @@ def data_section(corpus: Path, **changes: object) -> dict:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "text")
+    folder = write_corpus(tmp_path_factory.mktemp("corpus") / "text")
+    time.sleep(SETTLED / 1e9 + 0.1)  # what was written just now is not recognized as unchanged
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +85,12 @@ def _with_small_parts(patch: pytest.MonkeyPatch) -> None:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are several parts, so that a small text has several units and shards."""
     _with_small_parts(monkeypatch)
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    """A file is several units, too; not for processes that this one starts."""
+    monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.parts.UNIT_BYTES", 2000)
 
 
 @pytest.fixture(scope="session")

@@ -398,7 +398,7 @@ def _held_out(found: list[Source], length: int) -> str:
     """The line of the held-out text: of a few files of one document each, a fraction may hold out none."""
     few = len(found) < 20 and all(map(_is_one_text, found))
     if len(found) < 2 or not few:
-        return f"validation_fraction: {0.05 if len(found) >= 40 else 0.2:<9}# fraction of documents to hold out"
+        return f"validation_fraction: {0.05 if len(found) >= 100 else 0.2:<9}# fraction of documents to hold out"
     by_size = sorted(found, key=lambda source: source.size())
     chosen = next((source for source in by_size if source.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1])
     return f"# held out, instead of a fraction of the files, which are few\n  validation_files: {json.dumps([str(chosen)])}"

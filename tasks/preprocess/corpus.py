@@ -28,7 +28,7 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     parts_of,
     place_of,
 )
-from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, is_whole
+from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, is_whole, remove_unfinished
 from infini_llama.tasks.preprocess.workers.mapping import Job, prepare_parts
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.manifest import LeftOut
@@ -98,19 +98,17 @@ class Corpus:
     def is_known(self) -> bool:
         """Whether all text was read before and is unchanged; nothing is read for that."""
         for part in self.parts:
-            if part not in self.texts:
-                if (text := self.known.get(part)) is None:
-                    return False
+            if part not in self.texts and (text := self.known.get(part)) is not None:
                 self.texts[part] = text
-        return True
+        return len(self.texts) == len(self.parts)
 
     def read(self) -> None:
         """Reads the parts that are not known, for the names of their units."""
-        if not self.is_known():
-            for part in self.parts:
-                if part not in self.texts:
-                    for _ in self._units(part):
-                        pass
+        self.is_known()
+        for part in self.parts:
+            if part not in self.texts:
+                for _ in self._units(part):
+                    pass
 
     def _units(self, part: Part) -> Iterator[Documents]:
         reader = PartReader(part, self.filters)
@@ -130,6 +128,7 @@ class Corpus:
         Raises:
             DataError, PipelineError, EngineDiffers: as of `prepare_parts`.
         """
+        remove_unfinished(recipe)
         self.is_known()
         missing = [part for part in self.parts if not self._is_prepared(part, recipe)]
         if len(missing) < len(self.parts):

@@ -47,6 +47,7 @@ from infini_llama.tasks.storage.artifacts import (
     is_moved_aside,
     move_aside,
     read_dataset,
+    remove,
     set_pointer,
     staging,
 )
@@ -198,6 +199,7 @@ class Preparation:
         except EngineDiffers as fault:
             log.warning("%s; all of the text is encoded again with another engine", fault)
             refuse(engine.name, tokenizer, checks, str(fault))
+            remove(recipe.folder)  # all of its units may be wrong
             engine = reference_engine(engine.refused | {engine.name: str(fault)})
             recipe = recipe_for(self.home, tokenizer, eos, engine, data.answer_after)
             corpus.prepare(recipe)

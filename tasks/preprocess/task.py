@@ -23,7 +23,7 @@ def result_name(key: str) -> str:
     return f"preprocess-{key}"
 
 
-def _may_pass(task: Any, run: Any, state: Any) -> bool:
+def _is_transient(task: Any, run: Any, state: Any) -> bool:
     """A fault of disk or network may pass; bad text or settings stay bad, and a fault of the program too."""
     passing = isinstance(state.data, OSError) or (isinstance(state.data, PipelineError) and state.data.exit_code == 70)
     if passing:
@@ -39,7 +39,7 @@ def _may_pass(task: Any, run: Any, state: Any) -> bool:
     result_serializer=JSONSerializer(**PLAIN),
     retries=2,
     retry_delay_seconds=[5, 30],
-    retry_condition_fn=_may_pass,
+    retry_condition_fn=_is_transient,
 )
 def preprocess(key: str, preparation: Preparation) -> dict[str, Any]:
     """Builds what is missing of the dataset.

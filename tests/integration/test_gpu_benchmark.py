@@ -17,7 +17,17 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 # What a GPU machine has, what benchmarks/gpu/collect_wheels.sh brings, and what must not be needed though another package may want it.
 MACHINE = ("torch", "numpy", "tokenizers", "pyarrow", "transformers", "tensorboard")
-CARRIED = ("infini-llama", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "blake3", "orjson")
+CARRIED = (
+    "infini-llama",
+    "pydantic",
+    "pydantic-core",
+    "annotated-types",
+    "typing-inspection",
+    "blake3",
+    "orjson",
+    "msgspec",
+    "xxhash",
+)
 PEERS = ("accelerate", "psutil")  # for transformers' Trainer
 CHARTS = ("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "python-dateutil", "six")
 REFUSED = ("rich", "prefect", "datasets", "pydantic-settings")

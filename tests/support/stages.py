@@ -12,6 +12,7 @@ from infini_llama.tasks.preprocess import stage, summary
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+from infini_llama.tasks.preprocess.tokens.keys import SourceText
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.selection import select
 from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
@@ -40,12 +41,13 @@ def verify(reference: dict[str, Any], home: str | Path, level: str, full_below: 
 
 @dataclass(frozen=True)
 class Survey:
-    """The documents of a text that are kept, as texts in order, what was left out, and names of the files of each split's units."""
+    """The documents of a text that are kept, in order, what was left out, the names of its files, and the names of its units."""
 
     train: list[str]
     validation: list[str]
     report: LeftOut
     names: list[str]
+    identity: list[SourceText]
 
 
 def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
@@ -69,7 +71,12 @@ def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
                 split[name] += [tokenizer.decode(ids) for ids, is_kept in zip(documents, kept, strict=True) if is_kept]
                 first += len(documents)
         names = [file.name for part in corpus.parts for file in part.files]
-        return Survey(**split, report=corpus.left_out(selection.duplicates, selection.also_validation), names=names)
+        return Survey(
+            **split,
+            report=corpus.left_out(selection.duplicates, selection.also_validation),
+            names=names,
+            identity=texts,
+        )
 
 
 def describe(path: Path) -> dict[str, Any]:

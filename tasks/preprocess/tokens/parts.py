@@ -73,14 +73,14 @@ class PartText(Record):
         is_readable: False where the file is damaged and skipped, so that nothing of it is used.
     """
 
-    units: tuple[UnitText, ...] = ()
-    records: int = 0
-    empty: int = 0
-    too_short: int = 0
-    bad_records: int = 0
-    bad_files: int = 0
-    bad: tuple[str, ...] = ()
-    is_readable: bool = True
+    units: tuple[UnitText, ...]
+    records: int
+    empty: int
+    too_short: int
+    bad_records: int
+    bad_files: int
+    bad: tuple[str, ...]
+    is_readable: bool
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ workers are one question: is there such a unit, and does it verify?
 
 import logging
 import math
+import shutil
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -44,6 +47,7 @@ from infini_llama.tasks.storage.files import write_atomic
 log = logging.getLogger("infini_llama.preprocess")
 TABLE = "documents.npy"
 TOKENIZER = "tokenizer.json"
+UNFINISHED = 3600.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,14 @@ def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice,
     if not file.is_file() or file.read_bytes() != description.encode():
         write_atomic(file, description)
     return Recipe(folder, eos, engine.name, answer_after)
+
+
+def remove_unfinished(recipe: Recipe) -> None:
+    """Deletes what killed processes have left: unfinished units that nothing was written to for an hour."""
+    for left in recipe.folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # finished or deleted by another process
+            if time.time() - left.stat().st_mtime > UNFINISHED:
+                shutil.rmtree(left)
 
 
 def is_whole(recipe: Recipe, name: str) -> bool:

@@ -16,7 +16,7 @@ def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypat
     """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
     monkeypatch.setattr(local, "torchrun", lambda *_, **__: [sys.executable, "-c", ""])
     (tmp_path / "text").mkdir()
-    for number in range(8):
+    for number in range(24):
         words = f"Text {number}, of a few words, again and again.\n" * 20
         (tmp_path / "text" / f"{number}.txt").write_text(words, encoding="utf-8")
     data = {"files": [f"{tmp_path}/text/*.txt"], "validation_fraction": 0.25, "sequence_length": 16, "device": "cpu"}

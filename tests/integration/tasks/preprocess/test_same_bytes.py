@@ -11,19 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+from infini_llama.tasks.preprocess.tokens import parts
 from support.stages import preprocess, read_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-KILLS = 20
+KILLS = 10  # in each of the six cases
 BUILD = """
 import json, sys
 from pathlib import Path
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources import scanning
+from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens import parts
+parts.RUN_BYTES, parts.PER_FILE = 100_000, 0
 if __name__ == "__main__":
-    scanning.WORTH_WORKERS = 0
+    stage.WORTH_A_FAST_ENGINE = 10**9 if sys.argv[3] == "tokenizers" else 1
     print("begun", flush=True)
     print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
 """
@@ -40,19 +44,22 @@ def tokenizer(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("engine", ["tokenizers", "gigatoken"])
 def test_any_engine_and_number_of_workers_killed_at_random_or_not_gives_the_same_bytes(
-    data, digests, tokenizer, tmp_path, engine, workers
+    data, digests, tokenizer, tmp_path, engine, workers, monkeypatch
 ):
     if not find_spec(engine):
         pytest.skip(f"{engine} is not installed (infini-llama[fast])")
     text = f"{Path(json.__file__).parent.parent}/[a-h]*/*.py"
-    plain = data(files=[text], tokenizer={"path": str(tokenizer)}, shard_size=100_000, tokenizer_engine="tokenizers")
-    settings = plain | {"tokenizer_engine": engine, "num_workers": workers}
+    plain = data(files=[text], tokenizer={"path": str(tokenizer)})
+    settings = plain | {"num_workers": workers}
+    monkeypatch.setattr(parts, "RUN_BYTES", 100_000)
+    monkeypatch.setattr(parts, "PER_FILE", 0)
+    monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 10**9)
     expected, whole = preprocess(plain, str(tmp_path / "plain")), digests(tmp_path / "plain" / "datasets")
     script = tmp_path / "build.py"
     script.write_text(BUILD)
 
     def start(home: Path) -> subprocess.Popen:
-        command = [sys.executable, str(script), json.dumps(settings), str(home)]
+        command = [sys.executable, str(script), json.dumps(settings), str(home), engine]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
         assert child.stdout and child.stdout.readline() == "begun\n"
         return child
@@ -63,11 +70,7 @@ def test_any_engine_and_number_of_workers_killed_at_random_or_not_gives_the_same
         assert reference | {"built": []} == expected | {"built": []}
         assert digests(home / "datasets") == whole
         assert read_manifest(home / reference["path"], "dataset")["meta"]["engine"]["name"] == engine
-        assert not [
-            path
-            for path in (home / "datasets").rglob(".*")
-            if path.name.endswith((".tmp", ".part", ".work", ".journal"))
-        ]
+        assert not list((home / "datasets").rglob(".*.tmp"))
 
     started = time.monotonic()
     finish(tmp_path / "whole")

@@ -10,7 +10,7 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.init import sampled_tokens, write_beginning
 from infini_llama.tasks.preprocess.sources.sources import sources
-from infini_llama.tasks.preprocess.sources.survey import survey
+from support.stages import survey
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_of_few_files_one_is_held_out(begin):
     output, _ = begin("a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2)))
     data = load_config(output).data
     assert len(data.validation_files) == 1 and "my # 0" not in data.validation_files[0]
-    corpus = survey(data)
+    corpus = survey(data.model_dump(mode="json"))
     assert [len(corpus.train), len(corpus.validation)] == [2, 1]
 
 

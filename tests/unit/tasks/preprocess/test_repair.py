@@ -1,13 +1,15 @@
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokenizers import engines
-from infini_llama.tasks.preprocess.tokens import build as work
-from support.stages import preprocess, verify
+from infini_llama.tasks.preprocess.tokens import units
+from support.stages import preprocess, read_manifest, verify
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 def flip(path: Path) -> None:
@@ -18,61 +20,43 @@ def flip(path: Path) -> None:
 
 @pytest.fixture
 def written(monkeypatch) -> list[str]:
-    """Names of the shards that are written from here on."""
+    """Names of the units that are committed from here on."""
     names: list[str] = []
-    write = work.write_shard
-    monkeypatch.setattr(work, "write_shard", lambda path, *rest: (names.append(path.name), write(path, *rest)))
+    commit = units.commit
+    monkeypatch.setattr(
+        units, "commit", lambda staged, target, *rest: (names.append(target.name), commit(staged, target, *rest))
+    )
     return names
 
 
-@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 100), Path.unlink])
-def test_only_the_damaged_shard_is_built_again(data, tmp_path, digests, caplog, written, damage):
+def flip_unit(folder: Path, shard: str) -> None:
+    flip(folder / shard)  # which a link shares with the unit
+
+
+def cut(folder: Path, shard: str) -> None:
+    os.truncate(folder / shard, 100)
+
+
+def remove(folder: Path, shard: str) -> None:
+    (folder / shard).unlink()
+
+
+@pytest.mark.parametrize(("damage", "again"), [(flip_unit, 1), (cut, 1), (remove, 0)])
+@pytest.mark.parametrize("repair", [True, False])
+def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, written, damage, again, repair):
     reference = preprocess(data(), str(tmp_path))
-    folder = tmp_path / reference["path"]
-    before = digests(folder)
-    written.clear()
-    damage(folder / "train" / "data-00001.arrow")
+    folder, before = tmp_path / reference["path"], digests(tmp_path / reference["path"])
+    count, written[:] = len(written), []
+    damage(folder, "train/data-00001.arrow")
     with pytest.raises(DataError, match=r"data-00001\.arrow .*--repair"):
         verify(reference, str(tmp_path), "quick", 10**9)
+    if damage is flip_unit and not repair:
+        return  # its size is right, so that only a look at every checksum finds it
     with caplog.at_level(logging.WARNING, logger="infini_llama.preprocess"):
-        repaired = preprocess(data(), str(tmp_path), repair=True)
-    assert written == ["data-00001.arrow"] and "data-00001.arrow" in caplog.text
-    assert repaired == reference | {"built": ["tokens"]} and digests(folder) == before
+        repaired = preprocess(data(), str(tmp_path), repair=repair)
+    assert count > 3 and len(written) == again and str(folder) in caplog.text
+    assert repaired == reference | {"built": ["tokens", "chunks"]} and digests(folder) == before
     assert verify(repaired, str(tmp_path), "deep", 0)["ok"]
-    assert not list(tmp_path.rglob(".*.work")) and not list(tmp_path.rglob(".*.journal"))
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, 100)
-
-
-def foreign(path: Path) -> None:
-    (path.parent / "notes.txt").touch()
-
-
-@pytest.mark.parametrize(
-    ("damage", "again"), [(truncate, ["data-00001.arrow"]), (Path.unlink, ["data-00001.arrow"]), (foreign, [])]
-)
-def test_rebuilding_a_damaged_dataset_keeps_valid_shards(data, tmp_path, digests, written, damage, again, caplog):
-    reference = preprocess(data(), str(tmp_path))
-    folder = tmp_path / reference["path"]
-    before = digests(folder)
-    written.clear()
-    damage(folder / "train" / "data-00001.arrow")
-    assert preprocess(data(), str(tmp_path)) == reference | {"built": ["tokens"]}
-    assert written == again and digests(folder) == before
-    assert ("notes.txt" in caplog.text) == (damage is foreign)
-
-
-def test_shards_that_another_version_wrote_are_built_again_too(data, tmp_path, digests, written, monkeypatch):
-    with monkeypatch.context() as older:
-        older.setattr(engines, "version", lambda name: "0.0.1")
-        reference = preprocess(data(), str(tmp_path))
-    before, count = digests(tmp_path / reference["path"]), len(written)
-    written.clear()
-    flip(tmp_path / reference["path"] / "train" / "data-00001.arrow")
-    assert preprocess(data(), str(tmp_path), repair=True) == reference | {"built": ["tokens"]}
-    assert len(written) == count and digests(tmp_path / reference["path"]) == before
 
 
 def test_only_a_damaged_row_table_is_rebuilt(data, tmp_path, written):
@@ -84,10 +68,60 @@ def test_only_a_damaged_row_table_is_rebuilt(data, tmp_path, written):
     assert verify(reference, str(tmp_path), "deep", 0)["ok"]
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "manifest.json"])
-def test_without_tokenizer_or_manifest_all_is_built_again(data, tmp_path, digests, name):
+@pytest.mark.parametrize("name", ["tokenizer.json", "token_bytes.npy", "manifest.json", "train/state.json"])
+def test_a_damaged_file_beside_the_shards_is_written_again_from_the_units(data, tmp_path, digests, name, written):
     reference = preprocess(data(), str(tmp_path))
-    before = digests(tmp_path / reference["path"])
+    before, written[:] = digests(tmp_path / reference["path"]), []
     flip(tmp_path / reference["path"] / name)
-    assert preprocess(data(), str(tmp_path), repair=True) == reference
+    assert preprocess(data(), str(tmp_path), repair=True) == reference and written == []
     assert digests(tmp_path / reference["path"]) == before and verify(reference, str(tmp_path), "deep", 0)["ok"]
+
+
+def foreign(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+
+
+DAMAGE = {
+    "a flipped bit in the table": lambda unit: flip(unit / "documents.npy"),
+    "a flipped bit in the tokens": lambda unit: flip(unit / "train.arrow"),
+    "a flipped bit in the manifest": lambda unit: flip(unit / "manifest.json"),
+    "no manifest": lambda unit: (unit / "manifest.json").unlink(),
+    "an empty table": lambda unit: os.truncate(unit / "documents.npy", 0),
+    "another folder": foreign,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_unit_is_not_used_for_another_dataset(data, tmp_path, digests, written, damage):
+    """As `deduplicate` makes another dataset of the same units."""
+    preprocess(data(), str(tmp_path / "home"))
+    expected = preprocess(data(deduplicate=True), str(tmp_path / "elsewhere"))
+    unit = max((tmp_path / "home" / "units").glob("*/*/train.arrow"), key=lambda path: path.stat().st_size).parent
+    written.clear()
+    damage(unit)
+    assert preprocess(data(deduplicate=True), str(tmp_path / "home")) == expected and written == [unit.name]
+    assert digests(tmp_path / "home" / expected["path"]) == digests(tmp_path / "elsewhere" / expected["path"])
+
+
+@pytest.mark.parametrize("kind", ["parts", "tokenizers"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"units": 3}'])
+def test_damaged_notes_on_text_only_mean_that_it_is_read_again(data, tmp_path, written, kind, content):
+    reference = preprocess(data(), str(tmp_path))
+    notes = list((tmp_path / "units" / kind).glob("*.json"))
+    written.clear()
+    for note in notes:
+        note.write_bytes(content)
+    assert notes and preprocess(data(), str(tmp_path)) == reference | {"built": []}
+    assert preprocess(data(sequence_length=8), str(tmp_path))["digest"] == reference["digest"] and written == []
+
+
+def test_a_changed_tokenizer_of_a_recipe_is_written_again(data, tmp_path, written):
+    reference = preprocess(data(), str(tmp_path))
+    (file,) = (tmp_path / "units").glob("*/tokenizer.json")
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"the", b"teh"))
+    shutil.rmtree(tmp_path / reference["path"])
+    assert preprocess(data(), str(tmp_path)) == reference and file.read_bytes() == content
+    assert read_manifest(tmp_path / reference["path"], "dataset")["meta"]["recipe"] == file.parent.name

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.preprocess.tokens.shards import save_array
+from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, save_array
 from infini_llama.tasks.storage.artifacts import MANIFEST, checksum_of, file_checksum
-from infini_llama.tasks.verify_data import shards as shards_of_verify
+from infini_llama.tasks.verify_data import checks
 from support.stages import preprocess, verify
 
 
@@ -49,6 +49,18 @@ def rewrite(shard: Path, change: Callable[[np.ndarray, np.ndarray], tuple[np.nda
         stream.write_batch(batch)
 
 
+def counted(folder: Path, split: str) -> dict:
+    """What the manifest states of a split, with the lengths and the entropy of its shards as they are now."""
+    shards = [map_list(shard) for shard in sorted((folder / split).glob("data-*.arrow"))]
+    lengths, counts = (
+        np.concatenate([np.diff(offsets) for offsets, _ in shards]),
+        np.bincount(np.concatenate([v for _, v in shards])),
+    )
+    ends = {"shortest_document": int(lengths.min()), "longest_document": int(lengths.max())}
+    facts = json.loads((folder / MANIFEST).read_bytes())["content"][split]
+    return facts | ends | {"unigram_entropy_bits": entropy_bits(counts)}
+
+
 @pytest.mark.parametrize("level", ["quick", "deep"])
 def test_a_good_dataset_passes_with_a_report(built, level, caplog):
     home, reference = built
@@ -58,7 +70,7 @@ def test_a_good_dataset_passes_with_a_report(built, level, caplog):
     assert (report["ok"], report["level"], report["verify_on_read"]) == (True, level, False)
     names = [check["name"] for check in report["checks"]]
     assert names[:5] == ["manifest of the tokens", "manifest of the rows", "token files", "row files", "tokenizer"]
-    assert names[5:] == (["tokens", "rows", "text", "leakage", "statistics", "history"] if level == "deep" else [])
+    assert names[5:] == (["tokens", "rows", "text", "leakage"] if level == "deep" else [])
     assert all(check["ok"] and check["detail"] for check in report["checks"])
     files = [path for path in files_of(home, reference) if path.name != MANIFEST]
     assert report["files"] == len(files) and report["checked_bytes"] == sum(path.stat().st_size for path in files)
@@ -66,35 +78,28 @@ def test_a_good_dataset_passes_with_a_report(built, level, caplog):
     assert progress[-1].done == progress[-1].total == len(names)
 
 
-def test_statistics_are_those_of_the_tokens_whatever_the_threads(built, caplog, monkeypatch):
+def test_every_shard_is_checked_whatever_the_threads(built, caplog, monkeypatch):
     home, reference = built
-    with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
-        report = verify(reference, str(home), "deep", 0)
-    for split in ("train", "validation"):
-        found, facts = report["statistics"][split], reference[split]
-        shards = sorted((home / reference["path"] / split).glob("*.arrow"))
-        lengths = np.concatenate([np.diff(map_list(shard)[0]) for shard in shards])
-        tokens = np.concatenate([map_list(shard)[1] for shard in shards])
-        assert (found["documents"], found["tokens"], found["bytes"]) == (len(lengths), len(tokens), facts["bytes"])
-        ends = (found["shortest_document"], found["median_document"], found["longest_document"])
-        assert ends == (lengths.min(), np.median(lengths), lengths.max())
-        assert found["vocabulary_used"] == len(np.unique(tokens)) / 300
-        assert found["most_frequent_token"] == np.bincount(tokens).max() / len(tokens)
-        assert found["entropy_bits"] == facts["unigram_entropy_bits"]
-        reported = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
-        assert [each.done for each in reported] == list(range(1, len(shards) + 1)) and len(shards) > 1
-    monkeypatch.setattr(shards_of_verify, "MOST_THREADS", 1)
-    monkeypatch.setattr(shards_of_verify, "AT_ONCE", 100)
-    assert verify(reference, str(home), "deep", 0)["statistics"] == report["statistics"]
+    for threads, at_once in ((16, 2_000_000), (1, 100)):
+        monkeypatch.setattr(checks, "MOST_THREADS", threads)
+        monkeypatch.setattr(checks, "AT_ONCE", at_once)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
+            assert verify(reference, str(home), "deep", 0)["ok"]
+        for split in ("train", "validation"):
+            shards = list((home / reference["path"] / split).glob("*.arrow"))
+            reported = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
+            assert [each.done for each in reported] == list(range(1, len(shards) + 1)) and len(shards) > 1
 
 
 def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built):
     home, reference = built
     folder = home / reference["path"]
     content = json.loads((folder / MANIFEST).read_bytes())["content"]
-    changed = reseal(folder, reference, train=content["train"] | {"unigram_entropy_bits": 1.5})
-    with pytest.raises(DataError, match=r"train .*unigram_entropy_bits.*\(1\.5, "):
-        verify(changed, str(home), "deep", 0)
+    for name in ("unigram_entropy_bits", "shortest_document", "longest_document"):
+        changed = reseal(folder, reference, train=content["train"] | {name: 1000})
+        with pytest.raises(DataError, match=r"train .*entropy.* 1000|train .*1000"):
+            verify(changed, str(home), "deep", 0)
 
 
 def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(built):
@@ -306,7 +311,7 @@ def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built):
     for shard in (folder / "train").glob("*.arrow"):
         rewrite(shard, unmerge)
     with pytest.raises(DataError, match=r"document \d+ of train"):
-        verify(reseal(folder, reference), str(home), "deep", 0)
+        verify(reseal(folder, reference, train=counted(folder, "train")), str(home), "deep", 0)
 
 
 def test_a_document_in_both_splits_is_found_by_deep(built):
@@ -314,7 +319,6 @@ def test_a_document_in_both_splits_is_found_by_deep(built):
     folder = home / reference["path"]
     offsets, values = map_list(folder / "train" / "data-00000.arrow")
     leaked = values[: offsets[1]]
-    content = json.loads((folder / MANIFEST).read_bytes())["content"]
     shard = folder / "validation" / "data-00000.arrow"
     extra = len(leaked)
 
@@ -322,7 +326,7 @@ def test_a_document_in_both_splits_is_found_by_deep(built):
         return np.concatenate(([0], offsets + extra)), np.concatenate((leaked, values))
 
     rewrite(shard, prepend)
-    facts = content["validation"]
+    facts = counted(folder, "validation")
     for number, entry in enumerate(facts["shards"]):
         added = {"documents": 1, "tokens": extra} if number == 0 else {"first_document": 1, "first_token": extra}
         entry |= {name: entry[name] + by for name, by in added.items()}

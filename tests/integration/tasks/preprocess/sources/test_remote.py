@@ -13,10 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
-from infini_llama.tasks.preprocess.sources import remote
-from infini_llama.tasks.preprocess.sources import survey as surveys
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.corpus import Corpus
+from infini_llama.tasks.preprocess.sources import formats, remote
+from infini_llama.tasks.preprocess.sources.remote import matching
+from infini_llama.tasks.preprocess.tokens import parts
 from support.remote import WebServer, s3_server
-from support.stages import preprocess, survey
+from support.stages import lookup, preprocess, survey
 
 TEXTS = [f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)]
 
@@ -89,7 +92,7 @@ def test_a_folder_is_read_as_a_local_one(folder, s3, web):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_bytes_from_s3_and_over_http_with_faults(data, digests, folder, s3, web, tmp_path, workers):
-    given = {"shard_size": 60_000, "num_workers": workers}
+    given = {"num_workers": workers}
     here = preprocess(data(files=[f"{folder}/**/*"], **given), str(tmp_path / "here"))
     expected = digests(tmp_path / "here" / "datasets")
     assert preprocess(data(files=[f"{s3}/**/*"], **given), str(tmp_path / "s3")) == here
@@ -127,7 +130,7 @@ def test_a_server_without_ranges_is_copied_once_for_a_reading(folder, monkeypatc
         assert server.requests["b.jsonl"] < 6
 
 
-def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(folder, tmp_path, web):
+def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(folder, tmp_path, web, monkeypatch):
     copy = folder.parent / "copy"
     copy.mkdir()
     for number in range(3):
@@ -135,9 +138,11 @@ def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(folder, tmp
 
     def look():
         web.sent.clear()
-        corpus = survey({"files": [f"{web.url}/copy/*"]}, tmp_path / "notes")
-        return corpus.identity, sorted(name for name in web.sent if name.endswith(".txt"))
+        corpus = Corpus(DataConfig(files=[f"{web.url}/copy/*"]), tmp_path / "home")
+        corpus.read()
+        return corpus.source_texts(), sorted(name for name in web.sent if name.endswith(".txt"))
 
+    monkeypatch.setattr(parts, "RUN_BYTES", 1)  # each file is a part
     first = look()
     assert first[1] == ["0.txt", "1.txt", "2.txt"] and look() == (first[0], [])
     (copy / "1.txt").write_text("text NUMBER 1")
@@ -150,12 +155,14 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     texts = [os.urandom(500).hex() for _ in range(2000)]
     table = pa.table({"text": texts, "other": [os.urandom(500) for _ in texts]})
     pq.write_table(table, web.root / "rows.parquet", row_group_size=100, compression="none", use_dictionary=False)
-    [documents] = survey({"files": [f"{web.url}/rows.parquet"]}).train
-    assert web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096  # the column, and not the other
+    _, [(file, _)] = matching(f"{web.url}/rows.parquet")
     web.sent.clear()
-    middle = len(documents) // 2
-    found = [text for (text, _), _ in zip(documents.texts(middle), range(10), strict=False)]
-    assert found == [texts[n] for n in next(documents.blocks(middle))["number"][:10]]
+    assert [text for batch in formats.read(file, "text") for text in batch] == texts
+    assert web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096  # the column, and not the other
+    spans = formats.spans(file, file.size or 0, "auto", 150_000)
+    assert spans is not None and len(spans) == 20
+    web.sent.clear()
+    assert [text for batch in formats.read(file, "text", "auto", spans[10]) for text in batch] == texts[1000:1100]
     assert web.sent["rows.parquet"] < 300_000
 
 
@@ -195,5 +202,4 @@ def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch)
     manifest = json.loads((tmp_path / reference["path"] / "manifest.json").read_text())
     assert manifest["meta"]["revision"] == commit and read[0][0].revision == commit
     before = len(read)
-    surveys.survey(surveys.DataConfig.model_validate(data(**given)), tmp_path / "surveys")
-    assert len(read) == before
+    assert lookup(data(**given), tmp_path) == reference | {"built": []} and len(read) == before

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from infini_llama.tasks.preprocess import stage
 from support.stages import preprocess, read_manifest
 
 STOPPED_WHILE_CHECKING = """
@@ -23,7 +24,8 @@ signal.signal(signal.SIGTERM, stop)
 tokenizer = train_bpe(["a line of words"] * 50, 300, 2)
 threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGTERM)).start()
 try:
-    engines.choose_engine("gigatoken", tokenizer, lambda: ["a line of words " * 100] * 20_000, Path(sys.argv[1]))
+    engines.golden = lambda tokenizer: [b"a line of words " * 100] * 20_000
+    engines.choose_engine(tokenizer, Path(sys.argv[1]))
 except Stopped:
     print("stopped", flush=True)
     os._exit(0)
@@ -31,10 +33,11 @@ except Stopped:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, workers):
+def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, workers, small_parts, monkeypatch):
     pytest.importorskip("gigatoken")
-    first = preprocess(data(tokenizer_engine="tokenizers"), str(tmp_path / "slow"))
-    second = preprocess(data(tokenizer_engine="gigatoken", num_workers=workers), str(tmp_path / "fast"))
+    first = preprocess(data(), str(tmp_path / "slow"))
+    monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
+    second = preprocess(data(num_workers=workers), str(tmp_path / "fast"))
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
     used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]

@@ -5,6 +5,8 @@ import logging
 import lzma
 import random
 import tracemalloc
+from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,9 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources import texts as records
-from infini_llama.tasks.preprocess.sources.formats import read, read_at
-from infini_llama.tasks.preprocess.sources.survey import Corpus, log_left_out
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
-from support.stages import survey
+from infini_llama.tasks.preprocess.stage import log_left_out
+from support.stages import Survey, survey
 
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
 
@@ -31,9 +32,12 @@ def section(**given: object) -> dict:
     return DataConfig.model_validate(given).model_dump(mode="json")
 
 
-def kept(corpus: Corpus, split: str = "") -> list[str]:
-    chosen = corpus.train + corpus.validation if not split else getattr(corpus, split)
-    return sorted(text for documents in chosen for text, _ in documents.texts())
+def read(*given: Any) -> Iterator[str | Fault]:
+    return chain.from_iterable(formats.read(*given))
+
+
+def kept(corpus: Survey, split: str = "") -> list[str]:
+    return sorted(corpus.train + corpus.validation if not split else getattr(corpus, split))
 
 
 def compressed(data: bytes, folder: Path, name: str) -> Path:
@@ -202,7 +206,7 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
     (tmp_path / "x.jsonl").write_bytes(encoded("jsonl", texts))
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2))
-        assert not caplog.text, "a look at the text is not a build: every run takes two"
+        assert "records read" not in caplog.text, "a look at the text is not a build"
         log_left_out(corpus.report)
     assert kept(corpus) == ["other text", "same", "same", "same"]
     assert "1 empty, 1 too short\n" in caplog.text
@@ -258,21 +262,6 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         list(read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
 
 
-def test_unwanted_lines_are_not_parsed_and_keep_their_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "LONGEST_DOCUMENT", 40)
-    long = json.dumps({"text": "long line " * 12})  # several documents, which count
-    lines = [json.dumps({"text": f"{number}"}) for number in range(9)]
-    path = tmp_path / "x.jsonl"
-    path.write_text("\n".join([*lines[:3], "", long, "broken {", *lines[3:]]))
-    whole = list(formats.read(path, "text"))
-    for wanted in ([0], [2, 4], [3, 4, 8], [len(whole) - 1], list(range(len(whole)))):
-        found = list(formats.read(path, "text", wanted=iter(wanted)))
-        assert len(found) == len(whole)
-        assert [found[number] for number in wanted] == [whole[number] for number in wanted]
-        assert all(got in (text, records.NOT_READ) for got, text in zip(found, whole, strict=True))
-    assert list(formats.read(path, "text", wanted=iter([0])))[1] == records.NOT_READ
-
-
 LINES = st.sampled_from(
     [
         '{"text": "one"}',
@@ -283,39 +272,62 @@ LINES = st.sampled_from(
         '{"text": ""}',
         '"a text alone"',
         '{"text": "two\\n"}',
+        '{"text": "a long line, longer than a part of the file"}',
     ]
 )
 
 
-@settings(max_examples=80, deadline=None)
-@given(lines=st.lists(LINES, max_size=20), end=st.sampled_from(["\n", "\r\n"]), mark=st.booleans(), last=st.booleans())
-def test_lines_are_found_again_at_the_places_where_they_begin(tmp_path_factory, lines, end, mark, last):
+@settings(max_examples=100, deadline=None)
+@given(
+    lines=st.lists(LINES, max_size=20),
+    end=st.sampled_from(["\n", "\r\n"]),
+    mark=st.booleans(),
+    last=st.booleans(),
+    most=st.integers(1, 60),
+    block=st.sampled_from([1, 7, 2**20]),
+)
+def test_the_parts_of_a_file_of_lines_are_its_lines_wherever_it_is_cut(
+    tmp_path_factory, lines, end, mark, last, most, block
+):
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * mark + (end.join(lines) + end * last).encode())
-    places = []
-    whole = list(read(path, "text", places=places))
-    assert len(places) == len(whole)
-    for step in (1, 2, 5):
-        again = list(read_at(path, "text", "auto", iter(places[::step])))
-        for found, right in zip(again, whole[::step], strict=True):
-            assert found == right or (isinstance(found, Fault) and isinstance(right, Fault))  # whose line has a number
+    whole, before = list(read(path, "text")), records.BLOCK
+    records.BLOCK = block
+    try:
+        parts = formats.spans(path, path.stat().st_size, "auto", most) or [None]
+        found = [record for part in parts for record in read(path, "text", "auto", part)]
+    finally:
+        records.BLOCK = before
+    assert found == whole  # with the numbers of their lines in faults
+    assert parts == [None] or [first for first, _ in parts[1:]] == [end for _, end in parts[:-1]]
 
 
-def test_reading_a_document_does_not_read_what_precedes_it(tmp_path):
-    path = tmp_path / "x.jsonl"
-    with path.open("w") as file:
-        for number in range(20_000):
-            file.write(json.dumps({"text": f"document {number} " * 50}) + "\n")
-    [documents] = survey(section(files=[str(path)])).train
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_the_parts_of_a_file_of_tables_are_its_rows_and_name_them(tmp_path, form):
+    texts, schema = [f"text {number} " * 30 for number in range(50)], pa.schema({"text": pa.string()})
+    path = tmp_path / f"x.{form}"
+    if form == "parquet":
+        pyarrow.parquet.write_table(pa.table({"text": texts}), path, row_group_size=7, compression="none")
+    else:
+        with pa.ipc.new_file(str(path), schema) as file:
+            file.write_table(pa.table({"text": texts}, schema=schema), max_chunksize=7)
+    parts = formats.spans(path, path.stat().st_size, "auto", 4000)
+    assert parts is not None and len(parts) > 2 and parts[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(parts))
+    assert [record for part in parts for record in read(path, "text", "auto", part)] == texts
+    assert formats.spans(path, path.stat().st_size, "auto", 10**6) is None
 
-    def read_bytes():
-        return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
 
-    last = [*documents.blocks()][-1]["number"][-1]
-    before = read_bytes()
-    [(text, _)] = documents.texts(len(documents) - 1)
-    assert text == f"document {last} " * 50
-    assert read_bytes() - before < 1_000_000 < documents.size
+def test_the_row_of_a_fault_is_that_of_the_file(tmp_path):
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pa.table({"text": list(range(20))}), path, row_group_size=5)
+    faults = list(read(path, "text", "auto", (2, 3)))
+    assert faults == [Fault(f"has int instead of text in row {number}") for number in range(11, 16)]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.csv", "x.txt", "x.tar", "x.json"])
+def test_what_is_read_from_its_beginning_is_one_part(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x" * 1000)
+    assert formats.spans(tmp_path / name, 1000, "auto", 10) is None
 
 
 def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:

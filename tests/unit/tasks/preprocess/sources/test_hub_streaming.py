@@ -13,7 +13,7 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.preprocess.sources import hub
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, texts_of
 from infini_llama.tasks.preprocess.sources.texts import Fault
-from infini_llama.tasks.preprocess.task import _may_pass
+from infini_llama.tasks.preprocess.task import _is_transient
 from support.stages import preprocess
 
 ROWS = [{"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本語 " * (n % 9)} for n in range(700)]
@@ -146,4 +146,4 @@ def test_an_unreachable_hub_is_not_bad_input(data, cache, tmp_path, monkeypatch)
     [(PipelineError("cut"), True), (OSError("disk"), True), (DataError("bad"), False), (ConfigError("bad"), False)],
 )
 def test_only_transient_errors_are_retried(error, again):
-    assert _may_pass(None, None, Failed(data=error)) == again
+    assert _is_transient(None, None, Failed(data=error)) == again

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import tarfile
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,12 +15,16 @@ import pytest
 
 from infini_llama.configs.errors import DataError, escaped
 from infini_llama.flows.cli.main import main
-from infini_llama.tasks.preprocess.sources.formats import read
-from infini_llama.tasks.preprocess.sources.survey import log_left_out
+from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.texts import Fault
+from infini_llama.tasks.preprocess.stage import log_left_out
 from support.stages import survey
 
 HALF = {"validation_fraction": 0.5}
+
+
+def read(path: Path, text_column: str) -> list[str | Fault]:
+    return list(chain.from_iterable(formats.read(path, text_column)))
 
 
 def archive(*names: str) -> bytes:
@@ -122,7 +127,7 @@ def test_training_copies_of_held_out_text_are_no_duplicates_that_are_kept(tmp_pa
     for deduplicate, kept in ((False, 3), (True, 2)):
         corpus = survey(data | {"deduplicate": deduplicate})
         assert (corpus.report.also_validation, corpus.report.duplicates) == (2, 1)
-        assert sum(map(len, corpus.train)) == kept and sum(map(len, corpus.validation)) == 1
+        assert len(corpus.train) == kept and len(corpus.validation) == 1
 
 
 def test_names_that_are_not_utf_8_are_read_cached_and_printed(
@@ -133,7 +138,7 @@ def test_names_that_are_not_utf_8_are_read_cached_and_printed(
     for number in range(40):
         file = folder / os.fsdecode(b"\xff%d\x1b[31m.txt" % number)
         file.write_text(f"some text with number {number} " * 20)
-    monkeypatch.setattr("infini_llama.tasks.preprocess.sources.survey_cache.SETTLED", 0)
+    monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.parts.SETTLED", 0)
     config = tmp_path / "config.yaml"
     settings = {"files": [str(tmp_path / "texts")], "sequence_length": 64, "validation_fraction": 0.3}
     config.write_text(json.dumps({"data": settings, "runtime": {"home": str(tmp_path / "home")}}))

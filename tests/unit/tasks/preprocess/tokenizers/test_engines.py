@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.tokenizers import engines
 from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, golden, open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-from infini_llama.tasks.preprocess.tokens import build as work
 from support.stages import preprocess, read_manifest
 
 TEXTS = ["the cat sat on the mat", "größer 日本語 🙂", "<|endoftext|> in the text", ""]
+ENCODED = [text.encode() for text in TEXTS]
 
 
 def longer(encode, chosen):
@@ -44,7 +43,7 @@ def wrong(monkeypatch):
     right = engines.ENGINES["gigatoken"]
 
     def broken(description):
-        return longer(right(description), lambda text: "x:" in text)
+        return longer(right(description), lambda text: b"x:" in text)
 
     monkeypatch.setitem(engines.ENGINES, "gigatoken", broken)
 
@@ -53,41 +52,50 @@ def wrong(monkeypatch):
 def test_every_engine_gives_the_reference_ids_on_the_golden_set(engine):
     pytest.importorskip(engine)
     tokenizer = train_bpe(TEXTS * 3, 300, 2)
-    assert compare(engine, tokenizer, golden(tokenizer) + TEXTS) is None
+    assert compare(engine, tokenizer, golden(tokenizer) + ENCODED) is None
 
 
-def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog):
-    tokenizer = train_bpe(TEXTS * 3, 300, 2)
-    calls = []
-
-    def texts():
-        calls.append(1)
-        return [*TEXTS, "{x: 1}"]
-
+def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog, monkeypatch):
+    tokenizer, compared = train_bpe(TEXTS * 3, 300, 2), []
+    monkeypatch.setattr(engines, "golden", lambda tokenizer: compared.append(1) or [*ENCODED, b"{x: 1}"])
     with caplog.at_level(logging.WARNING):
-        chosen = choose_engine("auto", tokenizer, texts, tmp_path)
+        chosen = choose_engine(tokenizer, tmp_path)
     assert chosen.name == "tokenizers" and "other ids" in chosen.refused["gigatoken"]
     assert "gigatoken" in caplog.text
-    assert choose_engine("gigatoken", tokenizer, texts, tmp_path).name == "tokenizers" and len(calls) == 1
+    assert choose_engine(tokenizer, tmp_path).name == "tokenizers" and len(compared) == 1
     [note] = tmp_path.iterdir()
     note.write_text("{")
-    choose_engine("auto", tokenizer, texts, tmp_path)
-    assert len(calls) == 2 and "other ids" in json.loads(note.read_text())["fault"]
+    choose_engine(tokenizer, tmp_path)
+    assert len(compared) == 2 and "other ids" in json.loads(note.read_text())["fault"]
 
 
-def test_a_difference_found_during_the_build_switches_to_the_reference(wrong, data, tmp_path, digests, monkeypatch):
+@pytest.fixture
+def fast(monkeypatch):
+    """The fast engine is used for little text, too."""
+    pytest.importorskip("gigatoken")
+    monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
+
+
+def slow(data, home, monkeypatch):
+    """The dataset as the reference engine makes it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "WORTH_A_FAST_ENGINE", 10**9)
+        return preprocess(data, str(home))
+
+
+def test_a_difference_found_during_the_build_switches_to_the_reference(
+    wrong, fast, data, tmp_path, digests, monkeypatch, small_parts
+):
     monkeypatch.setattr(engines, "_checked", lambda *_: None)  # a check that saw nothing
     monkeypatch.setattr(engines, "SAMPLED", 3)
-    second = preprocess(data(tokenizer_engine="gigatoken"), str(tmp_path / "fast"))
-    first = preprocess(data(tokenizer_engine="tokenizers"), str(tmp_path / "slow"))
+    second = preprocess(data(), str(tmp_path / "fast"))
+    first = slow(data(), tmp_path / "slow", monkeypatch)
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
     used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
     assert used["name"] == "tokenizers" and "gigatoken" in used["refused"]
-    fast, slow = (
-        read_manifest(tmp_path / name / first["path"], "dataset")["meta"]["units"] for name in ("fast", "slow")
-    )
-    assert fast == slow  # keys of the engine that wrote the shards, not of the one that was refused
+    kept = [{path.name for path in (tmp_path / name / "units").iterdir()} for name in ("slow", "fast")]
+    assert kept[0] == kept[1]  # of the refused engine nothing is left
 
 
 @pytest.fixture
@@ -105,68 +113,58 @@ def late(monkeypatch):
     monkeypatch.setitem(engines.ENGINES, "gigatoken", broken)
 
 
-def test_a_kill_after_a_mismatch_leaves_no_shard_of_the_refused_engine(late, data, tmp_path, digests, monkeypatch):
-    home, settings = tmp_path / "fast", data(tokenizer_engine="gigatoken", shard_size=2048)
-    write, refuse, wrong, noted = work.write_shard, stage.refuse, [], []
+def test_a_failure_after_a_mismatch_leaves_no_unit_of_the_refused_engine(
+    late, fast, data, tmp_path, digests, monkeypatch, small_parts
+):
+    home, remove = tmp_path / "fast", stage.remove
 
-    def files():
-        (journal,) = home.rglob(".*.journal")
-        return [json.loads(line)["file"] for line in journal.read_text().splitlines()]
+    def dying(folder):
+        remove(folder)
+        raise OSError(errno.EIO, "Input/output error")
 
-    def refusing(*given):
-        noted.extend(files())
-        refuse(*given)
-
-    def dying(path, *rest):
-        if noted:
-            raise OSError(errno.EIO, "Input/output error")
-        write(path, *rest)
-        wrong.append(path)
-
-    monkeypatch.setattr(work, "write_shard", dying)
-    monkeypatch.setattr(stage, "refuse", refusing)
-    with pytest.raises(OSError, match="Input/output error"):
-        preprocess(settings, str(home))
-    assert len(wrong) > 1 and noted == files() == ["tokenizer.json"] and not any(path.exists() for path in wrong)
-    monkeypatch.setattr(work, "write_shard", write)
-    reference = preprocess(settings, str(home))
-    assert preprocess(settings | {"tokenizer_engine": "tokenizers"}, str(tmp_path / "slow")) == reference
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "remove", dying)
+        with pytest.raises(OSError, match="Input/output error"):
+            preprocess(data(), str(home))
+    assert not list(home.glob("units/*/*/manifest.json"))
+    reference = preprocess(data(), str(home))
+    assert slow(data(), tmp_path / "slow", monkeypatch) == reference
     assert digests(home / "datasets") == digests(tmp_path / "slow" / "datasets")
 
 
-def test_shards_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
-    late, data, corpus, tmp_path, digests, monkeypatch
+def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
+    late, fast, data, corpus, tmp_path, digests, monkeypatch, small_parts
 ):
-    frozen = tmp_path / "one" / preprocess(data(), str(tmp_path / "one"))["path"] / "tokenizer.json"
+    frozen = tmp_path / "one" / slow(data(), tmp_path / "one", monkeypatch)["path"] / "tokenizer.json"
     text = shutil.copytree(corpus, tmp_path / "text")
-    settings = data(files=[str(text)], tokenizer={"path": str(frozen)}, tokenizer_engine="gigatoken", shard_size=2048)
+    settings = data(files=[str(text)], tokenizer={"path": str(frozen)})
     monkeypatch.setattr(engines, "SAMPLED", 1000)
     earlier = preprocess(settings, str(tmp_path / "home"))["path"]  # wrong from the second text on, and not caught
     tokenizer = Tokenizer.from_file(str(tmp_path / "home" / earlier / "tokenizer.json"))
     engines.refuse("gigatoken", tokenizer, tmp_path / "home" / "engine-checks", "another text showed it")
     (text / "text-99-tomorrow.txt").write_text("another day, and what it brought " * 30, encoding="utf-8")
     reference = preprocess(settings, str(tmp_path / "home"))
-    preprocess(settings | {"tokenizer_engine": "tokenizers"}, str(tmp_path / "fresh"))
+    slow(settings, tmp_path / "fresh", monkeypatch)
     assert digests(tmp_path / "home" / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
 
 
-def test_auto_uses_a_fast_engine_for_large_enough_text(data, tmp_path, monkeypatch):
+def test_a_fast_engine_is_used_for_large_enough_text(data, tmp_path, monkeypatch):
     pytest.importorskip("gigatoken")
 
     def used(home):
         return read_manifest(home / preprocess(data(), str(home))["path"], "dataset")["meta"]["engine"]["name"]
 
     assert used(tmp_path / "little") == "tokenizers"
-    monkeypatch.setattr(stage, "WORTH_A_CHECK", 1)
+    monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
     assert used(tmp_path / "much") == "gigatoken"
 
 
 def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
     monkeypatch.setattr(engines, "SAMPLED", 4)
     encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))
-    encode(["a", "x:", "x:"])
+    encode([b"a", b"x:", b"x:"])
     with pytest.raises(EngineDiffers, match="x:"):
-        encode(["a", "x:"])
+        encode([b"a", b"x:"])
 
 
 @pytest.mark.parametrize("engine", ["gigatoken"])
@@ -175,17 +173,18 @@ def test_characters_of_newer_unicode_versions_use_the_reference_engine(engine):
     texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
     tokenizer = train_bpe(texts * 50, 300, 2)
     slow, fast = engines.reference(engines.encoder_of(tokenizer)), open_engine(engine, tokenizer)
-    for found, right in zip(fast(texts), slow(texts), strict=True):
+    encoded = [text.encode() for text in texts]
+    for found, right in zip(fast(encoded), slow(encoded), strict=True):
         assert found.tolist() == right.tolist()
-    assert [engines._is_young(text) for text in texts] == [True, False, False, True]
+    assert [engines._is_young(text) for text in encoded] == [True, False, False, True]
 
 
 def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
     monkeypatch.setattr(engines, "LONGEST_SAMPLED", 10)
     encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))
-    encode(["a" * 20 + "x:"])
+    encode([b"a" * 20 + b"x:"])
     with pytest.raises(EngineDiffers, match="x:"):
-        open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))(["x:" + "a" * 20])
+        open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))([b"x:" + b"a" * 20])
 
 
 def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
@@ -193,7 +192,7 @@ def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
     description = json.loads(train_bpe(TEXTS * 3, 300, 2).to_str())
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
     description["added_tokens"] = []
-    assert compare("gigatoken", Tokenizer.from_str(json.dumps(description)), ["a b"])
+    assert compare("gigatoken", Tokenizer.from_str(json.dumps(description)), [b"a b"])
 
 
 def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeypatch):
@@ -207,14 +206,18 @@ def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeyp
     for module in (None, ModuleType("gigatoken"), None):
         monkeypatch.setitem(sys.modules, "awkward", module)
         monkeypatch.setitem(sys.modules, "gigatoken", module)
-        used.append(choose_engine("auto", tokenizer, list, tmp_path).name)
+        used.append(choose_engine(tokenizer, tmp_path).name)
     assert used == ["tokenizers", "gigatoken", "tokenizers"]
 
 
-def test_a_requested_engine_that_is_not_installed_is_reported(tmp_path, monkeypatch):
+def test_an_engine_that_is_not_installed_is_not_used(tmp_path, monkeypatch):
+    installed = engines.version
+
     def missing(name):
-        raise engines.PackageNotFoundError(name)
+        if name == engines.FAST:
+            raise engines.PackageNotFoundError(name)
+        return installed(name)
 
     monkeypatch.setattr(engines, "version", missing)
-    with pytest.raises(ConfigError, match=r"infini-llama\[fast\]"):
-        choose_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2), list, tmp_path)
+    chosen = choose_engine(train_bpe(TEXTS * 3, 300, 2), tmp_path)
+    assert chosen == engines.reference_engine() and chosen.refused == {}

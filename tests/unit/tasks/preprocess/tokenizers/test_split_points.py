@@ -115,6 +115,6 @@ def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
 def test_the_reference_gives_each_texts_own_ids(kinds, monkeypatch):
     monkeypatch.setattr("infini_llama.tasks.preprocess.tokenizers.engines.TOGETHER", 3000)
     texts = ["", "a line of words\n" * 500, "short", "", "no seam " * 300, "9\n" * 1500, ""]
-    ids, offsets = reference(kinds["bpe"])(texts)
+    ids, offsets = reference(kinds["bpe"])([text.encode() for text in texts])
     right = [kinds["bpe"].encode(text, add_special_tokens=False).ids for text in texts]
     assert [part.tolist() for part in np.split(ids, offsets[1:-1])] == right

@@ -55,8 +55,9 @@ def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
+@pytest.mark.usefixtures("small_units")
 def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(data, texts, tmp_path, strategy):
-    reference = preprocess(data(files=[str(texts)], shard_size=1024, **ANSWERS, **strategy), tmp_path)
+    reference = preprocess(data(files=[str(texts)], **ANSWERS, **strategy), tmp_path)
     folder = tmp_path / reference["path"]
     assert len(list((folder / "train").glob("*.arrow"))) > 2
     for split in ("train", "validation"):
@@ -85,7 +86,7 @@ def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(dat
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
 def test_batches_built_in_the_memory_of_a_device_count_the_same_labels(data, texts, tmp_path, strategy, device):
-    reference = preprocess(data(files=[str(texts)], shard_size=1024, **ANSWERS, **strategy), tmp_path)
+    reference = preprocess(data(files=[str(texts)], **ANSWERS, **strategy), tmp_path)
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     count = len(reader)
     on_host, on_device = (TrainBatches(stages_of(reader), 3, count, count, 0, 1, isolate=True) for _ in range(2))
@@ -165,7 +166,7 @@ def test_without_a_mark_the_encoding_is_the_whole_text():
     def encode(batch: list[str]) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(sum(map(len, batch))), np.cumsum([0, *map(len, batch)])
 
-    ids, offsets, prompts = encode_answers(encode, ["abc", "de"], "")
+    ids, offsets, prompts = encode_answers(encode, [b"abc", b"de"], b"")
     assert len(ids) == 5 and offsets.tolist() == [0, 3, 5] and prompts is None
-    ids, offsets, prompts = encode_answers(encode, ["a:bc", "d:e:f"], ":")
+    ids, offsets, prompts = encode_answers(encode, [b"a:bc", b"d:e:f"], b":")
     assert prompts is not None and prompts.tolist() == [2, 4] and offsets.tolist() == [0, 4, 9]

@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_llama.tasks.preprocess.sources import documents, tables
-from infini_llama.tasks.preprocess.sources.documents import Documents
-from infini_llama.tasks.preprocess.sources.sources import Source
-from infini_llama.tasks.preprocess.sources.survey import Corpus
-from infini_llama.tasks.preprocess.tokens.plan import plan_units
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, entropy_bits, save_array, write_shard
-from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.storage.artifacts import check
 
 
@@ -24,46 +18,23 @@ from infini_llama.tasks.storage.artifacts import check
 @given(
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=30),
     at_once=st.integers(0, 30),
-    capacity=st.integers(1, 80),
     dtype=st.sampled_from([np.uint16, np.uint32]),
 )
-def test_a_shard_is_its_documents_each_with_its_end_whatever_was_reserved(
-    tmp_path_factory, lengths, at_once, capacity, dtype
-):
+def test_a_shard_is_its_documents_each_with_its_end_however_it_is_filled(tmp_path_factory, lengths, at_once, dtype):
     folder = tmp_path_factory.mktemp("shards")
     documents = [(np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)]
-    stream = Stream(np.dtype(dtype), capacity)
+    stream = Stream(np.dtype(dtype))
+    stream.add(np.arange(30, dtype=np.uint32), np.array([0, 30]), 0)
+    stream.clear()  # it is used again
     for several in filter(None, (documents[:at_once], documents[at_once:])):
         joined = np.array([*chain.from_iterable(several)], dtype=np.uint32)
         stream.add(joined, np.cumsum([0, *map(len, several)]), 0)
-    write_shard(folder / "x.arrow", stream.values[: stream.filled], np.concatenate(stream.lengths))
+    write_shard(folder / "x.arrow", stream.values[: stream.filled], stream.lengths())
     offsets, values = map_list(folder / "x.arrow")
     assert values.dtype == dtype and [path.name for path in folder.iterdir()] == ["x.arrow"]
     assert [values[start:end].tolist() for start, end in pairwise(offsets)] == [
         [*document, 0] for document in documents
     ]
-
-
-@settings(max_examples=50, deadline=None)
-@given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), shard_size=st.integers(1024, 4000))
-def test_units_are_documents_in_order_and_only_a_single_document_exceeds_the_size(tmp_path_factory, sizes, shard_size):
-    rows = np.zeros(len(sizes), tables.ROW)
-    rows["size"] = sizes
-    file = tmp_path_factory.mktemp("tables") / "x.rows"
-    file.write_bytes(rows.tobytes())
-    text = Source(Path("a"), "a", "text")
-    of_file = Documents(text, tables.Rows(file, 0, len(sizes)), True, len(sizes), sum(sizes))
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(documents, "BLOCK", 8)  # units over several blocks
-        units = plan_units(Corpus([of_file], [], {}, LeftOut()), shard_size).units
-    assert [unit.number for unit in units] == list(range(len(units)))
-    assert [unit.first for unit in units] == [sum(u.documents for u in units[:k]) for k in range(len(units))]
-    assert sum(unit.documents for unit in units) == len(sizes)
-    for unit in units:
-        assert unit.size == sum(sizes[unit.first : unit.first + unit.documents])
-        assert unit.documents == 1 or 4 * (unit.size + unit.documents) <= shard_size
-    for unit, after in pairwise(units):
-        assert 4 * (unit.size + unit.documents + sizes[after.first] + 1) > shard_size
 
 
 def test_16_bits_hold_a_vocabulary_of_65536_and_not_one_more():

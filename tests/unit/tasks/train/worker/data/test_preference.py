@@ -113,7 +113,7 @@ def test_epoch_zero_keeps_the_order_of_older_versions():
     )
 
 
-def test_the_rows_of_a_dataset_on_disk(data, tmp_path):
+def test_the_rows_of_a_dataset_on_disk(data, tmp_path, small_parts):
     reference = preprocess(data(packing="best_fit"), str(tmp_path))
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     lengths = lengths_of_rows(reader)

@@ -7,6 +7,7 @@ import torch
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.worker.data import resident
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
@@ -23,8 +24,11 @@ def text(request, tmp_path_factory):
     for number in range(60):
         words = generator.integers(0, 400, int(generator.integers(1, 150)))
         (folder / f"{number}.txt").write_text(" ".join(f"w{word}" for word in words))
-    settings = {"files": [f"{folder}/*.txt"], "validation_fraction": 0.1, "shard_size": 4096, "device": "cpu"}
-    return folder / "home", settings | {"tokenizer": {"vocab_size": request.param}}
+    settings = {"files": [f"{folder}/*.txt"], "validation_fraction": 0.1, "device": "cpu"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RUN_BYTES": 1500, "PER_FILE": 0}.items():  # several parts, and so several shards
+            patch.setattr(parts, name, value)
+        yield folder / "home", settings | {"tokenizer": {"vocab_size": request.param}}
 
 
 def readers(text, **settings):

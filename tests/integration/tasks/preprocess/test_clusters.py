@@ -11,64 +11,28 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from support.stages import plan, preprocess
+from support.stages import preprocess
 
 BUILD = """
 import json, sys
 from pathlib import Path
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens import parts
+parts.RUN_BYTES, parts.PER_FILE = 1500, 0
 if __name__ == "__main__":
     print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).digest))
 """
 
-PLAN = """
-import json, sys
-from pathlib import Path
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources import scanning
-from infini_llama.tasks.preprocess.stage import plan
-if __name__ == "__main__":
-    scanning.WORTH_WORKERS = 0
-    print(json.dumps(plan(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_worker_killed_while_it_surveys_loses_only_its_part(data, tmp_path, engine):
+def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, digests, engine, small_parts):
     pytest.importorskip("distributed" if engine == "dask" else engine)
     (tmp_path / "text").mkdir()
-    for number in range(24):
-        lines = (json.dumps({"text": f"{number} {line} " + "größer " * 20}) for line in range(9000))
-        (tmp_path / "text" / f"{number}.jsonl").write_text("\n".join(lines))
-    settings, home = data(files=[str(tmp_path / "text")]), tmp_path / engine
-    expected = plan(settings, str(tmp_path / "local"))
-    given = json.dumps(settings | {"engine": engine, "num_workers": 2})
-    (tmp_path / "plan.py").write_text(PLAN)
-    with (tmp_path / "log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, tmp_path / "plan.py", given, str(home)], stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    killed = None
-    while child.poll() is None and killed is None:
-        for part in home.glob("surveys/*-*-*.rows"):
-            killed = int(part.stem.rpartition("-")[2])
-            os.kill(killed, signal.SIGKILL)
-            break
-        time.sleep(0.002)
-    answer, _ = child.communicate(timeout=240)
-    assert child.returncode == 0, (tmp_path / "log").read_text()
-    assert killed is not None and not Path(f"/proc/{killed}").exists()
-    assert json.loads(answer.splitlines()[-1]) == expected
-    assert len(list(home.glob("surveys/*.rows"))) > 4 and not list(home.glob("surveys/*-*-*.rows"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, digests, engine):
-    pytest.importorskip("distributed" if engine == "dask" else engine)
-    settings = data(shard_size=1024)
+    for number in range(400):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"{number} größer " * 100)
+    settings = data(files=[str(tmp_path / "text")])
     expected = preprocess(settings, str(tmp_path / "local"))
     home = tmp_path / engine
     given = json.dumps(settings | {"engine": engine, "num_workers": 2})
@@ -79,9 +43,9 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, diges
         )
     killed = None
     while build.poll() is None and killed is None:
-        for folder in home.glob("datasets/.*.work-parts/*"):
-            pid = int(folder.name.split("-")[-2])
-            if any(home.glob("datasets/.*.work/train/*.arrow")):
+        for folder in home.glob("units/*/.*.tmp"):
+            pid = int(folder.name.split(".")[-2].split("-")[0])
+            if any(home.glob("units/*/*/manifest.json")):
                 os.kill(pid, signal.SIGKILL)
                 killed = pid
                 break
