@@ -146,7 +146,7 @@ def _console(parsed: argparse.Namespace) -> Iterator[None]:
 
 def _say(text: str, parsed: argparse.Namespace, record: JsonObject) -> None:
     if text and not (parsed.json and parsed.quiet):
-        print(text, file=sys.stderr if parsed.json else sys.stdout, flush=True)
+        print(escaped(text), file=sys.stderr if parsed.json else sys.stdout, flush=True)
     if parsed.json:
         print(json.dumps(record), flush=True)
 

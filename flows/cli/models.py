@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, escaped
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.naming import find
 
@@ -31,10 +31,10 @@ def generate(arguments: Namespace) -> Answer:
     writer = Writer(model, tokenizer, prompts, end_of_text_of(run), tuple(arguments.stop))
     single = len(prompts) == 1 and not arguments.json
     if single:
-        print(prompts[0], end="", flush=True)
+        print(escaped(prompts[0]), end="", flush=True)
     for _, piece in writer.write(arguments.max_new_tokens, sampling):
         if single:  # several texts grow at once, so they are printed when complete
-            print(piece, end="", flush=True)
+            print(escaped(piece), end="", flush=True)
     written = list(zip(prompts, writer.texts, writer.tokens, strict=True))
     texts: list[JsonValue] = [{"prompt": prompt, "text": text, "tokens": [*tokens]} for prompt, text, tokens in written]
     if single:

@@ -29,7 +29,7 @@ from infini_llama.tasks.records.metrics import EVALUATION_LINE
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import read_row_table
+from infini_llama.tasks.storage.artifacts import Damaged, read_row_table
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
 from infini_llama.tasks.storage.json_lines import append_line
 
@@ -214,5 +214,5 @@ def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequ
     path = RunFolder(run_dir).evaluations
     try:
         append_line(path, EVALUATION_LINE.validate_python(fields))
-    except OSError as error:
-        log.warning("the result was not written to %s (%s)", path, error.strerror)
+    except (OSError, Damaged) as error:
+        log.warning("the result was not written to %s (%s)", path, error)

@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
 from infini_llama.tasks.runs.run_folder import RunFolder, size_of
-from infini_llama.tasks.storage.artifacts import remove
+from infini_llama.tasks.storage.artifacts import Damaged, remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
 DAMAGED = re.compile(r".+\.damaged-\d+")
+OF_NO_RUN, OLDER, ABANDONED = "dataset of no run", "older checkpoint", "abandoned by a rollback"
+MAY_BE_NEEDED = (OF_NO_RUN, OLDER, ABANDONED)  # by a run whose lineage is damaged
 log = logging.getLogger("infini_llama.gc")
 
 
@@ -49,18 +52,31 @@ class Leftover:
 def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     """Everything that these rules let go, whether or not a process uses it now.
 
-    Raises:
-        Damaged: a run's lineage.json cannot be read, so nothing says what that run needs.
+    Nothing says what a run with a damaged lineage.json needs: its files are kept, and every dataset and checkpoint of the home.
     """
-    runs = [path.parent for path in sorted((home / "runs").glob("*/lineage.json"))]
-    lineages = [RunFolder(run).require_lineage() for run in runs]
-    needed = {Path(lineage.resumed_from).resolve() for lineage in lineages if lineage.resumed_from}
-    used = {(home / lineage.dataset.path).resolve() for lineage in lineages}
+    lineages, damaged = _lineages(home)
+    needed = {Path(lineage.resumed_from).resolve() for lineage in lineages.values() if lineage.resumed_from}
+    used = {(home / lineage.dataset.path).resolve() for lineage in lineages.values()}
     found = [*_of_datasets(home, rules, used), *_of_units(home)]
-    for run in runs:
+    for run in lineages:
         found += _of_run(run, rules)
-    now = time.time()
-    return [one for one in found if one.path.resolve() not in needed and _older(one.path, now - rules.older_than)]
+    moment = time.time() - rules.older_than
+    kept = MAY_BE_NEEDED if damaged else ()
+    return [
+        one for one in found if one.kind not in kept and one.path.resolve() not in needed and _older(one.path, moment)
+    ]
+
+
+def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
+    """The lineage of each run, and the fault of each whose lineage is damaged, by folder."""
+    lineages: dict[Path, Lineage] = {}
+    damaged: dict[Path, str] = {}
+    for path in sorted((home / "runs").glob("*/lineage.json")):
+        try:
+            lineages[path.parent] = RunFolder(path.parent).require_lineage()
+        except Damaged as fault:
+            damaged[path.parent] = str(fault)
+    return lineages, damaged
 
 
 def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
@@ -75,7 +91,7 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
         elif DAMAGED.fullmatch(path.name):
             yield Leftover(path, "damaged, moved aside", lock)
         elif rules.unused_datasets and path.parent == datasets and _unused(path, used):
-            yield Leftover(path, "dataset of no run", lock)
+            yield Leftover(path, OF_NO_RUN, lock)
 
 
 def _of_units(home: Path) -> Iterator[Leftover]:
@@ -112,11 +128,11 @@ def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
         elif DAMAGED.fullmatch(path.name):
             yield Leftover(path, "damaged, moved aside", lock)
     for path in sorted((checkpoints / "abandoned").glob("*")):
-        yield Leftover(path, "abandoned by a rollback", lock)
+        yield Leftover(path, ABANDONED, lock)
     if rules.keep_checkpoints is not None:
         permanent = RunFolder(run).require_lineage().settings.save_permanent_every
         for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
-            yield Leftover(path, "older checkpoint", lock)
+            yield Leftover(path, OLDER, lock)
 
 
 def _older(path: Path, moment: float) -> bool:
@@ -154,6 +170,12 @@ class Collected(Record):
 
 def collect(home: Path, rules: Rules, yes: bool) -> Collected:
     """Lists what may go and, with `yes`, removes it; what a running process uses is kept."""
+    for run, fault in _lineages(home)[1].items():
+        log.warning(
+            "%s The files of run %s are kept, and datasets, older and abandoned checkpoints of all runs.",
+            fault,
+            run.name,
+        )
     files: list[FoundFile] = []
     in_use: list[KeptFile] = []
     for one in leftovers(home, rules):

@@ -1,6 +1,7 @@
 """Where a run's time went, over all its attempts: what trained the model, what prepared for it, and what was lost."""
 
 import json
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,10 @@ from pathlib import Path
 from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.job_file import read_start
+from infini_llama.tasks.runs.job_file import job_path, read_start
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.json_lines import read_lines
+from infini_llama.tasks.storage.json_lines import read_lines, with_checksum
 from infini_llama.tasks.storage.lease import this_machine
 
 # Parts of the wall time, by the phase of `worker.heartbeat` that is counted to each.
@@ -27,6 +28,7 @@ PHASE_OF = {
 PARTS = (*PHASE_OF, "lost_work", "down")
 FOR_THE_NEXT_STEP = ("data", "compute")  # in these phases a rank works on the step behind the one it names
 LEDGER = "time.jsonl"
+log = logging.getLogger("infini_llama.runs")
 
 
 class _LedgerLine(Record):
@@ -84,7 +86,9 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     """One attempt; None for one that never started."""
     try:
         job = read_start(folder)
-    except (OSError, Damaged):  # killed before, or damaged
+    except (OSError, Damaged) as fault:
+        if job_path(folder).exists():  # else it was killed before
+            log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None
     start = job.started.wall
     lines = read_lines(folder / LEDGER, _LedgerLine)
@@ -92,6 +96,8 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)
     complete = record is not None and record.kind in ("done", "preempted")
+    if complete and not lines:
+        log.warning("%s has no line: the time of %s is counted as lost.", folder / LEDGER, folder.name)
     return _Attempt(start, end, job.from_step, lines, recorded_until, complete)
 
 
@@ -125,7 +131,7 @@ class Ledger:
     def close_step(self, step: int) -> None:
         """Writes down what was counted since the last call, while `step` steps were complete."""
         wall = self.started.wall + self.last - self.started.monotonic
-        self.file.write(json.dumps({"step": step, "time": wall, "phases": self.phases}) + "\n")
+        self.file.write(with_checksum(json.dumps({"step": step, "time": wall, "phases": self.phases})) + "\n")
         self.file.flush()
         self.phases = {}
 

@@ -1,14 +1,11 @@
 """What a run's folder says of it, while it goes on as well as afterwards; nothing is judged and no tensor is read."""
 
-import json
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import yaml
-from pydantic import JsonValue
 
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.environment import EnvironmentRecord
@@ -35,10 +32,13 @@ from infini_llama.tasks.runs.run_folder import (
     number_of,
     read_metrics,
     size_of,
+    warn_of_lacking_steps,
 )
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_row_table
 from infini_llama.tasks.storage.json_lines import read_lines
 from infini_llama.tasks.storage.locks import lock_holder
+
+log = logging.getLogger("infini_llama.runs")
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class RunRecord:
     @cached_property
     def config(self) -> JsonObject:
         """config.yaml as it was written, perhaps for another version; without it, the section `train` of the lineage."""
-        path = self.path / "config.yaml"
         try:
-            # through JSON, since YAML has dates and keys that are no text
-            text = json.dumps(yaml.safe_load(path.read_bytes()), default=str) if path.exists() else "null"
-            config: JsonValue = json.loads(text)
-        except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+            config = self.folder.read_config()
+        except Damaged as fault:
+            log.warning("%s The settings in lineage.json are used.", fault)
             config = None
-        return config if isinstance(config, dict) and "train" in config else {"train": self.lineage.train}
+        return config if config and "train" in config else {"train": self.lineage.train}
 
     @cached_property
     def metrics(self) -> list[MetricsLine]:
+        """Every line of metrics.jsonl that can be read, with a warning where steps up to the newest checkpoint are missing."""
+        warn_of_lacking_steps(self.folder, checkpoints.latest_step(self.folder.checkpoints))
         return read_metrics(self.folder)
 
     @cached_property
@@ -126,7 +126,17 @@ class RunRecord:
 
     @cached_property
     def attempts(self) -> list[AttemptRecord]:
-        return attempts(self.folder)
+        """Those whose line can be read, with a warning where attempts that have ended have none."""
+        recorded = attempts(self.folder)
+        missing = {number_of(folder) for folder in attempt_folders(self.folder)} - {
+            record.attempt for record in recorded
+        }
+        if missing and lock_holder(self.path / "lock") is None:
+            names = ", ".join(map(str, sorted(missing)))
+            log.warning(
+                "%s has no line of attempt %s: it was killed, or the line is lost.", self.folder.attempts, names
+            )
+        return recorded
 
     @cached_property
     def result(self) -> TrainingResult | None:
@@ -186,6 +196,8 @@ class RunRecord:
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
         """What `evaluate` measured of its model, the oldest first."""
+        if self.folder.evaluations.is_file() and not self.folder.evaluations.stat().st_size:
+            log.warning("%s is empty: what it had is lost.", self.folder.evaluations)
         return read_lines(self.folder.evaluations, EVALUATION_LINE)
 
     @cached_property

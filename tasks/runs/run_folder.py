@@ -1,5 +1,6 @@
 """The folder of a run: what it remembers, and the files that a run appends to."""
 
+import json
 import logging
 import os
 import re
@@ -9,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import yaml
+from blake3 import blake3
+from pydantic import JsonValue
+
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.lineage import Lineage
@@ -17,7 +22,7 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.identity import read_of_run, write_of_run
 from infini_llama.tasks.runs.job_file import job_path
-from infini_llama.tasks.storage.artifacts import Damaged, write_atomic
+from infini_llama.tasks.storage.artifacts import Damaged, readable, write_atomic
 from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
 from infini_llama.tasks.storage.record_file import as_record
 
@@ -51,6 +56,7 @@ class RunFolder:
     evaluations = _Entry("evaluations.jsonl")
     result = _Entry("result.json")
     summary = _Entry("summary.json")
+    config = _Entry("config.yaml")
 
     def read(self, path: Path) -> JsonObject:
         """The fields of a record of this folder, {} while its file does not exist.
@@ -126,9 +132,44 @@ class RunFolder:
                 "home folder."
             )
 
+    def write_config(self, config: JsonObject) -> None:
+        """Write config.yaml, for people and for comparisons of runs; its first line is a comment with the checksum of the others."""
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        write_atomic(self.config, f"# {_checksum(text)}\n{text}")
+
+    def read_config(self) -> JsonObject | None:
+        """config.yaml, None without it; a file whose first line is not its checksum is used as it is.
+
+        Raises:
+            Damaged: it is not as it was written, or not YAML.
+        """
+        if not os.path.lexists(self.config):
+            return None
+        with readable(self.config):
+            written = self.config.read_bytes()
+        try:
+            text = written.decode()
+            first, _, rest = text.partition("\n")
+            if first.startswith("# blake3:") and first != f"# {_checksum(rest)}":
+                raise Damaged(
+                    f"{self.config} does not match its own checksum. If you changed it on purpose, delete its first line; "
+                    "otherwise it is damaged."
+                )
+            # through JSON, since YAML has dates and keys that are no text
+            config: JsonValue = json.loads(json.dumps(yaml.safe_load(text), default=str))
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+            raise Damaged(f"{self.config} is not YAML.") from None
+        if not isinstance(config, dict):
+            raise Damaged(f"{self.config} is not a configuration.")
+        return config
+
     def write_lineage(self, lineage: Lineage) -> None:
         """Write lineage.json."""
         self.write(self.lineage, lineage)
+
+
+def _checksum(text: str) -> str:
+    return f"blake3:{blake3(text.encode()).hexdigest()}"
 
 
 def size_of(path: Path) -> int:
@@ -193,6 +234,19 @@ def lacking_steps(run: RunFolder, step: int) -> list[int]:
         began = min(begins, default=step)
     there = {line.step for line in read_metrics(run) if isinstance(line, TrainLine)}
     return [number for number in range(began + 1, step + 1) if number not in there]
+
+
+def warn_of_lacking_steps(run: RunFolder, step: int) -> None:
+    """Log a warning if metrics.jsonl lacks lines of steps up to `step`."""
+    if lacking := lacking_steps(run, step):
+        log.warning(
+            "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): they are missing "
+            "from curves and totals.",
+            run.metrics,
+            len(lacking),
+            step,
+            lacking[0],
+        )
 
 
 def read_metrics(run: RunFolder) -> list[MetricsLine]:

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from infini_llama.configs.errors import PipelineError
+from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.tasks.records.record import Record
 
 
@@ -31,6 +31,7 @@ class Lock:
         wait: seconds to wait for another holder.
 
     Raises:
+        DataError: on entering, when the path is a folder.
         Busy: on entering, when another process still holds it; names host and process.
     """
 
@@ -39,7 +40,10 @@ class Lock:
 
     def __enter__(self) -> "Lock":
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except IsADirectoryError:
+            raise DataError(f"{self.path} is a folder, but the name of a lock file; remove it.") from None
         try:
             self._acquire()
             since = datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from infini_llama.configs.deepspeed import TAKEN, engine_settings
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
@@ -16,7 +14,6 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage, LineageDataset, LineageStage
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.train.curriculum import last_steps
 from infini_llama.tasks.train.initial import refuse_unlike
 
@@ -79,7 +76,7 @@ def claim(
         lineage = before.model_copy(update={"train": dict(train), "curriculum_ends": ends})
     run.write_lineage(lineage)
     written = without_secrets(config).model_dump(mode="json", exclude={"deployment"}) | {"train": dict(train)}
-    write_atomic(run.path / "config.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
+    run.write_config(written)
     return lineage
 
 

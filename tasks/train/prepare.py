@@ -21,9 +21,9 @@ from infini_llama.tasks.runs.run_folder import (
     attempt_folders,
     attempts,
     cut_metrics,
-    lacking_steps,
     number_of,
     remove_staging,
+    warn_of_lacking_steps,
 )
 from infini_llama.tasks.storage.json_lines import unreadable
 from infini_llama.tasks.storage.lease import this_machine
@@ -42,15 +42,7 @@ def prepare(context: RunContext, grace: float) -> Path:
     chosen, first_step = choose_checkpoint(context)
     number = record_killed_attempts(run) + 1
     cut_metrics(run, first_step)
-    if lacking := lacking_steps(run, first_step):
-        log.warning(
-            "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): they are missing "
-            "from curves and totals.",
-            run.metrics,
-            len(lacking),
-            first_step,
-            lacking[0],
-        )
+    warn_of_lacking_steps(run, first_step)
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
     try:

@@ -176,7 +176,7 @@ class Laboratory:
 def exact_metrics(run_dir: Path) -> list[dict]:
     """metrics.jsonl without its timing fields: what a resumed run must repeat to the bit."""
     timing = ("step_time", "data_time", "save_time", "save_write_time", "tokens_per_second", "flops_per_second")
-    timing += ("evaluation_time", "goodput", "mfu", "memory_peak", "step_time_spread", "report_time")
+    timing += ("evaluation_time", "goodput", "mfu", "memory_peak", "step_time_spread", "report_time", "crc32")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in timing} for line in lines]
 

@@ -2,8 +2,8 @@
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.flops import parameters
+from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.patch_environment.planning.estimate import model_of
-from infini_llama.tasks.patch_environment.planning.findings_gpu import GIB
 from infini_llama.tasks.records.machine import Disk
 from infini_llama.tasks.records.plan import Finding, finding
 
@@ -28,8 +28,8 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     moments = {"adamw": 2, "adam": 2, "muon": 1, "sgd": 1 if train.momentum else 0}[train.optimizer]
     if have < each // 3 * (1 + moments):
         sentence = f"Not one checkpoint fits at {disk.path}; free space, or set runtime.home to a larger disk."
-        value = f"{have / GIB:.2f} GiB, and one takes {each / GIB:.2f} GiB"
+        value = f"{in_bytes(have)}, and one takes {in_bytes(each)}"
         return finding(CHECKPOINT_SPACE, value, "error", sentence)
-    value = f"{have / GIB:.1f} GiB for {count} checkpoints of {each / GIB:.1f} GiB"
+    value = f"{in_bytes(have)} for {count} checkpoints of {in_bytes(each)}"
     fix = "Saving will fail when the disk is full; free space, lower train.save_total_limit or set runtime.home to a larger disk."
     return finding(CHECKPOINT_SPACE, value, "warning", fix)

@@ -1,5 +1,6 @@
 """What the facts of a machine mean for training: one finding per fact, with the fix where something is wrong."""
 
+from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.patch_environment.planning.findings_gpu import GIB, gpu_findings
 from infini_llama.tasks.records.machine import Cpu, Disk, Limits, MachineFacts, Memory
 from infini_llama.tasks.records.plan import Finding, finding
@@ -65,7 +66,7 @@ def _disk(disk: Disk) -> Finding:
         fix = f"Writing, syncing or renaming fails there ({disk.fault}); choose another runtime.home."
         return finding("disk", disk.path, "error", fix)
     free = disk.free
-    value = f"{free / GIB:.1f} GiB free at {disk.path}" if free is not None else disk.path
+    value = f"{in_bytes(free)} free at {disk.path}" if free is not None else disk.path
     if free is not None and free < 2 * GIB:
         return finding(
             "disk", value, "warning", "Checkpoints may not fit; free disk space, or set runtime.home to a larger disk."
@@ -97,7 +98,7 @@ def _clock(skew: float) -> Finding:
 
 def _shared_memory(facts: MachineFacts) -> Finding:
     shared = facts.shared_memory
-    value = "not there" if shared is None else f"{shared / GIB:.2f} GiB free"
+    value = "not there" if shared is None else f"{in_bytes(shared)} free"
     if (shared or 0) < 512 * MIB and len(facts.gpus) > 1:
         fix = "NCCL between several GPUs may fail without it; start a container with --shm-size=8g."
         return finding("/dev/shm", value, "warning", fix)
@@ -111,7 +112,7 @@ def _limits(limits: Limits) -> list[Finding]:
         found.append(finding("open files", files, "warning", fix))
     if (size := limits.file_size) is not None:
         fix = "Saving fails if a checkpoint file is larger; raise it with `ulimit -f unlimited`."
-        found.append(finding("largest file", f"{size / GIB:.1f} GiB", "warning" if size < 8 * GIB else "note", fix))
+        found.append(finding("largest file", in_bytes(size), "warning" if size < 8 * GIB else "note", fix))
     if (processes := limits.processes) is not None and processes < 512:
         fix = "Every thread of every worker counts towards it; raise it with `ulimit -u 4096` or the container's pids limit."
         found.append(finding("processes and threads", processes, "warning", fix))

@@ -9,6 +9,7 @@ from typing import TextIO
 import numpy as np
 
 from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
+from infini_llama.tasks.storage.json_lines import with_checksum
 from infini_llama.tasks.train.worker.callbacks.reporters import Reporter
 
 Curves = list[tuple[str, float | None]]
@@ -85,7 +86,9 @@ class MetricsWriter:
         return drawn
 
     def _append(self, file: TextIO, line: StepLine) -> None:
-        file.write(line.model_dump_json(exclude_unset=True) + "\n")  # null for numbers that JSON cannot represent
+        file.write(
+            with_checksum(line.model_dump_json(exclude_unset=True)) + "\n"
+        )  # null for numbers that JSON cannot represent
         file.flush()
 
 

@@ -4,10 +4,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from infini_llama.flows.cli.main import main
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.runs.generation import Writer
+from support.trained_runs import ranks as ranks
+from support.trained_runs import run_of as run_of
 
 END = 0
 
@@ -87,3 +90,11 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
 def test_text_pieces_are_emitted_as_soon_as_they_are_final(tokenizer):
     writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], END, ("STOP",))
     assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]
+
+
+def test_control_characters_are_printed_escaped(run_of, capsys):
+    run, _ = run_of()
+    assert main(["generate", str(run), "--prompt", "a\x1b[31mb", "--max-new-tokens", "2"]) == 0
+    assert main(["generate", str(run), "--prompt", "a\x1b[31mb", "--prompt", "c", "--max-new-tokens", "2"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("a\\x1b[31mb") == 2 and "\x1b" not in printed.out + printed.err

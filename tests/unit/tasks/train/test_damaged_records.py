@@ -1,13 +1,15 @@
 """Records of a run that cannot be read: named, written again where something else says what stood there, never a crash."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from infini_llama.configs.errors import DataError
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.gc import Rules, leftovers
+from infini_llama.tasks.runs.gc import Rules, collect, leftovers
 from infini_llama.tasks.runs.load import lineage_of
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import (
@@ -18,8 +20,10 @@ from infini_llama.tasks.runs.run_folder import (
     lacking_steps,
     read_metrics,
 )
-from infini_llama.tasks.runs.runs import list_runs
+from infini_llama.tasks.runs.runs import describe_run, list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
+from infini_llama.tasks.storage.json_lines import append_line
+from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.train.prepare import record_killed_attempts
 from infini_llama.tasks.train.stage import finished, summarize
 from support.made_up_runs import LINEAGE, add_checkpoint
@@ -65,9 +69,70 @@ def test_a_damaged_lineage_without_a_copy_is_named(run, caplog, text):
         with pytest.raises(Damaged, match=str(run.lineage)):
             reads()
     home = run.path.parents[1]
-    with pytest.raises(Damaged, match=str(run.lineage)):
-        leftovers(home, Rules(older_than=0.0))
     assert list_runs(home) == [] and str(run.lineage) in caplog.text
+
+
+def replaced_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def test_a_run_with_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, caplog):
+    home = run.path.parents[1]
+    shutil.copytree(run.path, home / "runs" / "two")
+    for name in ("one", "two"):
+        (home / "runs" / name / ".report.html.1-0123abcd.tmp").touch()
+        (home / "runs" / name / "checkpoints" / "abandoned" / "step-00000004").mkdir(parents=True)
+    (home / "datasets" / "unused-0123456789ab").mkdir(parents=True)
+    rules = Rules(older_than=0.0, keep_checkpoints=2, unused_datasets=True)
+    assert {path.kind for path in leftovers(home, rules)} == {
+        "temporary",
+        "abandoned by a rollback",
+        "dataset of no run",
+    }
+    replaced_by_a_folder(run.lineage)
+    assert [file.path for file in collect(home, rules, yes=True).files] == ["runs/two/.report.html.1-0123abcd.tmp"]
+    assert str(run.lineage) in caplog.text and [status.run for status in list_runs(home)] == ["two"]
+
+
+@pytest.mark.parametrize(
+    "name", ["lock", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "logs/attempt-01/time.jsonl"]
+)
+def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name):
+    add_attempt(run, 1, {"started": {"wall": 1.0, "monotonic": 1.0, "machine": ""}, "from_step": 0})
+    (run.path / name).mkdir(parents=True)
+    described = describe_run(run.path)
+    assert described.checkpoints and RunRecord(run.path).goodput and RunRecord(run.path).evaluations == []
+    assert str(run.path / name) in caplog.text or name == "lock"
+    with pytest.raises(DataError, match=name):
+        if name == "lock":
+            with Lock(run.path / name):
+                pass
+        else:
+            append_line(run.path / name, AttemptRecord(attempt=1, kind="done", code=0))
+
+
+def test_missing_lines_of_a_finished_run_are_named(run, caplog):
+    run.metrics.write_text("".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, 12)))
+    assert RunRecord(run.path).step == 11
+    assert f"{run.metrics} has no line for 5 " in caplog.text
+
+
+def test_an_altered_line_is_not_read(run, caplog):
+    append_attempt(run, AttemptRecord(attempt=1, kind="done", code=0, seconds=25.0))
+    append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0))
+    run.attempts.write_text(run.attempts.read_text().replace("25.0", "75.0"))
+    assert [record.attempt for record in attempts(run)] == [2] and f"{run.attempts}: line 1 " in caplog.text
+
+
+def test_an_altered_configuration_of_a_run_is_named(run, caplog):
+    run.write_config({"train": {"learning_rate": 0.25}})
+    assert RunRecord(run.path).config == {"train": {"learning_rate": 0.25}} and not caplog.text
+    text = run.config.read_text().replace("0.25", "0.75")
+    run.config.write_text(text)
+    assert RunRecord(run.path).config == {"train": {"max_steps": 16}} and str(run.config) in caplog.text
+    run.config.write_text(text.partition("\n")[2])  # as one who changes it on purpose does
+    assert RunRecord(run.path).config == {"train": {"learning_rate": 0.75}}
 
 
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
