@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -37,9 +37,18 @@ class PipelineError(Exception):
 
 
 class ConfigError(PipelineError):
-    """A setting is invalid. It is not retried; the message names the key, its value and what is allowed."""
+    """A setting is invalid. It is not retried; the message names the key, its value and what is allowed.
+
+    Args:
+        message: a sentence; with `problems`, what they have in common.
+        problems: a sentence for each of several settings, shown on lines of their own.
+    """
 
     exit_code = ExitCode.INVALID_CONFIG
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__("\n  ".join([f"{message}:", *problems]) if problems else message)
+        self.problems = tuple(problems) or (message,)
 
 
 class DataError(PipelineError):

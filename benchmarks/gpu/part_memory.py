@@ -12,7 +12,7 @@ from part_correctness import finish
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
-from infini_llama.tasks.patch_environment.planning.speed import loss_chunk
+from infini_llama.tasks.patch_environment.planning.speed import chunk_of
 from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
@@ -39,9 +39,9 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
     ranks, length = one_rank(device), config.data.sequence_length
     with ranks.device:
         model = Llama(model_of(config))
-    chunk = loss_chunk(
-        config.train.loss_chunk, "cuda" if device == "cuda" else "cpu", micro * length, model.config.vocab_size
-    )
+    chunk = config.train.loss_chunk
+    if chunk == "auto":
+        chunk = chunk_of("cuda" if device == "cuda" else "cpu", micro * length, model.config.vocab_size)
     save_memory(model, config.train, chunk)
     strategy = build_strategy(model, config.train, precision(device), micro, ranks, build_optimizer)
     for _ in range(2):  # the optimizer's state exists from the second on

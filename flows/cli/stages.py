@@ -61,7 +61,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
     """What `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
     import yaml
 
-    from infini_llama.configs.secrets import masked, without_secrets
+    from infini_llama.configs.secrets import without_secrets
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate, plan_of
@@ -80,8 +80,7 @@ def dry_run(config: "PipelineConfig") -> Answer:
         "step": 0 if run is None else run.step,
     }
     shown = without_secrets(settings).model_dump(mode="json", exclude={"deployment"})
-    planned = plan_of(settings)
-    plan = planned.model_copy(update={"env": masked(planned.env)}).to_json()
+    plan = plan_of(settings).masked().to_json()
     estimated = estimate(settings)
     record = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": found}
     plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}

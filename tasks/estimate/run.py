@@ -8,7 +8,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
 from infini_llama.tasks.patch_environment.planning.estimate import bytes_of_plan, model_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.planning.speed import loss_chunk
+from infini_llama.tasks.patch_environment.planning.speed import chunk_of
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.estimate import Estimate, FlopsPerToken, Layout, ParameterCount, RunSize
@@ -85,11 +85,12 @@ def plan_of(config: PipelineConfig) -> EnvironmentPlan:
             nnodes=settings.nnodes,
             precision=default if settings.precision == "auto" else settings.precision,
             attention_backend=settings.attention_backend,
-            loss_chunk=loss_chunk(train.loss_chunk, device, tokens, config.data.tokenizer.vocab_size),
+            loss_chunk=chunk_of(device, tokens, config.data.tokenizer.vocab_size)
+            if train.loss_chunk == "auto"
+            else train.loss_chunk,
             threads=1,
             distributed_backend=settings.distributed_backend,
             micro_batch_size=micro,
-            accumulation_steps=1,
         )
 
 

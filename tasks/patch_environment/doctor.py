@@ -4,7 +4,6 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import masked
 from infini_llama.tasks.patch_environment.patches.registry import PATCHES, needed_patches
 from infini_llama.tasks.patch_environment.planning.compare import ORDER, Difference, differences
 from infini_llama.tasks.patch_environment.planning.findings import assess
@@ -75,15 +74,13 @@ def doctor(
     """
     facts = probe(home, config, machine, check_hub=True)
     findings, plan = assess(facts), None
-    refusals: list[str] = []
     if config is not None:
+        refusals = unmet(config)
         try:
-            plan = resolve(config, facts)
+            plan = resolve(config, facts).masked()
             findings += plan.findings
-            plan = plan.model_copy(update={"env": masked(plan.env)})
         except ConfigError as refused:
-            refusals = [line.strip() for line in str(refused).splitlines()[1:]]
-        refusals += [sentence for sentence in unmet(config) if sentence not in refusals]
+            refusals = list(dict.fromkeys([*refused.problems, *refusals]))
         findings += [finding("configuration", "refused", "error", sentence) for sentence in refusals]
     since = None if against is None else _compare(against, plan, facts)
     findings.sort(key=lambda found: SEVERITIES.index(found.severity))

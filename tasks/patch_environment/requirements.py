@@ -11,7 +11,7 @@ from infini_llama.configs.deepspeed import engine_settings, read_json
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import import_trial
-from infini_llama.tasks.patch_environment.planning.devices import refuse
+from infini_llama.tasks.patch_environment.planning.choices import refuse
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 

@@ -8,28 +8,21 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import masked
 from infini_llama.tasks.patch_environment.patches.patch import Patch
 from infini_llama.tasks.patch_environment.patches.registry import PATCHES
 from infini_llama.tasks.patch_environment.planning.compare import differences
 from infini_llama.tasks.patch_environment.planning.disk_space import CHECKPOINT_SPACE
 from infini_llama.tasks.patch_environment.planning.findings import assess
-from infini_llama.tasks.patch_environment.planning.pin import (
-    follow,
-    settings_of,
-    with_explicit,
-)
-from infini_llama.tasks.patch_environment.planning.plan import resolve
+from infini_llama.tasks.patch_environment.planning.plan import explicit, resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe, probe_by_srun
 from infini_llama.tasks.records.environment import (
     EnvironmentRecord,
     PatchedEnvironment,
     PatchSummary,
-    PinnedSettings,
 )
 from infini_llama.tasks.records.machine import Disk, MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs.identity import read_of_run
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.record_file import as_record
@@ -64,17 +57,18 @@ def patch_environment(
         facts = probe(home, config, machine)
     _check_disk(facts.disk, home)
     before = read_record(home / "runs" / run_name / "environment.json")
-    if before is not None:
-        plan, pinned = follow(config, facts, before.pinned), before.pinned
-        _log_differences(pinned, before.facts, plan, facts)
+    plan = resolve(config, facts, before and before.pinned)
+    if before is None:
+        pinned = plan.pinned()
     else:
-        plan = resolve(config, facts)
-        pinned = settings_of(plan)
+        _log_differences(before.pinned, before.facts, plan, facts)
+        # What this machine does not support stays pinned: the run returns to it on a machine that does.
+        pinned = PinnedSettings.from_json(before.pinned.to_json() | explicit(config))
     _check_findings(plan, facts)
     record = EnvironmentRecord(
-        pinned=with_explicit(config, pinned),
+        pinned=pinned,
         pinned_at=before.pinned_at if before else datetime.now(UTC).isoformat(timespec="seconds"),
-        plan=plan.model_copy(update={"env": masked(plan.env)}),
+        plan=plan.masked(),
         patches=tuple(summarize(patch) for patch in PATCHES if patch.name in plan.patches),
         facts=facts,
     )

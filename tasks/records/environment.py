@@ -1,23 +1,8 @@
 """environment.json of a run: what its workers run on, and what later attempts keep."""
 
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.records.record import Record
-
-
-class PinnedSettings(Record):
-    """The settings that determine the bits of a result, beside seed and data."""
-
-    device: str
-    nproc_per_node: int
-    nnodes: int = 1
-    precision: str
-    attention_backend: str
-    compile: str
-    micro_batch_size: int
-    loss_chunk: int
-    threads: int
-    allocator: str
 
 
 class PatchSummary(Record):

@@ -1,9 +1,10 @@
 """What the workers run on: the result of patch-environment."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
+from infini_llama.configs.secrets import masked
 from infini_llama.tasks.records.record import Record
 
 Severity = Literal["error", "warning", "note", "ok"]
@@ -27,39 +28,64 @@ def finding(name: str, value: str | int, severity: Severity = "ok", sentence: st
     return Finding(name=name, value=value, severity=severity, sentence=sentence)
 
 
-class EnvironmentPlan(Record):
+class PinnedSettings(Record):
+    """What determines the bits of a result, beside seed and data: a run keeps what its first attempt had.
+
+    The description of a field says how the result changes with it. micro_batch_size: sequences per forward pass of one process, as
+    planned (an attempt may run with less).
+    """
+
+    device: Device = Field(description="another device computes with other kernels")
+    nproc_per_node: int = Field(
+        description="the same samples come in the same order, but gradients are summed in another order"
+    )
+    nnodes: int = Field(
+        default=1, description="the same samples come in the same order, but gradients are summed in another order"
+    )
+    precision: Precision = Field(description="numbers are rounded differently")
+    attention_backend: str = Field(description="attention is computed by another function")
+    compile: Compile = Field(default="off", description="compiled code rounds differently")
+    micro_batch_size: int = Field(description="gradients are summed over other parts of a batch")
+    loss_chunk: int = Field(default=0, description="the head's gradient is summed over other parts of a batch")
+    threads: int = Field(description="sums are split differently between the threads")
+    allocator: str = Field(
+        default="system", description="kernels may take another path where tensors lie differently in memory"
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Worker processes over all nodes."""
+        return self.nproc_per_node * self.nnodes
+
+
+class EnvironmentPlan(PinnedSettings):
     """Settings of a run's workers.
 
     Attributes:
         gpus: numbers of this machine's GPUs, one per process; empty on a CPU.
-        micro_batch_size: sequences per forward pass of one process, as planned (an attempt may run with less).
         env: environment variables of the workers.
         reasons: why a setting has its value, by its name.
         findings: warnings and notes about this plan.
         patches: names of the patches that workers apply in their own process.
     """
 
-    device: Device
     gpus: tuple[int, ...]
-    nproc_per_node: int
-    nnodes: int = 1
     master_addr: str = "auto"
-    precision: Precision
-    attention_backend: str
-    allocator: str = "system"
-    compile: Compile = "off"
-    loss_chunk: int = 0
-    threads: int
     distributed_backend: str
     port: int | Literal["auto"] = "auto"
-    micro_batch_size: int
-    accumulation_steps: int
     env: dict[str, str] = Field(default_factory=dict)
     reasons: dict[str, str] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     patches: tuple[str, ...] = ()
 
-    @property
-    def world_size(self) -> int:
-        """Worker processes over all nodes."""
-        return self.nproc_per_node * self.nnodes
+    def pinned(self) -> PinnedSettings:
+        """Those of its settings that later attempts keep."""
+        return PinnedSettings.from_json(self.to_json())
+
+    def masked(self) -> Self:
+        """As it may be written down and shown: values of `env` that may be secret are masked."""
+        return self.model_copy(update={"env": masked(self.env)})
+
+    def with_environment(self, env: dict[str, str], findings: tuple[Finding, ...]) -> Self:
+        """With variables and findings, which follow from the other settings."""
+        return self.model_copy(update={"env": env, "findings": findings})

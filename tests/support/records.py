@@ -26,7 +26,6 @@ def make_plan(**changes: Any) -> EnvironmentPlan:
         "threads": 1,
         "distributed_backend": "gloo",
         "micro_batch_size": 2,
-        "accumulation_steps": 1,
     }
     return EnvironmentPlan.from_json(fields | changes)
 

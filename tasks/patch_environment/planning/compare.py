@@ -2,17 +2,15 @@
 
 from typing import Literal
 
-from infini_llama.tasks.patch_environment.planning.pin import EXACT
-from infini_llama.tasks.records.environment import PinnedSettings
+from infini_llama.configs.reading import JsonValue
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.records.record import Record
 
 # Versions that determine how numbers are computed; the others only read data and report.
 NUMERIC = ("torch", "numpy", "flash-attn", "triton")
 Exactness = Literal["lost", "doubtful", "kept"]
-Value = str | int | list[str] | None
-Pair = tuple[str, Value, Value]
+Pair = tuple[str, JsonValue, JsonValue]
 ORDER: tuple[Exactness, ...] = ("lost", "doubtful", "kept")
 
 
@@ -20,8 +18,8 @@ class Difference(Record):
     """What differs between two environments. exactness: whether the result stays bitwise the same."""
 
     name: str
-    then: Value
-    now: Value
+    then: JsonValue
+    now: JsonValue
     exactness: Exactness
     sentence: str
 
@@ -34,11 +32,7 @@ def differences(
     Args:
         plan: None compares the machines alone.
     """
-    found = []
-    for name, then, now in _settings(pinned, plan) if plan is not None else []:
-        found.append(
-            _difference((name, then, now), "lost", f"the result is no longer bitwise the same ({EXACT[name]})")
-        )
+    found = [] if plan is None else _of_settings(pinned, plan)
     for pair in _decisive(facts_then, facts):
         found.append(_difference(pair, "doubtful", "the result may no longer be bitwise the same"))
     for pair in _harmless(facts_then, facts):
@@ -50,20 +44,30 @@ def _difference(pair: Pair, exactness: Exactness, sentence: str) -> Difference:
     return Difference(name=pair[0], then=pair[1], now=pair[2], exactness=exactness, sentence=sentence)
 
 
-def _settings(pinned: PinnedSettings, plan: EnvironmentPlan) -> list[Pair]:
-    same_ranks = pinned.nproc_per_node * pinned.nnodes == plan.world_size  # only spread over machines otherwise
-    compared = [name for name in EXACT if not (same_ranks and name in ("nproc_per_node", "nnodes"))]
-    return [(name, getattr(pinned, name), getattr(plan, name)) for name in compared]
+def _of_settings(pinned: PinnedSettings, plan: EnvironmentPlan) -> list[Difference]:
+    then, now = pinned.to_json(), plan.to_json()
+    same_ranks = pinned.world_size == plan.world_size  # only spread over machines otherwise
+    return [
+        _difference(
+            (name, then[name], now[name]), "lost", f"the result is no longer bitwise the same ({field.description})"
+        )
+        for name, field in PinnedSettings.model_fields.items()
+        if not (same_ranks and name in ("nproc_per_node", "nnodes"))
+    ]
 
 
 def _decisive(then: MachineFacts, now: MachineFacts) -> list[Pair]:
     return [
         ("python", then.python, now.python),
         ("the processor", then.cpu.model, now.cpu.model),
-        ("the list of GPUs", [gpu.name for gpu in then.gpus], [gpu.name for gpu in now.gpus]),
+        ("the list of GPUs", _gpus(then), _gpus(now)),
         ("the driver", then.driver and then.driver.version, now.driver and now.driver.version),
         *((name, then.versions.get(name), now.versions.get(name)) for name in NUMERIC),
     ]
+
+
+def _gpus(facts: MachineFacts) -> JsonValue:
+    return [gpu.name for gpu in facts.gpus]
 
 
 def _harmless(then: MachineFacts, now: MachineFacts) -> list[Pair]:

@@ -1,12 +1,12 @@
 """Which device trains, which GPUs of the machine, and how many workers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import EnvironmentConfig, PipelineConfig
+from infini_llama.tasks.patch_environment.planning.choices import Choices
 from infini_llama.tasks.patch_environment.planning.findings_gpu import is_busy
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import Device
+from infini_llama.tasks.records.plan import Device, PinnedSettings
 
 
 @dataclass(frozen=True)
@@ -18,89 +18,96 @@ class Devices:
     processes: int
 
 
-@dataclass(frozen=True)
-class Notes:
-    """What the choice of settings adds: why this machine cannot run the configuration, and why a setting has its value."""
+def choose_device(
+    settings: EnvironmentConfig, facts: MachineFacts, pinned: PinnedSettings | None, choices: Choices
+) -> Device:
+    """cpu or cuda."""
 
-    problems: list[str] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
+    def rule() -> tuple[Device, str]:
+        found = f"{len(facts.gpus)} GPU(s) found" if facts.gpus else facts.gpu_fault or "no GPU found"
+        return ("cuda" if facts.gpus else "cpu"), found
 
-    def explain(self, setting: str, reason: str) -> None:
-        """Record why a setting has its value."""
-        self.reasons[setting] = reason
+    def fault(device: Device) -> str:
+        if device == "cpu" or facts.gpus:
+            return ""
+        why = (
+            f"torch cannot use the GPU here ({facts.gpu_fault})"
+            if facts.gpu_fault
+            else "no GPU is available on this machine"
+        )
+        return f"environment.device=cuda, but {why}; use auto or cpu, or repair the driver."
+
+    return choices.choose("device", settings.device, pinned and pinned.device, rule, fault)
 
 
-def choose_devices(config: PipelineConfig, facts: MachineFacts, micro: int, notes: Notes) -> Devices:
-    """What the configuration sets, else what is free; each setting that is impossible here adds to the problems.
-
-    Args:
-        micro: sequences per forward pass of one worker.
-    """
+def choose_workers(
+    config: PipelineConfig,
+    device: Device,
+    facts: MachineFacts,
+    pinned: PinnedSettings | None,
+    choices: Choices,
+) -> Devices:
+    """The GPUs and the number of workers."""
     settings, sequences, together = config.environment, config.train.global_batch_size, config.train.context_parallel
-    nodes = settings.nnodes
-    device = _device(settings, facts, notes)
-    usable = _usable(settings, device, facts, notes)
-    if settings.nproc_per_node == "auto" and device == "cuda" and usable:
+    micro = 1 if config.train.micro_batch_size == "auto" else config.train.micro_batch_size
+    usable = _usable(settings, device, facts, choices)
+
+    def rule() -> tuple[int, str]:
+        if device == "cpu" or not usable:
+            return together, "as many workers as share each sequence" if together > 1 else "one worker with all threads"
         most = len(usable) // together * together
-        fitting = (n for n in range(most, 0, -together) if sequences % (micro * n * nodes // together) == 0)
+        fitting = (n for n in range(most, 0, -together) if not indivisible(config, micro, n))
         count = next(fitting, together)
-        divided = (
+        if count == len(usable):
+            return count, "one worker per GPU"
+        return count, (
             f"of {len(usable)} GPUs, as many as share train.global_batch_size={sequences} "
             f"in parts of train.micro_batch_size={micro}"
         )
-        notes.explain("nproc_per_node", divided if count < len(usable) else "one worker per GPU")
-    elif settings.nproc_per_node == "auto":
-        count, why = _on_cpu(config)
-        notes.explain("nproc_per_node", why)
-    else:
-        count = settings.nproc_per_node
-        usable = usable if count <= len(usable) or settings.gpus != "auto" else _all(facts)
-        if device == "cuda" and usable and count > len(usable):
-            named = f"environment.gpus names {len(usable)}"
-            there = named if settings.gpus != "auto" else f"there are {len(usable)} GPU(s)"
-            notes.problems.append(
-                f"environment.nproc_per_node={count}, but {there} and each takes one worker; "
-                f"use auto or at most {len(usable)}."
+
+    def fault(count: int) -> str:
+        there = len(usable) if settings.gpus != "auto" else len(facts.gpus)
+        if device == "cuda" and usable and count > there:
+            named = f"environment.gpus names {there}" if settings.gpus != "auto" else f"there are {there} GPU(s)"
+            return f"environment.nproc_per_node={count}, but {named} and each takes one worker; use auto or at most {there}."
+        if count % together:
+            return (
+                f"train.context_parallel={together}, but {count} worker(s) cannot be divided into groups of {together}; "
+                "change one of them."
             )
-    if count % together:
-        notes.problems.append(
-            f"train.context_parallel={together}, but {count} worker(s) cannot be divided into groups of {together}; "
-            "change one of them."
-        )
-    elif sequences % (micro * count * nodes // together):
-        shared = "" if together == 1 else f" / {together} that share each sequence"
-        notes.problems.append(
-            f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size={micro} "
-            f"x {count} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; change one of them."
-        )
+        return indivisible(config, micro, count)
+
+    count = choices.choose("nproc_per_node", settings.nproc_per_node, pinned and pinned.nproc_per_node, rule, fault)
+    if settings.gpus == "auto" and count > len(usable):  # also those that are busy, the free ones first
+        usable = sorted(range(len(facts.gpus)), key=lambda number: is_busy(facts.gpus[number]))
     return Devices(device, tuple(sorted(usable[:count])) if device == "cuda" else (), count)
 
 
-def _device(settings: EnvironmentConfig, facts: MachineFacts, notes: Notes) -> Device:
-    if settings.device == "auto":
-        found = f"{len(facts.gpus)} GPU(s) found" if facts.gpus else facts.gpu_fault or "no GPU found"
-        notes.explain("device", found)
-        return "cuda" if facts.gpus else "cpu"
-    if settings.device == "cuda" and not facts.gpus:
-        fault = facts.gpu_fault
-        why = f"torch cannot use the GPU here ({fault})" if fault else "no GPU is available on this machine"
-        notes.problems.append(f"environment.device=cuda, but {why}; use auto or cpu, or repair the driver.")
-    return settings.device
+def indivisible(config: PipelineConfig, micro: int, count: int) -> str:
+    """Why the global batch cannot be divided into micro-batches of `count` workers per node; "" where it can."""
+    sequences, together, nodes = (
+        config.train.global_batch_size,
+        config.train.context_parallel,
+        config.environment.nnodes,
+    )
+    if sequences % (micro * count * nodes // together) == 0:
+        return ""
+    shared = "" if together == 1 else f" / {together} that share each sequence"
+    return (
+        f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size={micro} "
+        f"x {count} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; change one of them."
+    )
 
 
-def _all(facts: MachineFacts) -> list[int]:
-    """All GPUs, free ones first."""
-    return sorted(range(len(facts.gpus)), key=lambda number: is_busy(facts.gpus[number]))
-
-
-def _usable(settings: EnvironmentConfig, device: Device, facts: MachineFacts, notes: Notes) -> list[int]:
+def _usable(settings: EnvironmentConfig, device: Device, facts: MachineFacts, choices: Choices) -> list[int]:
+    """Numbers of the GPUs that the configuration names, else of those that are free, else of all."""
     there = len(facts.gpus)
     if settings.gpus != "auto":
         for number in [number for number in settings.gpus if number >= there]:
             have = f"there are {there}, 0 to {there - 1}" if there else "no GPU is available on this machine"
-            notes.problems.append(f"environment.gpus names GPU {number}, but {have}; use auto, or numbers of those.")
+            choices.refuse(f"environment.gpus names GPU {number}, but {have}; use auto, or numbers of those.")
         if device == "cpu":
-            notes.problems.append(
+            choices.refuse(
                 f"environment.gpus={settings.gpus}, but training runs on the CPU; set environment.gpus=auto."
             )
         return sorted({number for number in settings.gpus if number < there})
@@ -109,19 +116,5 @@ def _usable(settings: EnvironmentConfig, device: Device, facts: MachineFacts, no
     free = [number for number, gpu in enumerate(facts.gpus) if not is_busy(gpu)]
     if free and len(free) < there:
         busy = ", ".join(str(number) for number in range(there) if number not in free)
-        notes.explain("gpus", f"GPU {busy} is in use by other processes")
+        choices.reasons["gpus"] = f"GPU {busy} is in use by other processes"
     return free or list(range(there))
-
-
-def _on_cpu(config: PipelineConfig) -> tuple[int, str]:
-    """One worker with all threads, or as many workers as share each sequence."""
-    together = config.train.context_parallel
-    return together, "as many workers as share each sequence" if together > 1 else "one worker with all threads"
-
-
-def refuse(problems: list[str]) -> None:
-    """Raise ConfigError with one line per problem, if there is any."""
-    if problems:
-        raise ConfigError(
-            "this machine cannot run the configuration:\n" + "\n".join(f"  {problem}" for problem in problems)
-        )

@@ -5,11 +5,12 @@ from dataclasses import replace
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import parameters
-from infini_llama.tasks.patch_environment.planning.devices import Devices
+from infini_llama.tasks.patch_environment.planning.choices import Choices
+from infini_llama.tasks.patch_environment.planning.devices import Devices, indivisible
 from infini_llama.tasks.patch_environment.planning.findings_gpu import GIB
-from infini_llama.tasks.patch_environment.planning.speed import loss_chunk
+from infini_llama.tasks.patch_environment.planning.speed import chunk_of
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Precision
+from infini_llama.tasks.records.plan import Device, EnvironmentPlan, PinnedSettings, Precision
 
 # Of what is free, for what no estimate sees: fragments, kernels' workspaces, Python and its libraries.
 SHARE, FIXED = 0.8, 1 * GIB
@@ -57,7 +58,7 @@ def bytes_needed(
         root = total - layers * layer
         weights += root + layer * (2 if train.reshard_after_forward else layers)
         gradients += max(layer, root)
-    chunk = loss_chunk(train.loss_chunk, device, tokens, model.vocab_size)
+    chunk = chunk_of(device, tokens, model.vocab_size) if train.loss_chunk == "auto" else train.loss_chunk
     # At once the product, its fp32 copy and gradient; in parts the softmax is in place, and its copy in half precision comes after it.
     entry = half + 8 if not chunk else 4 if half == 4 else 6
     logits = min(tokens, chunk or tokens) * model.padded_vocab_size * entry
@@ -90,20 +91,36 @@ def fits(need: dict[str, int], have: int) -> bool:
     return sum(need.values()) + FIXED <= SHARE * have
 
 
-def micro_batch(config: PipelineConfig, facts: MachineFacts, precision: Precision, devices: Devices) -> int:
+def micro_batch_size(
+    config: PipelineConfig,
+    facts: MachineFacts,
+    precision: Precision,
+    devices: Devices,
+    pinned: PinnedSettings | None,
+    choices: Choices,
+) -> int:
     """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
-    nodes, train = config.environment.nnodes, config.train
-    share = max(1, train.global_batch_size // train.groups(devices.processes * nodes))
-    length = config.data.sequence_length // train.context_parallel
-    have = memory_per_worker(facts, devices.gpus, devices.processes)
-    fitting = [
-        size
-        for size in range(1, share + 1)
-        if share % size == 0
-        and (size == 1 or size * length <= ENOUGH_TOKENS[devices.device])
-        and fits(bytes_needed(config, size, precision, devices.device, devices.processes, nodes), have)
-    ]
-    return max(fitting, default=1)
+
+    def rule() -> tuple[int, str]:
+        nodes, train = config.environment.nnodes, config.train
+        share = max(1, train.global_batch_size // train.groups(devices.processes * nodes))
+        length = config.data.sequence_length // train.context_parallel
+        have = memory_per_worker(facts, devices.gpus, devices.processes)
+        fitting = [
+            size
+            for size in range(1, share + 1)
+            if share % size == 0
+            and (size == 1 or size * length <= ENOUGH_TOKENS[devices.device])
+            and fits(bytes_needed(config, size, precision, devices.device, devices.processes, nodes), have)
+        ]
+        return max(fitting, default=1), "the largest that fits into memory by the estimate and is still faster"
+
+    def fault(size: int) -> str:
+        return indivisible(config, size, devices.processes)
+
+    return choices.choose(
+        "micro_batch_size", config.train.micro_batch_size, pinned and pinned.micro_batch_size, rule, fault
+    )
 
 
 def describe(need: dict[str, int], have: int) -> str:

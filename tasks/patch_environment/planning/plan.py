@@ -1,17 +1,21 @@
 """The plan: what the workers run on and why, from the configuration and the machine's facts."""
 
+import logging
 from typing import Literal
 
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.patches.registry import needed_patches
 from infini_llama.tasks.patch_environment.planning import estimate, speed
-from infini_llama.tasks.patch_environment.planning.devices import Notes, choose_devices, refuse
+from infini_llama.tasks.patch_environment.planning.choices import Choices, refuse
+from infini_llama.tasks.patch_environment.planning.devices import choose_device, choose_workers
 from infini_llama.tasks.patch_environment.planning.disk_space import check_disk_space
 from infini_llama.tasks.patch_environment.planning.findings_gpu import is_busy
 from infini_llama.tasks.patch_environment.planning.worker_env import replaced_variables, worker_environment
 from infini_llama.tasks.records.machine import MachineFacts, PortCheck
-from infini_llama.tasks.records.plan import EnvironmentPlan, Finding, finding
+from infini_llama.tasks.records.plan import EnvironmentPlan, Finding, PinnedSettings, finding
 
+log = logging.getLogger("infini_llama.environment")
 # torchrun sets these for each worker; one value for all would make every worker the same rank.
 SET_BY_TORCHRUN = (
     "RANK",
@@ -26,29 +30,25 @@ SET_BY_TORCHRUN = (
 )
 
 
-def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
+def resolve(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
     """The plan of a run. What the configuration sets explicitly is taken or refused, never replaced.
+
+    Args:
+        pinned: of the run's first attempt, None before it: kept wherever the configuration leaves a setting open and this machine
+            supports it. What it does not support is logged as a warning. Where the run goes to another device, nothing is kept, as it
+            was chosen for the other one.
 
     Raises:
         ConfigError: one line per setting that this machine cannot run.
     """
-    settings, train, notes = config.environment, config.train, Notes()
-    micro = train.micro_batch_size
-    devices = choose_devices(config, facts, 1 if micro == "auto" else micro, notes)
-    device = devices.device
-    precision = speed.precision(config, devices, facts, notes)
-    if micro == "auto":
-        micro = estimate.micro_batch(config, facts, precision, devices)
-        notes.explain(
-            "micro_batch_size",
-            "the largest that fits into memory by the estimate and is still faster",
-        )
-    threads = settings.threads
-    if threads == "auto":
-        threads = max(1, facts.cores // devices.processes)
-        notes.explain("threads", f"{facts.cores} usable core(s) over {devices.processes} worker(s)")
+    settings, train, choices = config.environment, config.train, Choices()
+    device = choose_device(settings, facts, pinned, choices)
+    if pinned is not None and pinned.device != device:
+        pinned = None
+    devices = choose_workers(config, device, facts, pinned, choices)
+    precision = speed.precision(config, devices, facts, pinned, choices)
+    micro = estimate.micro_batch_size(config, facts, precision, devices, pinned, choices)
     tokens = micro * config.data.sequence_length // train.context_parallel
-    groups = train.groups(devices.processes * settings.nnodes)
     plan = EnvironmentPlan(
         device=device,
         gpus=devices.gpus,
@@ -56,38 +56,40 @@ def resolve(config: PipelineConfig, facts: MachineFacts) -> EnvironmentPlan:
         nnodes=settings.nnodes,
         master_addr=settings.master_addr,
         precision=precision,
-        attention_backend=speed.attention(config, devices, precision, facts, notes),
-        allocator=speed.allocator(config, device, facts, notes),
-        compile=speed.compilation(train, device, facts, notes),
-        loss_chunk=speed.loss_chunk(train.loss_chunk, device, tokens, config.data.tokenizer.vocab_size, notes),
-        threads=threads,
-        distributed_backend=speed.backend(config, device, facts.nccl, notes),
-        port=_port(facts.requested_port, notes),
+        attention_backend=speed.attention(config, devices, precision, facts, pinned, choices),
+        allocator=speed.allocator(config, device, facts, pinned, choices),
+        compile=speed.compilation(train, device, facts, pinned, choices),
+        loss_chunk=speed.loss_chunk(config, device, tokens, pinned, choices),
+        threads=speed.threads(config, devices, facts, pinned, choices),
+        distributed_backend=speed.backend(config, device, facts.nccl, choices),
+        port=_port(facts.requested_port, choices),
         micro_batch_size=micro,
-        accumulation_steps=train.global_batch_size // (micro * groups),
+        reasons=choices.reasons,
+        patches=tuple(patch.name for patch in needed_patches(facts.versions)),
     )
-    notes.problems.extend(
-        f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it."
-        for name, value in settings.env.items()
-        if name in SET_BY_TORCHRUN
-    )
-    refuse(notes.problems)
+    for name, value in settings.env.items():
+        if name in SET_BY_TORCHRUN:
+            choices.refuse(f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it.")
+    refuse(choices.problems)
+    for sentence in choices.given_up:
+        log.warning("this machine cannot use the run's original plan: %s", sentence)
     variables = worker_environment(config, plan, facts)
-    return plan.model_copy(
-        update={
-            "env": variables | settings.env,
-            "reasons": notes.reasons,
-            "findings": (*_warnings(config, plan, facts), *replaced_variables(variables, settings.env)),
-            "patches": tuple(patch.name for patch in needed_patches(facts.versions)),
-        }
-    )
+    findings = (*_warnings(config, plan, facts), *replaced_variables(variables, settings.env))
+    return plan.with_environment(variables | settings.env, findings)
 
 
-def _port(requested: PortCheck | None, notes: Notes) -> int | Literal["auto"]:
+def explicit(config: PipelineConfig) -> JsonObject:
+    """Those of the pinned settings that the configuration sets, by name."""
+    settings = config.train.model_dump(mode="json") | config.environment.model_dump(mode="json")
+    requested = {name: settings[name] for name in PinnedSettings.model_fields}
+    return {name: value for name, value in requested.items() if value != "auto"}
+
+
+def _port(requested: PortCheck | None, choices: Choices) -> int | Literal["auto"]:
     if requested is None:
         return "auto"
     if not requested.free:
-        notes.problems.append(
+        choices.refuse(
             f"environment.master_port={requested.port}, but another program listens there; end it, choose another port or use auto."
         )
     return requested.port

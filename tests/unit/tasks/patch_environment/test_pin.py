@@ -11,7 +11,6 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.doctor import doctor
-from infini_llama.tasks.patch_environment.planning.pin import follow, settings_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
@@ -138,29 +137,29 @@ def test_secrets_reach_the_workers_but_not_the_record(tmp_path):
 
 
 def test_the_part_of_a_pin_that_can_be_followed_is(gpus_4, caplog):
-    pinned = settings_of(resolve(config({"threads": 3}), gpus_4))
+    pinned = resolve(config({"threads": 3}), gpus_4).pinned()
     assert (pinned.nproc_per_node, pinned.precision, pinned.threads) == (4, "bf16", 3)
-    plan = follow(config(), changed(gpus_4, {"gpus": [GPU] * 2}), pinned)
+    plan = resolve(config(), changed(gpus_4, {"gpus": [GPU] * 2}), pinned)
     assert (plan.device, plan.nproc_per_node, plan.precision, plan.threads) == ("cuda", 2, "bf16", 3)
     assert caplog.text.count("cannot use the run's original plan") == 1 and "nproc_per_node=4" in caplog.text
 
 
 def test_a_run_that_began_without_gpus_stays_there_and_notes_them(gpus_4):
-    pinned = settings_of(resolve(config(), changed(gpus_4, {"gpus": []})))
-    plan = follow(config({"nproc_per_node": 8}, {"micro_batch_size": 4}), gpus_4, pinned)
+    pinned = resolve(config(), changed(gpus_4, {"gpus": []})).pinned()
+    plan = resolve(config({"nproc_per_node": 8}, {"micro_batch_size": 4}), gpus_4, pinned)
     assert plan.device == "cpu" and any("environment.device=cuda" in found.sentence for found in plan.findings)
 
 
 def test_another_requested_device_makes_a_new_plan(gpus_4):
-    pinned = settings_of(resolve(config({"threads": 8}), gpus_4))
-    plan = follow(config({"device": "cpu"}), gpus_4, pinned)
+    pinned = resolve(config({"threads": 8}), gpus_4).pinned()
+    plan = resolve(config({"device": "cpu"}), gpus_4, pinned)
     assert (plan.device, plan.nproc_per_node, plan.precision) == ("cpu", 1, "bf16" if gpus_4.cpu.bf16 else "fp32")
 
 
 def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
-    pinned = settings_of(resolve(config(), gpus_4))
+    pinned = resolve(config(), gpus_4).pinned()
     with pytest.raises(ConfigError, match="nproc_per_node=5"):
-        follow(config({"nproc_per_node": 5}, {"global_batch_size": 40}), gpus_4, pinned)
+        resolve(config({"nproc_per_node": 5}, {"global_batch_size": 40}), gpus_4, pinned)
     assert not caplog.text
 
 

@@ -11,7 +11,6 @@ from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.planning.disk_space import CHECKPOINT_SPACE
 from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
-from infini_llama.tasks.patch_environment.planning.pin import with_settings
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from support.machines import changed, in_home
@@ -35,7 +34,7 @@ def config(environment=None, train=None) -> PipelineConfig:
 def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
     plan = resolve(config(), laptop)
     assert (plan.device, plan.nproc_per_node, plan.threads) == ("cpu", 1, 8)
-    assert (plan.precision, plan.distributed_backend, plan.accumulation_steps) == ("fp32", "gloo", 4)
+    assert (plan.precision, plan.distributed_backend, plan.micro_batch_size) == ("fp32", "gloo", 8)
     assert plan.env["OMP_NUM_THREADS"] == "8"
 
 
@@ -52,7 +51,6 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
         "bf16",
         "nccl",
     )
-    assert plan.accumulation_steps == 1
 
 
 def test_layers_are_compiled_on_gpus_that_can(laptop):
@@ -166,13 +164,11 @@ def test_every_impossible_requested_is_named_at_once(laptop):
     assert len(str(raised.value).splitlines()) == 3
 
 
-def test_a_batch_size_not_divisible_by_the_workers_is_named(laptop):
+def test_a_pinned_number_of_workers_that_the_batch_cannot_be_divided_by_is_given_up(laptop, caplog):
     requested = config(train={"global_batch_size": 8, "micro_batch_size": 8})
-    requested = with_settings(
-        requested, {"nproc_per_node": 2}
-    )  # as a pin does; the schema refuses it in a configuration
-    with pytest.raises(ConfigError, match="global_batch_size=8"):
-        resolve(requested, laptop)
+    pinned = resolve(config({"nproc_per_node": 2}), laptop).pinned()
+    assert resolve(requested, laptop, pinned).nproc_per_node == 1
+    assert "global_batch_size=8" in caplog.text
 
 
 def findings(plan):
@@ -184,7 +180,7 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
         config(train={"global_batch_size": 16, "micro_batch_size": 8}),
         changed(laptop, {"gpus": [GPU] * 3, "nccl": True}),
     )
-    assert (plan.nproc_per_node, plan.accumulation_steps) == (2, 1)
+    assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
     assert "global_batch_size=16" in plan.reasons["nproc_per_node"]
     assert findings(plan)["workers"].sentence == "1 GPU(s) stay unused."
 

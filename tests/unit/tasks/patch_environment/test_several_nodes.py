@@ -6,7 +6,6 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.planning.compare import differences
-from infini_llama.tasks.patch_environment.planning.pin import settings_of, with_settings
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from support.machines import changed
@@ -22,14 +21,6 @@ def config(**environment) -> PipelineConfig:
     return PipelineConfig.model_validate(sections)
 
 
-def test_the_global_batch_is_shared_by_the_workers_of_all_nodes(facts):
-    plan = resolve(config(nnodes=2, nproc_per_node=2), facts)
-    assert (plan.nnodes, plan.nproc_per_node, plan.accumulation_steps) == (2, 2, 1)
-    assert resolve(config(nproc_per_node=2), facts).accumulation_steps == 2
-    with pytest.raises(ConfigError, match=r"train\.global_batch_size=32 .*3 nodes"):
-        resolve(with_settings(config(), {"nnodes": 3}), facts)
-
-
 def test_gloo_is_kept_to_the_loopback_on_one_machine_alone(facts):
     assert resolve(config(nproc_per_node=2), facts).env["GLOO_SOCKET_IFNAME"] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in resolve(config(nnodes=2, nproc_per_node=2), facts).env
@@ -38,9 +29,7 @@ def test_gloo_is_kept_to_the_loopback_on_one_machine_alone(facts):
 def test_the_same_ranks_on_other_machines_lose_nothing(facts):
     def lost(then: dict, now: dict) -> list[str]:
         plans = [resolve(config(**settings), facts) for settings in (then, now)]
-        return [
-            one.name for one in differences(settings_of(plans[0]), facts, plans[1], facts) if one.exactness == "lost"
-        ]
+        return [one.name for one in differences(plans[0].pinned(), facts, plans[1], facts) if one.exactness == "lost"]
 
     assert lost({"nproc_per_node": 4, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == []
     assert lost({"nproc_per_node": 2, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == ["nnodes"]

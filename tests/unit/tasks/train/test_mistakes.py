@@ -9,9 +9,9 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.patch_environment.planning.devices import Notes, choose_devices
-from infini_llama.tasks.patch_environment.planning.pin import with_settings
+from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
+from infini_llama.tasks.records.plan import PinnedSettings
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
@@ -87,28 +87,21 @@ def resuming(run: RunFolder, resume: str, invocation: str, model: LlamaConfig) -
         ({"train": {"metrics_hook": "no function"}}, ["train.metrics_hook"]),
     ],
 )
-def test_a_seed_in_the_configuration_is_used(sections, keys):
+def test_settings_that_contradict_each_other_are_named(sections, keys):
     with pytest.raises(ConfigError) as raised:
         settings(**sections)
     assert all(key in str(raised.value) for key in keys)
 
 
-def test_a_batch_that_workers_cannot_divide_is_refused():
-    config, notes = PipelineConfig.model_validate(settings(environment={"device": "cpu"})), Notes()
-    train = config.train.model_copy(update={"global_batch_size": 10})  # as where the machine chose the micro-batch
-    choose_devices(config.model_copy(update={"train": train}), CPU, 4, notes)
-    (problem,) = notes.problems
-    assert "train.global_batch_size=10" in problem and "train.micro_batch_size=4" in problem
-
-
-def test_workers_that_share_sequences_come_in_whole_groups():
+def test_workers_that_share_sequences_come_in_whole_groups(caplog):
     given = settings(train={"context_parallel": 2}, model=INFINI, environment={"device": "cpu"})
-    config, notes = PipelineConfig.model_validate(given), Notes()
-    assert choose_devices(config, CPU, 8, notes).processes == 2 and not notes.problems
-    choose_devices(with_settings(config, {"nproc_per_node": 3}), CPU, 8, notes)
-    assert len(notes.problems) == 1 and "train.context_parallel=2" in notes.problems[0]
-    choose_devices(with_settings(config, {"nproc_per_node": 4}), CPU, 16, notes)
-    assert len(notes.problems) == 1, "32 sequences are two of 16 for two groups of two"
+    config = PipelineConfig.model_validate(given)
+    plan = resolve(config, CPU)
+    assert plan.nproc_per_node == 2
+    for count, kept in ((3, 2), (4, 4)):  # 32 sequences are two micro-batches of eight for two groups of two
+        pinned = PinnedSettings.from_json(plan.to_json() | {"nproc_per_node": count})
+        assert resolve(config, CPU, pinned).nproc_per_node == kept
+    assert caplog.text.count("train.context_parallel=2, but 3 worker(s)") == 1
 
 
 def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):
