@@ -29,7 +29,7 @@ from agreement import require_equal
 
 from infini_llama.flows.server import lasting_api
 from infini_llama.tasks.records.goodput import StartTime
-from infini_llama.tasks.runs.job_file import read_job, write_job
+from infini_llama.tasks.runs.resolved_file import read_resolved, resolved_path, write_resolved
 
 KINDS = ("first_step", "total", "cpu", "server_cpu")
 Case = Callable[[str], dict[str, Any]]
@@ -70,20 +70,20 @@ def server_cpu() -> float:
 
 
 def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """torchrun itself, with the job that a direct run has given its workers."""
+    """torchrun itself, with what a direct run has given its workers."""
     run = home / "runs" / name
     attempt = run / "logs" / "attempt-01"
     attempt.mkdir(parents=True)
     (run / "checkpoints").mkdir()
-    given = read_job(template)
+    given = read_resolved(template)
     started = StartTime(wall=time.time(), monotonic=time.monotonic(), machine=given.started.machine)
-    write_job(attempt, given.model_copy(update={"run_dir": run, "started": started}))
+    write_resolved(attempt, given.model_copy(update={"run_dir": run, "started": started}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
     command += [
         f"--nproc-per-node={given.plan.nproc_per_node}",
         "--module",
         "infini_llama.tasks.train.worker",
-        str(attempt / "job.json"),
+        str(resolved_path(attempt)),
     ]
     plan = {key: value for key, value in given.plan.env.items() if value != "***"}
     return timed(command, run / "metrics.jsonl", environment | plan)

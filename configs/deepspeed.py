@@ -60,27 +60,39 @@ def read_json(given: str | JsonObject | None) -> JsonObject:
     return found
 
 
-def engine_settings(train: TrainingConfig, micro_batch_size: int, precision: str, workers: int) -> JsonObject:
-    """What DeepSpeed's engine is given: the run's own keys, and from train.deepspeed_config what they leave open.
+def refuse_contradictions(train: TrainingConfig, micro_batch_size: int, precision: str, workers: int) -> None:
+    """Compare train.deepspeed_config with the run's own keys.
 
     Args:
-        micro_batch_size: sequences, as planned or in force.
+        micro_batch_size: sequences, as planned.
         precision: the plan's: fp32, bf16 or fp16.
 
     Raises:
-        ConfigError: what contradicts the run's keys or is unknown, one line per problem.
+        ConfigError: what contradicts them or is unknown, one line per problem.
     """
     given = _without_auto(read_json(train.deepspeed_config))
-    accumulation = train.global_batch_size // (micro_batch_size * workers)
-    sizes = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": accumulation}
-    problems = list(_problems(given, train, sizes, precision))
-    if problems:
-        raise ConfigError(f"{KEY} does not fit the run:\n  " + "\n  ".join(problems))
+    if problems := list(_problems(given, train, _sizes(train, micro_batch_size, workers), precision)):
+        raise ConfigError(f"{KEY} does not fit the run", [f"{KEY}: {problem}" for problem in problems])
+
+
+def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) -> JsonObject:
+    """What DeepSpeed's engine is given: the run's own keys, and from train.deepspeed_config what they leave open.
+
+    Args:
+        micro_batch_size: sequences, as in force: after an out-of-memory error fewer than train.deepspeed_config may say.
+    """
+    given = _without_auto(read_json(train.deepspeed_config))
     zero: JsonObject = {"stage": train.zero_stage or 2}
     if isinstance(own := given.get("zero_optimization"), dict):
         zero |= own
     taken = {name: value for name, value in given.items() if name in TAKEN}
+    sizes = _sizes(train, micro_batch_size, workers)
     return {**taken, **sizes, "gradient_clipping": train.max_grad_norm, "zero_optimization": zero}
+
+
+def _sizes(train: TrainingConfig, micro_batch_size: int, workers: int) -> dict[str, int]:
+    accumulation = train.global_batch_size // (micro_batch_size * workers)
+    return {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": accumulation}
 
 
 def _problems(given: JsonObject, train: TrainingConfig, sizes: dict[str, int], precision: str) -> Iterator[str]:

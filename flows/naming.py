@@ -44,8 +44,8 @@ def find(name: str, *kinds: str) -> Path:
 
 
 def resolved(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
-    """The configuration of one run, with its name in full, the absolute path of home, the nodes that a scheduler has set, and
-    nothing of its deployment.
+    """The configuration of one run, with its name in full, the absolute path of home, the nodes that a scheduler has set, the
+    contents of train.deepspeed_config, and nothing of its deployment.
 
     Args:
         due: scheduled start, for names with {date} or {time} (local time zone); None: now.
@@ -53,8 +53,18 @@ def resolved(config: "PipelineConfig", due: datetime | None = None) -> "Pipeline
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
     runtime = config.runtime.model_copy(update={"home": home, "name": name})
     environment = with_scheduler(config.environment, os.environ)
+    from infini_llama.configs.deepspeed import read_json
+
+    train = config.train
+    if train.deepspeed_config is not None:
+        train = train.model_copy(update={"deepspeed_config": read_json(train.deepspeed_config)})
     return config.model_copy(
-        update={"runtime": runtime, "environment": environment, "deployment": type(config.deployment)()}
+        update={
+            "train": train,
+            "runtime": runtime,
+            "environment": environment,
+            "deployment": type(config.deployment)(),
+        }
     )
 
 

@@ -73,7 +73,7 @@ def evaluate(
         text = tuple(files)
     else:
         reader = verified_reader(run_dir, split)
-        isolate = lineage.settings.document_masking
+        isolate = lineage.train.document_masking
         read = partial(repairable()(over_rows), model, reader, token_bytes, sequences, isolate)
         text, stream = f"{split} rows of {dataset.name}", False
     part = None if stream else part_of(model, length)

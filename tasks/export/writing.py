@@ -82,7 +82,7 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
     run = RunFolder(run_dir)
     lineage, state = run.require_lineage(), checkpoints.read_state(chosen)
     measured = [line for line in read_metrics(run) if isinstance(line, ValidationLine) and line.step == state.step]
-    dataset, train = lineage.dataset, lineage.settings
+    dataset, train = lineage.dataset, lineage.train
     return ModelFacts(
         run=run_dir.name,
         step=state.step,

@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 
-from infini_llama.configs.deepspeed import engine_settings, read_json
+from infini_llama.configs.deepspeed import read_json, refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import import_trial
@@ -84,7 +84,7 @@ def _deepspeed_json(config: PipelineConfig) -> list[str]:
         if not given or (home / "runs" / config.runtime.name / "environment.json").exists():
             return []
         plan = resolve(config, probe(home, config))
-        engine_settings(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
+        refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     except ConfigError as refused:
-        return [str(refused)]
+        return list(refused.problems)
     return []

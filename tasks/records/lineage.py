@@ -1,9 +1,11 @@
 """What a run is bound to, and what its training changed since."""
 
-from typing import Any
+from typing import Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import PositiveInt
 
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.record import Record
 
 
@@ -49,54 +51,36 @@ class InitialWeights(Record):
     vocab_size: int
 
 
-class TrainSettings(Record):
-    """What later commands read of `Lineage.train`."""
-
-    max_steps: int = 0
-    seed: int | None = None
-    global_batch_size: int | None = None
-    learning_rate: float | None = None
-    sample_prompt: str = ""
-    eval_sequences: int | None = None
-    document_masking: bool = False
-    save_permanent_every: int | None = None
-
-
 class Lineage(Record):
     """Written as lineage.json when a run starts, and again when training changes it.
 
     Attributes:
-        model: fields of LlamaConfig, by name.
-        train: settings of section `train`, by name, as the last command resolved them.
+        train: section `train`, as the last command set it.
+        max_steps: optimizer steps of the whole run, also where the configuration says it in epochs or tokens.
         curriculum_ends: last step of each stage of data.curriculum.
         skipped_samples: ranges that rollbacks have left out.
-        micro_batch_size: after an out-of-memory error; None: the plan's.
+        micro_batch_limit: the largest micro-batch after an out-of-memory error; None: the plan's.
         resumed_from: the checkpoint that runtime.resume named.
     """
 
-    json_without = "unset"
-
     dataset: LineageDataset
-    model: dict[str, Any]
-    train: dict[str, Any]
+    model: LlamaConfig
+    train: TrainingConfig
+    max_steps: int
     init_from: InitialWeights | None = None
-    curriculum_ends: tuple[int, ...] | None = None
-    skipped_samples: tuple[SampleRange, ...] = Field(default=())
-    micro_batch_size: PositiveInt | None = None
+    curriculum_ends: tuple[int, ...] = ()
+    skipped_samples: tuple[SampleRange, ...] = ()
+    micro_batch_limit: PositiveInt | None = None
     resumed_from: str | None = None
 
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.settings.max_steps
+    def with_limit(self, micro_batch_size: int) -> Self:
+        """After an out-of-memory error."""
+        return self.model_copy(update={"micro_batch_limit": micro_batch_size})
 
-    @property
-    def settings(self) -> TrainSettings:
-        """Some of `train`, typed."""
-        return TrainSettings.model_validate(self.train)
+    def skipping(self, ranges: tuple[SampleRange, ...]) -> Self:
+        """After a rollback: with exactly these ranges left out."""
+        return self.model_copy(update={"skipped_samples": ranges})
 
-    @field_validator("train")
-    @classmethod
-    def _has_valid_settings(cls, train: dict[str, Any]) -> dict[str, Any]:
-        TrainSettings.model_validate(train)
-        return train
+    def resuming(self, checkpoint: str) -> Self:
+        """Of a run that goes on from a checkpoint that runtime.resume names."""
+        return self.model_copy(update={"resumed_from": checkpoint})

@@ -15,6 +15,7 @@ class RankError(Record):
 
     Attributes:
         message, traceback: "" in attempts.jsonl.
+        peer_lost: a collective failed because another rank is gone; that one is the cause, not this.
         phase: of the heartbeat.
         sample_rows: row numbers of the global batch; None outside a step.
         memory: bytes by name.
@@ -24,6 +25,7 @@ class RankError(Record):
     type: str
     message: str = ""
     traceback: str = ""
+    peer_lost: bool = False
     phase: str = ""
     sample_rows: tuple[int, ...] | None = None
     memory: dict[str, int] = Field(default_factory=dict)

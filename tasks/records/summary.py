@@ -1,6 +1,7 @@
 """The results of a run: while it goes on, when it has finished, and beside other runs."""
 
 from pathlib import Path
+from typing import Self
 
 from pydantic import ConfigDict
 
@@ -133,6 +134,10 @@ class RunSummary(TrainingResult):
     checkpoint: Path
     paths: RunPaths
     already_finished: bool = False
+
+    def finished_before(self) -> Self:
+        """As the result of a command that found nothing left to do."""
+        return self.model_copy(update={"already_finished": True})
 
 
 class PipelineResult(RunSummary):

@@ -77,7 +77,9 @@ def run_page(run: RunRecord) -> str:
         page.section("Samples", *_samples(run)),
         page.section("Data", page.facts(data_card(run)), *(_rows_and_filters(run.dataset) if run.dataset else ())),
         page.section(
-            "Model", page.facts(_model(run)), page.details("Architecture in full", page.facts(run.lineage.model))
+            "Model",
+            page.facts(_model(run)),
+            page.details("Architecture in full", page.facts(run.lineage.model.to_dict())),
         ),
         page.section("Environment", *_environment(run)),
         page.section("Checkpoints", page.table(_checkpoints(run))),
@@ -204,7 +206,7 @@ def _rows_and_filters(dataset: DatasetManifests) -> list[str]:
 
 
 def _model(run: RunRecord) -> Cells:
-    model, result = run.lineage.model, run.result
+    model, result = run.lineage.model.to_dict(), run.result
     return {
         "parameters": result.parameters if result else None,
         "architecture": {name: model[name] for name in ARCHITECTURE if name in model},

@@ -130,7 +130,7 @@ def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
     for path in sorted((checkpoints / "abandoned").glob("*")):
         yield Leftover(path, ABANDONED, lock)
     if rules.keep_checkpoints is not None:
-        permanent = RunFolder(run).require_lineage().settings.save_permanent_every
+        permanent = RunFolder(run).require_lineage().train.save_permanent_every
         for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
             yield Leftover(path, OLDER, lock)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.job_file import job_path, read_start
+from infini_llama.tasks.runs.resolved_file import read_start, resolved_path
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import read_lines, with_checksum
@@ -85,12 +85,12 @@ def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
 def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     """One attempt; None for one that never started."""
     try:
-        job = read_start(folder)
+        begun = read_start(folder)
     except (OSError, Damaged) as fault:
-        if job_path(folder).exists():  # else it was killed before
+        if resolved_path(folder).exists():  # else it was killed before
             log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None
-    start = job.started.wall
+    start = begun.started.wall
     lines = read_lines(folder / LEDGER, _LedgerLine)
     recorded_until = lines[-1].time if lines else start
     seconds = record.seconds if record else None
@@ -98,7 +98,7 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     complete = record is not None and record.kind in ("done", "preempted")
     if complete and not lines:
         log.warning("%s has no line: the time of %s is counted as lost.", folder / LEDGER, folder.name)
-    return _Attempt(start, end, job.from_step, lines, recorded_until, complete)
+    return _Attempt(start, end, begun.from_step, lines, recorded_until, complete)
 
 
 class Ledger:

@@ -15,8 +15,10 @@ RUN_ID, LINEAGE = "run_id", "lineage.json"  # the first record of a run
 def run_id(run_dir: Path) -> str | None:
     """The id in a run's lineage.json; that of its other records where they agree on another one. None before the first record."""
     own = _id_in(run_dir / LINEAGE)
-    jobs = sorted((run_dir / "logs").glob("attempt-*/job.json"), key=lambda path: (len(path.parent.name), path))
-    others = [found for path in [*jobs[-1:], run_dir / "environment.json"] if (found := _id_in(path))]
+    attempts = sorted(
+        (run_dir / "logs").glob("attempt-*/resolved.json"), key=lambda path: (len(path.parent.name), path)
+    )
+    others = [found for path in [*attempts[-1:], run_dir / "environment.json"] if (found := _id_in(path))]
     return own if own in others or not others else others[0]
 
 

@@ -7,7 +7,6 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema.runtime import default_home
-from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints
@@ -48,7 +47,7 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
             checkpoints.verify(chosen, checksums=True)
-            model = Llama(LlamaConfig.from_dict(lineage_of(run_dir).model))
+            model = Llama(lineage_of(run_dir).model)
             load_tensors(chosen, model_tensors(model))
             return model, chosen
         except (DataError, OSError):

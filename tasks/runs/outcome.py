@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from infini_llama.configs.errors import ExitCode
 from infini_llama.tasks.records.status import EndKind, RankError, RankStatus
 
-# What a rank reports when another one vanished; the vanished one is the cause, not this.
-PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Socket closed", "NCCL", "gloo", "Broken pipe")
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -17,13 +14,15 @@ class Outcome:
     Attributes:
         code: an ExitCode.
         step: last completed one, if known.
-        error: of the failed rank.
+        culprit: the rank whose failure ended the attempt, if one reported it.
+        error: of the culprit.
     """
 
     kind: EndKind
     code: int
     message: str
     step: int | None = None
+    culprit: int | None = None
     error: RankError | None = None
 
 
@@ -40,7 +39,7 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
     if len(found) == len(statuses) and all(status.state == "done" for status in found):
         return Outcome("done", ExitCode.FINISHED, "finished", found[0].step)
     failed = sorted((status for status in found if status.state == "failed"), key=lambda status: status.time)
-    own = [status for status in failed if not any(mark in status.error.message for mark in PEER_LOST if status.error)]
+    own = [status for status in failed if not (status.error and status.error.peer_lost)]
     if own:
         return _failed(own[0], log_folder)
     silent = [rank for rank, status in enumerate(statuses) if status is None or status.state == "running"]
@@ -83,4 +82,4 @@ def _failed(status: RankStatus, log_folder: str) -> Outcome:
     error = status.error or RankError(type="unknown")
     log = f"{log_folder}/rank-{status.rank}.log"
     message = f"rank {status.rank}: {error.type}: {error.message} (log: {log})"
-    return Outcome("failed", status.code, message, status.step, status.error)
+    return Outcome("failed", status.code, message, status.step, status.rank, status.error)

@@ -83,7 +83,7 @@ class RunRecord:
         except Damaged as fault:
             log.warning("%s The settings in lineage.json are used.", fault)
             config = None
-        return config if config and "train" in config else {"train": self.lineage.train}
+        return config if config and "train" in config else {"train": self.lineage.train.model_dump(mode="json")}
 
     @cached_property
     def metrics(self) -> list[MetricsLine]:

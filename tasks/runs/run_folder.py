@@ -21,7 +21,7 @@ from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, Sample
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.identity import read_of_run, write_of_run
-from infini_llama.tasks.runs.job_file import job_path
+from infini_llama.tasks.runs.resolved_file import resolved_path
 from infini_llama.tasks.storage.artifacts import Damaged, readable, write_atomic
 from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
 from infini_llama.tasks.storage.record_file import as_record
@@ -98,10 +98,10 @@ class RunFolder:
             return as_record(Lineage, self.read(self.lineage), self.lineage)
         except Damaged as fault:
             for attempt_dir in reversed(attempt_folders(self)):
-                job = job_path(attempt_dir)
+                given = resolved_path(attempt_dir)
                 with suppress(Damaged):
-                    copy = as_record(Lineage, self.read(job).get("lineage"), job)
-                    log.warning("%s The copy in %s is used.", fault, job)
+                    copy = as_record(Lineage, self.read(given).get("lineage"), given)
+                    log.warning("%s The copy in %s is used.", fault, given)
                     return copy
             raise Damaged(
                 f"{fault} It records what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "

@@ -49,7 +49,7 @@ def describe_run(path: Path) -> RunDescription:
         run=run.name,
         finished=run.folder.summary.exists(),
         dataset=run.lineage.dataset.path,
-        model=run.lineage.model,
+        model=run.lineage.model.to_dict(),
         step=run.step,
         train_loss=run.trained[-1].loss if run.trained else None,
         validation=tuple(run.validated),

@@ -2,29 +2,42 @@
 
 import logging
 import os
+import shutil
 import socket
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted, no_space
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.job_file import read_start
 from infini_llama.tasks.runs.outcome import Outcome, classify
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, number_of
+from infini_llama.tasks.runs.resolved_file import read_start, write_resolved
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    append_attempt,
+    attempt_folders,
+    attempts,
+    cut_metrics,
+    number_of,
+    remove_staging,
+    warn_of_lacking_steps,
+)
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
-from infini_llama.tasks.storage.artifacts import Busy
+from infini_llama.tasks.storage.artifacts import Busy, Lock
+from infini_llama.tasks.storage.json_lines import unreadable
 from infini_llama.tasks.train.grace import grace_period, request_time_to_stop
 from infini_llama.tasks.train.launch import Workers, start
-from infini_llama.tasks.train.prepare import RESERVE, prepare
 from infini_llama.tasks.train.progress import Progress
-from infini_llama.tasks.train.run_context import RunContext
 from infini_llama.tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
+# Kept free in the attempt's folder for the record of its end, which a full disk would refuse.
+RESERVE, RESERVE_BYTES = "reserve", 2**16
 
 
 def new_invocation() -> str:
@@ -32,27 +45,29 @@ def new_invocation() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
 
-def attempt(context: RunContext) -> Outcome:
-    """One torchrun, from the checkpoint that `runtime.resume` names to its end.
+def attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[], None]) -> Outcome:
+    """One torchrun, from its start to its end.
+
+    Args:
+        locks: of the run and of its GPUs; torchrun holds them as long as it runs.
+        each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
 
     Raises:
         Preempted: this process was asked to stop, and the workers with it.
         Busy: another process has taken the run; the workers were ended at once.
         Exception: what watching the workers raised; they have ended, and a failure is recorded.
     """
-    run = context.run
-    plan, settings = context.plan, context.config.environment
-    grace = grace_period(run, context.config.runtime)
-    attempt_dir = prepare(context, grace)
+    run, plan, settings = RunFolder(resolved.run_dir), resolved.plan, resolved.config.environment
+    attempt_dir = prepare(resolved)
     try:
-        workers = start(attempt_dir, plan, settings, grace, [lock.fd for lock in context.locks])
+        workers = start(attempt_dir, plan, settings, resolved.grace_period, [lock.fd for lock in locks])
     except PipelineError as refused:
         outcome = Outcome("failed", refused.exit_code, str(refused))
-        record_attempt(run, attempt_dir, context.invocation, outcome)
+        record_attempt(run, attempt_dir, resolved.invocation, outcome)
         raise
     if plan.nnodes > 1 and settings.launcher == "local":
         log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
-    code, interrupted, hang = supervise(context, workers, attempt_dir)
+    code, interrupted, hang = supervise(resolved, workers, attempt_dir, each_poll)
     if hang:
         outcome = Outcome("failed", ExitCode.HUNG, hang)
     else:
@@ -64,7 +79,7 @@ def attempt(context: RunContext) -> Outcome:
         interrupted is not None and outcome.code == ExitCode.UNEXPECTED and outcome.error is None
     ):  # no rank had begun, or had time
         outcome = Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", outcome.step)
-    step = record_attempt(run, attempt_dir, context.invocation, outcome)
+    step = record_attempt(run, attempt_dir, resolved.invocation, outcome)
     if fault is not None:
         raise fault
     if interrupted is not None and outcome.kind != "done":
@@ -73,16 +88,59 @@ def attempt(context: RunContext) -> Outcome:
     return outcome
 
 
+def prepare(resolved: ResolvedRun) -> Path:
+    """Create the folder of a new attempt, with all that its workers are given, and bring the run's files to its first step."""
+    run = RunFolder(resolved.run_dir)
+    remove_staging(run)
+    run.write_lineage(resolved.lineage)
+    number = record_killed_attempts(run) + 1
+    cut_metrics(run, resolved.from_step)
+    warn_of_lacking_steps(run, resolved.from_step)
+    attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
+    attempt_dir.mkdir(parents=True)
+    try:
+        write_resolved(attempt_dir, resolved)
+        (attempt_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # not zeros, which some filesystems do not store
+    except OSError:
+        shutil.rmtree(attempt_dir, ignore_errors=True)  # nothing was started, so there is no attempt to record
+        raise
+    source = f"from {resolved.resume_from.name}" if resolved.resume_from else "from step 0"
+    log.info("attempt %d starts %s with %d worker(s)", number, source, resolved.plan.world_size)
+    return attempt_dir
+
+
+def record_killed_attempts(run: RunFolder) -> int:
+    """Record attempts that have a folder but no record: they were killed together with the command that watched them.
+
+    A record without a folder is one whose logs were removed, or not brought along to this machine.
+
+    Returns:
+        number of the newest attempt.
+    """
+    begun = set(map(number_of, attempt_folders(run)))
+    recorded = {record.attempt for record in attempts(run)}
+    message = "the command was killed"
+    if fault := unreadable(run.attempts, AttemptRecord):
+        log.warning("%s; its contents are skipped.", fault)
+        message = "the command was killed, or the line of its end cannot be read"
+    for missing in sorted(begun - recorded):
+        killed = AttemptRecord(
+            attempt=missing, invocation=None, kind="failed", code=ExitCode.UNEXPECTED, message=message
+        )
+        append_attempt(run, killed)
+    return max(begun | recorded, default=0)
+
+
 def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: Outcome) -> int:
     """Add the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
-    job = read_start(attempt_dir)  # as it is now: a job that started again has renewed it
+    start_of = read_start(attempt_dir)
     step = checkpoints.latest_step(run.checkpoints)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
         invocation=invocation,
-        from_step=job.from_step,
+        from_step=start_of.from_step,
         checkpoint_step=step,
-        seconds=time.time() - job.started.wall,
+        seconds=time.time() - start_of.started.wall,
         kind=outcome.kind,
         code=outcome.code,
         message=outcome.message,
@@ -103,7 +161,9 @@ def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: 
     return step
 
 
-def supervise(context: RunContext, workers: Workers, attempt_dir: Path) -> tuple[int, BaseException | None, str | None]:
+def supervise(
+    resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]
+) -> tuple[int, BaseException | None, str | None]:
     """Watch the workers to their end, and leave no rank behind.
 
     Returns:
@@ -112,7 +172,7 @@ def supervise(context: RunContext, workers: Workers, attempt_dir: Path) -> tuple
     """
     interrupted, hang = None, None
     try:
-        watch(context, workers, attempt_dir)
+        watch(resolved, workers, attempt_dir, each_poll)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
     except Busy:  # another process writes what these workers would still write
@@ -120,7 +180,7 @@ def supervise(context: RunContext, workers: Workers, attempt_dir: Path) -> tuple
     except BaseException as raised:
         if isinstance(raised, Exception):
             log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
-        stop(context, workers)
+        stop(resolved, workers)
         interrupted = raised
     finally:
         workers.end()
@@ -129,10 +189,10 @@ def supervise(context: RunContext, workers: Workers, attempt_dir: Path) -> tuple
     return code, interrupted, hang
 
 
-def watch(context: RunContext, workers: Workers, attempt_dir: Path) -> None:
+def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
-    config, plan = context.config, context.plan
-    progress = Progress(context.run, context.max_steps, config.train.log_every)
+    config, plan = resolved.config, resolved.plan
+    progress = Progress(RunFolder(resolved.run_dir), resolved.max_steps, config.train.log_every)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = plan.nnodes > 1 or config.environment.launcher == "srun"
     ranks = Watch(attempt_dir, plan.world_size, config.runtime.hang_timeout, nodes_meet=waits)
@@ -146,12 +206,12 @@ def watch(context: RunContext, workers: Workers, attempt_dir: Path) -> None:
         except Hung:
             ranks.dump_stacks()
             raise
-        context.each_poll()
+        each_poll()
         if not ended:
             time.sleep(POLL_SECONDS)
 
 
-def stop(context: RunContext, workers: Workers) -> None:
+def stop(resolved: ResolvedRun, workers: Workers) -> None:
     """Let the workers save and end within the grace period; a second request ends them at once (by the caller).
 
     What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which raise it
@@ -160,7 +220,7 @@ def stop(context: RunContext, workers: Workers) -> None:
     requested = time.monotonic()
     while True:
         try:
-            return request_stop(context, workers)
+            return request_stop(resolved, workers)
         except Exception:
             raise
         except BaseException:
@@ -169,11 +229,11 @@ def stop(context: RunContext, workers: Workers) -> None:
                 return
 
 
-def request_stop(context: RunContext, workers: Workers) -> None:
+def request_stop(resolved: ResolvedRun, workers: Workers) -> None:
     """Stop the workers within the grace period that the run needs."""
-    runtime = context.config.runtime
+    runtime = resolved.config.runtime
     try:
-        grace = grace_period(context.run, runtime)
+        grace = grace_period(RunFolder(resolved.run_dir), runtime)
     except ConfigError as refused:  # measured meanwhile: all the time there is
         log.warning("%s", refused)
         grace = runtime.orchestrator_grace or runtime.grace_period

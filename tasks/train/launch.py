@@ -14,7 +14,7 @@ from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.records.cluster import Endpoint
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import RankStatus
-from infini_llama.tasks.runs.job_file import job_path
+from infini_llama.tasks.runs.resolved_file import resolved_path
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
 from infini_llama.tasks.train.addresses import own_address_towards
@@ -80,7 +80,7 @@ def torchrun(
         command.append("--standalone")
     else:
         command += ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={plan.port}"]
-    module = ["--module", "infini_llama.tasks.train.worker", str(job_path(attempt_dir))]
+    module = ["--module", "infini_llama.tasks.train.worker", str(resolved_path(attempt_dir))]
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 

@@ -17,8 +17,8 @@ from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Pr
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.cluster import Endpoint
 from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.runs.job_file import job_path, read_job
 from infini_llama.tasks.runs.outcome import classify
+from infini_llama.tasks.runs.resolved_file import read_resolved, resolved_path
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.train.addresses import interface_towards, own_address
@@ -126,7 +126,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
 
 def _open_attempt(run: RunFolder) -> Path | None:
     """The newest attempt, if its end is not on record."""
-    folders = [folder for folder in attempt_folders(run) if job_path(folder).exists()]
+    folders = [folder for folder in attempt_folders(run) if resolved_path(folder).exists()]
     recorded = {record.attempt for record in attempts(run)}
     return folders[-1] if folders and number_of(folders[-1]) not in recorded else None
 
@@ -156,18 +156,18 @@ def take_part(attempt_dir: Path, endpoint: Endpoint) -> int:
     Raises:
         Preempted: this process was asked to stop.
     """
-    job = read_job(attempt_dir)
-    run, settings = RunFolder(attempt_dir.parents[1]), job.config.environment
-    command = torchrun(attempt_dir, job.plan, endpoint, is_host=False, join_timeout=settings.join_timeout)
+    resolved = read_resolved(attempt_dir)
+    run, settings = RunFolder(attempt_dir.parents[1]), resolved.config.environment
+    command = torchrun(attempt_dir, resolved.plan, endpoint, is_host=False, join_timeout=settings.join_timeout)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
-    process = spawn(command, output, node_environment(job.plan, endpoint), job.grace_period, [])
-    workers = Workers(process, attempt_dir, job.plan.world_size, job.plan.nnodes)
+    process = spawn(command, output, node_environment(resolved.plan, endpoint), resolved.grace_period, [])
+    workers = Workers(process, attempt_dir, resolved.plan.world_size, resolved.plan.nnodes)
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
             time.sleep(POLL_SECONDS)
     except BaseException as requested:
-        log.warning("stop requested; waiting up to %.0f s for a checkpoint", job.grace_period)
-        workers.stop(job.grace_period)
+        log.warning("stop requested; waiting up to %.0f s for a checkpoint", resolved.grace_period)
+        workers.stop(resolved.grace_period)
         raise Preempted(
             "this node received a stop signal and its workers have ended; run the same command to rejoin."
         ) from requested
@@ -182,8 +182,8 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     Raises:
         PipelineError: the node that hosts does not start within environment.join_timeout.
     """
-    job = read_job(attempt_dir)
-    plan, settings = job.plan, job.config.environment
+    resolved = read_resolved(attempt_dir)
+    plan, settings = resolved.plan, resolved.config.environment
     is_host = variables.get("SLURM_NODEID", "0") == "0"
     if is_host:
         write_atomic(attempt_dir / STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
@@ -191,7 +191,7 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     if plan.nnodes > 1:
         endpoint = host(attempt_dir, plan) if is_host else _await_endpoint(attempt_dir, settings.join_timeout)
     command = torchrun(attempt_dir, plan, endpoint, is_host, settings.join_timeout)
-    environment = worker_environment(node_environment(plan, endpoint), job.grace_period)
+    environment = worker_environment(node_environment(plan, endpoint), resolved.grace_period)
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN
     )  # it is for the ranks, which install a handler; torchrun would die of it

@@ -1,14 +1,140 @@
-"""Whether failed training is tried again, and when: one policy for Prefect's task retries and for the plain loop."""
+"""What follows a failed attempt: another one at once, changed by the failure; or, by the caller's retries, one after a delay."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from infini_llama.configs.errors import PipelineError, TrainFailed
+from infini_llama.configs.errors import ExitCode, PipelineError, TrainFailed
 from infini_llama.configs.schema import RuntimeConfig
-from infini_llama.tasks.runs.checkpoints import latest_step
+from infini_llama.tasks.records.lineage import Lineage, SampleRange
+from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.status import RankError
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.outcome import Outcome
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.train.resolve import resolve_again
 
 LONGEST_DELAY = 600.0
 log = logging.getLogger("infini_llama.train")
+
+
+def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
+    """The attempt that this stage makes after one that did not finish; None: it makes none.
+
+    A preempted attempt resumes, a hung one within `runtime.retries`, one that ran out of memory with smaller micro-batches, and a
+    diverged one from an older checkpoint, without the samples since. Whatever else failed is for `Retries`.
+    """
+    if outcome.code == ExitCode.PREEMPTED:
+        log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
+        return resolve_again(resolved)
+    if outcome.code == ExitCode.HUNG:
+        log.warning("%s; the workers were ended", outcome.message)
+        return resolve_again(resolved) if _hangs_without_progress(resolved) <= resolved.config.runtime.retries else None
+    if outcome.code == ExitCode.OUT_OF_MEMORY:
+        log.warning("out of memory: %s", outcome.message)
+        changed = _with_smaller_micro_batch(resolved)
+    elif outcome.code == ExitCode.DIVERGED and outcome.error is not None:
+        log.warning("diverged: %s", outcome.message)
+        changed = _rolled_back(resolved, outcome.error)
+    else:
+        changed = None
+    return None if changed is None else resolve_again(resolved, changed)
+
+
+def _hangs_without_progress(resolved: ResolvedRun) -> int:
+    """Hung attempts of this command since the checkpoint that is the newest now."""
+    run = RunFolder(resolved.run_dir)
+    step = checkpoints.latest_step(run.checkpoints)
+    mine = [record for record in attempts(run) if record.invocation == resolved.invocation]
+    return sum(record.code == ExitCode.HUNG and record.checkpoint_step == step for record in mine)
+
+
+def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:
+    """With half the micro-batch (or the next smaller size that divides a rank's share) for all further attempts of the run.
+
+    Global batch and order of samples stay.
+
+    Returns:
+        None if the micro-batch is one sequence already.
+    """
+    train, now = resolved.config.train, resolved.micro_batch_size
+    share = train.global_batch_size // train.groups(resolved.plan.world_size)
+    smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
+    if smaller is None:
+        log.warning("the micro-batch is already one sequence; use a smaller model, shorter sequences or more memory")
+        return None
+    log.warning(
+        "retrying with micro-batches of %d instead of %d: the global batches and their order stay the same, but sums "
+        "are rounded differently, so the run is no longer bitwise identical to one with the larger micro-batch.",
+        smaller,
+        now,
+    )
+    return resolved.lineage.with_limit(smaller)
+
+
+def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
+    """Back at the newest checkpoint from before the first skipped update, without the samples since.
+
+    If the last rollback went to the same checkpoint, that one may itself be the cause: the run goes back to the next older one, or
+    to the start, and the skipped range grows. These count as one rollback, and end where nothing older exists.
+
+    Args:
+        error: of the diverged run: its `first_skip`, and the samples consumed when it gave up.
+
+    Returns:
+        None beyond `runtime.max_rollbacks`, where nothing older exists, or where others would be seen twice for want of these samples.
+    """
+    assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
+    run, limit, before = (
+        RunFolder(resolved.run_dir),
+        resolved.config.runtime.max_rollbacks,
+        resolved.lineage.skipped_samples,
+    )
+    good, first = _newest_until(run, error.first_skip - 1)
+    if limit and before and before[-1].first == first:  # diverged again after a rollback to this checkpoint
+        if good is None:
+            log.warning("the run diverged again from its start; nothing older exists to roll back to")
+            return None
+        log.warning("%s was rolled back to before; an older checkpoint is used", good.name)
+        good, first = _newest_until(run, checkpoints.step_of(good) - 1)
+        before = before[:-1]
+    elif len(before) >= limit:
+        log.warning("the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)", len(before), limit)
+        return None
+    skipped = SampleRange(first=first, end=error.samples)
+    every = (*before, skipped)
+    train = resolved.config.train
+    spare = resolved.dataset.train.rows - resolved.max_steps * train.global_batch_size
+    if not train.repeat_data and _count(every) > spare:
+        log.warning(
+            "the run cannot be rolled back: without samples %d to %d, others would be seen twice, and train.repeat_data is false",
+            skipped.first,
+            skipped.end - 1,
+        )
+        return None
+    log.warning(
+        "rolling back to %s; samples %d to %d are skipped",
+        good.name if good else "the start",
+        skipped.first,
+        skipped.end - 1,
+    )
+    return resolved.lineage.skipping(every)
+
+
+def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:
+    """The newest valid checkpoint up to a step, None without one, and the samples consumed there; newer ones are moved aside."""
+    checkpoints.abandon_newer(run.checkpoints, step)
+    good = checkpoints.newest_good(run.checkpoints)
+    return good, checkpoints.read_state(good).samples if good else 0
+
+
+def _count(ranges: Sequence[SampleRange]) -> int:
+    """How many samples are in any of the ranges."""
+    count = reached = 0
+    for one in sorted(ranges, key=lambda one: one.first):
+        count += max(0, one.end - max(one.first, reached))
+        reached = max(reached, one.end)
+    return count
 
 
 class Retries:
@@ -62,4 +188,4 @@ def _may_pass(error: BaseException) -> bool:
 def retries_for(runtime: RuntimeConfig) -> Retries:
     """The policy of a run's configuration."""
     folder = runtime.home / "runs" / runtime.name / "checkpoints"
-    return Retries(runtime.retries, runtime.retry_delay, lambda: latest_step(folder))
+    return Retries(runtime.retries, runtime.retry_delay, lambda: checkpoints.latest_step(folder))

@@ -2,36 +2,29 @@
 
 import logging
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
 from infini_llama.configs.reading import JsonObject
-from infini_llama.configs.schema import PipelineConfig, RuntimeConfig, TrainingConfig
-from infini_llama.model.config import LlamaConfig
+from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.environment import PatchedEnvironment
-from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.metrics import ValidationLine
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.record import RunRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged, Lock
 from infini_llama.tasks.storage.lease import Lease
 from infini_llama.tasks.storage.record_file import as_record
-from infini_llama.tasks.train.adapt import halve_micro_batch, roll_back
 from infini_llama.tasks.train.attempt import attempt
-from infini_llama.tasks.train.curriculum import in_samples, refuse_stages
 from infini_llama.tasks.train.gpu_locks import gpus_of, locked
 from infini_llama.tasks.train.grace import grace_period
-from infini_llama.tasks.train.initial import initial_weights
-from infini_llama.tasks.train.length import resolve_max_steps
-from infini_llama.tasks.train.lineage import claim, resolved_settings
-from infini_llama.tasks.train.prepare import is_retry
-from infini_llama.tasks.train.run_context import RunContext
+from infini_llama.tasks.train.resolve import bind, is_retry, resolve_run
+from infini_llama.tasks.train.retries import next_attempt
 
 log = logging.getLogger("infini_llama.train")
 
@@ -66,31 +59,17 @@ def train(
     run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
     with take(run, config.runtime, each_poll) as (lock, poll):
         plan = environment.plan
-        model, settings, lineage = bind(run, config, dataset, plan)
+        lineage = bind(config, dataset, plan)
         run.write(run.environment, environment.record)
-        stages = in_samples(config, dataset, lineage.curriculum_ends or (), lineage.max_steps)
         if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
             if config.runtime.resume == "never" and not is_retry(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
             log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary.steps)
-            return summary.model_copy(update={"already_finished": True})
-        with locked(
-            gpus_of(environment.record.facts, plan) if config.environment.launcher == "local" else [], poll
-        ) as gpus:
-            context = RunContext(
-                run=run,
-                config=config,
-                train=settings,
-                dataset=dataset,
-                model=model,
-                plan=plan,
-                curriculum=stages,
-                verify_on_read=verify_on_read,
-                invocation=invocation,
-                locks=(lock, *gpus),
-                each_poll=poll,
-            )
-            return attempts_until_finished(context)
+            return summary.finished_before()
+        here = config.environment.launcher == "local"
+        with locked(gpus_of(environment.record.facts, plan) if here else [], poll) as gpus:
+            resolved = resolve_run(config, dataset, plan, lineage, invocation, verify_on_read)
+            return attempts_until_finished(resolved, (lock, *gpus), poll)
 
 
 @contextmanager
@@ -120,57 +99,20 @@ def take(
         yield lock, poll
 
 
-def bind(
-    run: RunFolder, config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
-) -> tuple[LlamaConfig, TrainingConfig, Lineage]:
-    """The architecture and the resolved settings of a run, and the lineage that binds its folder to them.
+def attempts_until_finished(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[], None]) -> RunSummary:
+    """Make attempts, each as the end of the one before it says, until the run is finished or this stage makes no other.
 
     Raises:
-        ConfigError: the settings contradict each other, or the folder belongs to another run.
+        as `train`.
     """
-    initial = initial_weights(config.train.init_from, run.read_lineage())
-    vocabulary = (initial or dataset).vocab_size
-    model = LlamaConfig.from_dict(config.model.architecture(vocabulary, dataset.sequence_length))
-    settings = resolved_settings(config, plan, resolve_max_steps(config.train, dataset, run.path.parents[1]))
-    refuse_stages(config)  # before the run is bound to them
-    return model, settings, claim(run, config, settings.model_dump(mode="json"), model, dataset, initial)
-
-
-def attempts_until_finished(context: RunContext) -> RunSummary:
-    """Make attempts until the run is finished or the stage does not retry."""
     while True:
-        outcome = attempt(context)
+        outcome = attempt(resolved, locks, each_poll)
         if outcome.kind == "done":
-            return summarize(context.run, context.dataset.validation.unigram_entropy_bits)
-        if not should_retry(context, outcome):
+            return summarize(RunFolder(resolved.run_dir), resolved.dataset.validation.unigram_entropy_bits)
+        following = next_attempt(resolved, outcome)
+        if following is None:
             raise failure(outcome)
-
-
-def should_retry(context: RunContext, outcome: Outcome) -> bool:
-    """Whether this stage itself makes another attempt, having prepared it."""
-    runtime = context.config.runtime
-    if outcome.code == ExitCode.PREEMPTED:
-        log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
-        return True
-    if outcome.code == ExitCode.HUNG:
-        log.warning("%s; the workers were ended", outcome.message)
-        return hangs_without_progress(context.run, context.invocation) <= runtime.retries
-    if outcome.code == ExitCode.OUT_OF_MEMORY:
-        log.warning("out of memory: %s", outcome.message)
-        return halve_micro_batch(context)
-    if outcome.code == ExitCode.DIVERGED and outcome.error is not None:
-        log.warning("diverged: %s", outcome.message)
-        train, rows = context.config.train, context.dataset.train.rows
-        spare = None if train.repeat_data else rows - context.max_steps * train.global_batch_size
-        return roll_back(context.run, outcome.error, runtime.max_rollbacks, spare)
-    return False
-
-
-def hangs_without_progress(run: RunFolder, invocation: str) -> int:
-    """Hung attempts of this command since the checkpoint that is the newest now."""
-    step = checkpoints.latest_step(run.checkpoints)
-    mine = [record for record in attempts(run) if record.invocation == invocation]
-    return sum(record.code == ExitCode.HUNG and record.checkpoint_step == step for record in mine)
+        resolved = following
 
 
 def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary | None:

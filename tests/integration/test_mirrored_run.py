@@ -31,8 +31,8 @@ def test_an_empty_machine_resumes_the_run_bitwise(lab, uninterrupted, tmp_path):
     finally:
         shutil.rmtree(datasets, ignore_errors=True)
         shutil.move(tmp_path / "away", datasets)
-    jobs = sorted(lost.glob("logs/attempt-*/job.json"))
-    assert '"resume_from": null' not in jobs[0].read_text()
+    given = sorted(lost.glob("logs/attempt-*/resolved.json"))
+    assert '"resume_from": null' not in given[0].read_text()
     assert exact_metrics(lost) == calm
     assert again["validation_loss"] == summary["validation_loss"]
     assert (tmp_path / "mirror" / "runs" / "mirrored" / "summary.json").exists()

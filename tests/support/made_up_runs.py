@@ -11,13 +11,22 @@ from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, digest_at, point_and_prune
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.lineage import claim
-from support.records import make_model
+from infini_llama.tasks.train.resolve import bind
+from support.records import make_plan
 
 LINEAGE = {
     "dataset": {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 16},
-    "model": {},
+    "model": {
+        "vocab_size": 61,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 16,
+    },
     "train": {},
+    "max_steps": 16,
 }
 
 
@@ -61,7 +70,7 @@ def make_run(
     dataset = DatasetRef.from_json(reference)
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
-    claim(run, config, config.train.model_dump(mode="json"), make_model(config, dataset), dataset)
+    bind(config, dataset, make_plan())
     records = [step_record(step) | ({"gates": gates} if gates else {}) for step in range(1, steps + 1)]
     for step in range(20, steps + 1, 20):
         loss = 6.1 - step / 100

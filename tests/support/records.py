@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
+from infini_llama.configs.schema import DataConfig, ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.goodput import StartTime
-from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.lineage import Lineage, LineageDataset
 from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.run_context import RunContext
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 
 SPLIT = {"documents": 0, "tokens": 0, "bytes": 0, "unigram_entropy_bits": 4.0, "rows": 100}
 
@@ -42,38 +41,33 @@ def make_model(config: PipelineConfig, dataset: DatasetRef) -> LlamaConfig:
     return LlamaConfig.from_dict(config.model.architecture(dataset.vocab_size, dataset.sequence_length))
 
 
-def make_job(run_dir: Path, **changes: Any) -> TrainingJob:
-    """What the workers of an attempt are given; its dataset is not on disk, unless `changes` name one."""
-    plan, train = changes.get("plan") or make_plan(), TrainingConfig(micro_batch_size=8, compile="off")
+def make_lineage(config: PipelineConfig, dataset: DatasetRef, **changes: Any) -> Lineage:
+    """What a run of this configuration is bound to, without a curriculum."""
+    bound = {name: getattr(dataset, name) for name in ("path", "digest", "chunks", "chunks_digest", "sequence_length")}
+    fields: dict[str, Any] = {
+        "dataset": LineageDataset(**bound),
+        "model": make_model(config, dataset),
+        "train": config.train,
+        "max_steps": config.train.max_steps or 16,
+    }
+    return Lineage(**(fields | changes))
+
+
+def make_resolved(run_dir: Path, config: PipelineConfig | None = None, **changes: Any) -> ResolvedRun:
+    """An attempt at a run in `run_dir`; its dataset is not on disk, unless `changes` name one."""
+    if config is None:
+        train = TrainingConfig(micro_batch_size=8, compile="off", max_steps=16, warmup_steps=1)
+        sizes = ModelConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        config = PipelineConfig(data=DataConfig(source="python-stdlib"), train=train, model=sizes)
+    dataset = changes.get("dataset") or make_dataset()
     fields: dict[str, Any] = {
         "started": StartTime(wall=1.0, machine="another"),
         "run_dir": run_dir,
-        "dataset": run_dir,
-        "dataset_digest": "",
-        "chunks": "",
-        "sequence_length": 16,
-        "config": PipelineConfig(data=DataConfig(source="python-stdlib"), train=train),
-        "max_steps": 16,
-        "micro_batch_size": plan.micro_batch_size,
-        "model": LlamaConfig(61, 16, 32, 1, 2, 1, 16),
-        "plan": plan,
-        "grace_period": 1.0,
-    }
-    return TrainingJob(**(fields | changes))
-
-
-def make_context(run: RunFolder, config: PipelineConfig, **changes: Any) -> RunContext:
-    """What an attempt at `run` works with; its settings are those of the configuration."""
-    dataset = changes.get("dataset") or make_dataset()
-    fields: dict[str, Any] = {
-        "model": make_model(config, dataset),
-        "train": config.train,
+        "config": config,
         "dataset": dataset,
         "plan": make_plan(),
-        "curriculum": (),
-        "verify_on_read": False,
+        "lineage": changes.get("lineage") or make_lineage(config, dataset),
         "invocation": "mine",
-        "locks": (),
-        "each_poll": lambda: None,
-    } | changes
-    return RunContext(run=run, config=config, **fields)
+        "grace_period": 1.0,
+    }
+    return ResolvedRun(**(fields | changes))

@@ -13,9 +13,10 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import model_tensors
-from infini_llama.tasks.train.lineage import claim
+from infini_llama.tasks.train.resolve import bind
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from support.records import make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,8 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
         run = RunFolder(home / "runs" / name)
         run.path.mkdir(parents=True)
         shape = LlamaConfig.from_dict(fields)
-        claim(run, config, config.train.model_dump(mode="json"), shape, DatasetRef.from_json(reference))
+        lineage = bind(config, DatasetRef.from_json(reference), make_plan())
+        run.write_lineage(lineage.model_copy(update={"model": shape}))
         made = Llama(shape)
         with torch.no_grad():
             for parameter_name, parameter in made.named_parameters():

@@ -66,9 +66,9 @@ def other_workers(machine: Machine) -> tuple[RunningWorker, ...]:
         except OSError:  # it has ended since
             continue
         if "infini_llama.tasks.train.worker" in words and "torch.distributed.run" not in words:
-            job = Path(words[words.index("infini_llama.tasks.train.worker") + 1])
-            if len(job.parents) > 3 and job.parents[1].name == "logs":
-                found.append(RunningWorker(pid=int(path.parent.name), run=job.parents[2].name))
+            given = Path(words[words.index("infini_llama.tasks.train.worker") + 1])
+            if len(given.parents) > 3 and given.parents[1].name == "logs":
+                found.append(RunningWorker(pid=int(path.parent.name), run=given.parents[2].name))
     return tuple(found)
 
 

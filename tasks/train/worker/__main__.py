@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infini_llama.tasks.patch_environment.patches.registry import apply
 from infini_llama.tasks.patch_environment.patches.rendezvous import PATCH
-from infini_llama.tasks.runs.job_file import read_job
+from infini_llama.tasks.runs.resolved_file import read_resolved
 
 RENDEZVOUS = PATCH.name
 PR_SET_PDEATHSIG = 1
@@ -36,8 +36,8 @@ def log_to(path: Path) -> None:
 def main() -> int:
     die_with_parent()
     attempt_dir = Path(sys.argv[1]).parent
-    job = read_job(attempt_dir)
-    patches = job.plan.patches
+    resolved = read_resolved(attempt_dir)
+    patches = resolved.plan.patches
     if RENDEZVOUS in patches:  # without it, there may be no rank to name the log by
         apply([RENDEZVOUS])
     rank = int(os.environ["RANK"])
@@ -46,7 +46,7 @@ def main() -> int:
 
     from infini_llama.tasks.train.worker.rank import run_rank
 
-    return run_rank(job, attempt_dir, rank)
+    return run_rank(resolved, attempt_dir, rank)
 
 
 if __name__ == "__main__":

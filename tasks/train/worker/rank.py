@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import logging
+import re
 import signal
 import traceback
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from infini_llama.configs.errors import ExitCode, PipelineError, no_space
-from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
 from infini_llama.tasks.runs.heartbeat import Heartbeat
@@ -24,6 +25,7 @@ from infini_llama.tasks.train.worker.strategies.preflight import preflight_timeo
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 
+GLOO = re.compile(r"\[\S*\bgloo/\S+\.\w+:\d+\]")
 ON_SAMPLES = ("data", "compute")  # phases in which the samples of the step may be the cause of a failure
 log = logging.getLogger("infini_llama.worker")
 
@@ -36,6 +38,13 @@ def exit_code(error: BaseException) -> int:
     if out_of_memory or "can't allocate memory" in str(error):  # torch on a CPU
         return ExitCode.OUT_OF_MEMORY
     return ExitCode.DIVERGED if isinstance(error, Diverged) else ExitCode.UNEXPECTED
+
+
+def peer_lost(error: BaseException) -> bool:
+    """Whether a collective failed because another rank is gone; gloo raises a RuntimeError that begins with a place in its source."""
+    return isinstance(error, torch.distributed.DistError) or (
+        type(error) is RuntimeError and GLOO.match(str(error)) is not None
+    )
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -53,6 +62,7 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
         type=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
+        peer_lost=peer_lost(error),
         phase=heartbeat.phase,
         sample_rows=None if rows is None else tuple(rows),
         memory=memory(),
@@ -60,29 +70,29 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
     )
 
 
-def run_rank(job: TrainingJob, attempt_dir: Path, rank: int) -> int:
+def run_rank(resolved: ResolvedRun, attempt_dir: Path, rank: int) -> int:
     """Train; returns this rank's exit code after writing its status."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor requests stacks by it
     ledger = None
     if rank == 0:
-        ledger = Ledger(attempt_dir / LEDGER, job.started, job.goodput)
+        ledger = Ledger(attempt_dir / LEDGER, resolved.started, resolved.goodput)
     heartbeat = Heartbeat(attempt_dir, rank, ledger)
-    if job.plan.nnodes > 1:
+    if resolved.plan.nnodes > 1:
         heartbeat.publish()
     write_status(attempt_dir, rank, "running", ExitCode.UNEXPECTED)
-    torch.set_num_threads(job.plan.threads)
+    torch.set_num_threads(resolved.plan.threads)
     try:
         stop = StopRequest()
-        environment, several = job.config.environment, job.plan.nnodes > 1
+        environment, several = resolved.config.environment, resolved.plan.nnodes > 1
         ranks = Ranks(
-            job.plan.device,
-            job.plan.distributed_backend,
+            resolved.plan.device,
+            resolved.plan.distributed_backend,
             environment.communication_timeout,
-            preflight_timeout(environment.communication_timeout, job.plan.nnodes),
-            *([partial(require_same_nodes, job)] if several else []),
+            preflight_timeout(environment.communication_timeout, resolved.plan.nnodes),
+            *([partial(require_same_nodes, resolved)] if several else []),
         )
-        trainer = Trainer(job, ranks, stop, heartbeat)
+        trainer = Trainer(resolved, ranks, stop, heartbeat)
         outcome = trainer.fit()
         code = ExitCode.FINISHED if outcome == "done" else ExitCode.PREEMPTED
         write_status(attempt_dir, rank, outcome, code, trainer.state.step)

@@ -14,7 +14,7 @@ import torch
 
 from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.signals import hangup_as_termination
@@ -57,7 +57,7 @@ class StopRequest:
 
 
 class Trainer:
-    """Trains one job on one of its ranks.
+    """One rank of an attempt at a run.
 
     Attributes:
         state: how far the run is; with the tensors of `strategy` it is everything that a checkpoint contains.
@@ -67,29 +67,36 @@ class Trainer:
         checkpointer: saves and loads all of these.
     """
 
-    def __init__(self, job: TrainingJob, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
-        train, plan = job.config.train, job.plan
-        self.job, self.ranks, self.stop, self.heartbeat = job, ranks, stop, heartbeat
-        self.state = TrainState(world_size=ranks.world_size, model=job.model.to_dict(), dataset=job.dataset_digest)
-        model = build_model(job.model, train, plan, ranks.device)
-        if job.init_from:
-            load_pretrained(model, job.init_from)
+    def __init__(self, resolved: ResolvedRun, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
+        train, plan = resolved.config.train, resolved.plan
+        self.resolved, self.ranks, self.stop, self.heartbeat = resolved, ranks, stop, heartbeat
+        self.state = TrainState(
+            world_size=ranks.world_size, model=resolved.model.to_dict(), dataset=resolved.dataset.digest
+        )
+        model = build_model(resolved.model, train, plan, ranks.device)
+        if resolved.init_from:
+            load_pretrained(model, resolved.init_from)
         ranks.use_context_parallel(train.context_parallel)
-        self.strategy = build_strategy(model, train, plan.precision, job.micro_batch_size, ranks, build_optimizer)
+        self.strategy = build_strategy(model, train, plan.precision, resolved.micro_batch_size, ranks, build_optimizer)
 
-        reader_of = partial(TokenReader, job.dataset, verify_on_read=job.verify_on_read)
-        shorter = [(reader_of(stage.chunks, "train"), stage.until) for stage in job.curriculum]
+        reader_of = partial(TokenReader, resolved.dataset_path, verify_on_read=resolved.verify_on_read)
+        shorter = [(reader_of(chunks, "train"), end) for chunks, end in resolved.shorter_rows]
         self.batches = TrainBatches(
-            stages_of(reader_of(job.chunks, "train"), shorter, job.source_weights, train.prefer_long_documents),
+            stages_of(
+                reader_of(resolved.dataset.chunks, "train"),
+                shorter,
+                resolved.lineage.dataset.weights,
+                train.prefer_long_documents,
+            ),
             train.seed,
             train.global_batch_size,
-            job.micro_batch_size,
+            resolved.micro_batch_size,
             ranks.data_rank,
             ranks.data_world_size,
             train.document_masking,
         )
         threads = train.dataloader_num_workers
-        if is_resident(job.config.data.residency, [stage.reader for stage in self.batches.stages], ranks.device):
+        if is_resident(resolved.config.data.residency, [stage.reader for stage in self.batches.stages], ranks.device):
             self.batches.keep_on(ranks.device)
             threads = 0  # nothing is left for them to prepare
         self.data = Prefetch(self.batches, ranks.device, self._following, threads)
@@ -98,28 +105,30 @@ class Trainer:
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
-        token_bytes = read_token_bytes(job.dataset)
-        validation = validation_set(reader_of(job.chunks, "validation"), token_bytes, train, job.micro_batch_size)
+        token_bytes = read_token_bytes(resolved.dataset_path)
+        validation = validation_set(
+            reader_of(resolved.dataset.chunks, "validation"), token_bytes, train, resolved.micro_batch_size
+        )
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(
-            job, self.strategy, self.batches, ranks, heartbeat.ledger, gate_reach(train, job.max_steps)
+            resolved, self.strategy, self.batches, ranks, heartbeat.ledger, gate_reach(train, resolved.max_steps)
         )
-        evaluation = Evaluation(self.strategy, validation, train, job.max_steps, ranks, self.metrics, heartbeat)
+        evaluation = Evaluation(self.strategy, validation, train, resolved.max_steps, ranks, self.metrics, heartbeat)
         self.callbacks: list[Callback] = [
             self.policy,
-            Profiler(job.run_dir / "profile", train.profile_steps, ranks.rank),
+            Profiler(resolved.run_dir / "profile", train.profile_steps, ranks.rank),
             self.metrics,
             evaluation,
-            Samples(job, self.strategy, ranks, evaluation, self.metrics),
+            Samples(resolved, self.strategy, ranks, evaluation, self.metrics),
         ]
         self.checkpointer = Checkpointer(
-            job.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, self.metrics.sync
+            resolved.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, self.metrics.sync
         )
 
     def fit(self) -> Outcome:
         """Train to the end, or to the step in which a stop is requested on any rank."""
         self._warm_up()  # before loading
-        self.checkpointer.load_into(self.state, self.job.resume_from)
+        self.checkpointer.load_into(self.state, self.resolved.resume_from)
         for callback in self.callbacks:
             callback.on_train_start(self.state)
         stop_requested = False
@@ -139,18 +148,18 @@ class Trainer:
             callback.on_train_end(self.finished)
         if not self.finished:
             return "preempted"
-        write_result(self.job, self.strategy, self.state.step, self.ranks)
+        write_result(self.resolved, self.strategy, self.state.step, self.ranks)
         return "done"
 
     def step(self) -> StepResult:
         """One optimizer step: data, seed, learning rate, forward and backward, update, advance."""
-        state, train = self.state, self.job.config.train
+        state, train = self.state, self.resolved.config.train
         started = time.perf_counter()
         self.heartbeat.beat("data", state.step)
-        self.step_samples = state.samples = next_sample(state.samples, self.job.skipped_samples)
+        self.step_samples = state.samples = next_sample(state.samples, self.resolved.lineage.skipped_samples)
         # Everything random in a step depends on these three numbers alone, so no generator's state is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
-        rate = set_learning_rate(self.strategy.optimizer, train, self.job.max_steps, state.step)
+        rate = set_learning_rate(self.strategy.optimizer, train, self.resolved.max_steps, state.step)
         self._set_write_jitter(state.step)
         batch = self.data.batch_at(state.samples)
         data_time = time.perf_counter() - started
@@ -169,7 +178,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the run needs no further step."""
-        return self.state.is_finished(self.job.max_steps, self.job.config.train.early_stopping_patience)
+        return self.state.is_finished(self.resolved.max_steps, self.resolved.config.train.early_stopping_patience)
 
     def _warm_up(self) -> None:
         """One throw-away forward and backward, and with train.compile the comparison with eager execution.
@@ -177,7 +186,7 @@ class Trainer:
         DDP rebuilds its buckets after the first iteration; a resumed run would otherwise sum gradients in another order than the
         uninterrupted one.
         """
-        train, strategy = self.job.config.train, self.strategy
+        train, strategy = self.resolved.config.train, self.strategy
 
         self._set_write_jitter(0)
 
@@ -192,21 +201,23 @@ class Trainer:
         strategy.compiled = compile_if_it_agrees(
             strategy.module,
             strategy.model,
-            self.job.plan,
+            self.resolved.plan,
             train.compile_mode,
             first_batch,
             self.ranks,
-            self.job.run_dir,
+            self.resolved.run_dir,
         )
         self.heartbeat.beat("start")
 
     def _set_write_jitter(self, step: int) -> None:
-        if (most := self.job.model.memory_write_jitter) > 1:
-            self.strategy.model.set_write_jitter(write_jitter(most, self.job.max_steps, step))
+        if (most := self.resolved.model.memory_write_jitter) > 1:
+            self.strategy.model.set_write_jitter(write_jitter(most, self.resolved.max_steps, step))
 
     def _following(self, samples: int) -> int:
         """Samples consumed before the step after the one that starts at `samples`."""
-        return next_sample(samples + self.job.config.train.global_batch_size, self.job.skipped_samples)
+        return next_sample(
+            samples + self.resolved.config.train.global_batch_size, self.resolved.lineage.skipped_samples
+        )
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

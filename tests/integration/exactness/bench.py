@@ -14,13 +14,11 @@ from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.job_file import write_job
+from infini_llama.tasks.runs.resolved_file import write_resolved
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
-from infini_llama.tasks.train.lineage import claim
-from infini_llama.tasks.train.prepare import training_job
+from infini_llama.tasks.train.resolve import bind, resolve_run
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server
-from support.records import make_context
 from support.stages import preprocess
 
 RANKS = Path(__file__).with_name("ranks.py")
@@ -127,16 +125,16 @@ class Bench:
             self.references[cell["epoch"]] = preprocess(settings["data"], str(self.home))
         reference = self.references[cell["epoch"]]
         plan = resolve(config, self.facts)
-        context = make_context(run, config, dataset=DatasetRef.from_json(reference), plan=plan)
-        claim(run, config, context.train.model_dump(mode="json"), context.model, context.dataset)
+        dataset = DatasetRef.from_json(reference)
+        lineage = bind(config, dataset, plan)
         remove_staging(run)
         if lose_newest:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0])
-        chosen = checkpoints.newest_good(run.checkpoints)
-        cut_metrics(run, checkpoints.step_of(chosen) if chosen else 0)
+        resolved = resolve_run(config, dataset, plan, lineage, invocation="", verify_on_read=False)
+        cut_metrics(run, resolved.from_step)
         attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
         attempt_dir.mkdir(parents=True)
-        write_job(attempt_dir, training_job(context, chosen, 0, 1.0))
+        write_resolved(attempt_dir, resolved)
         item = {"attempt_dir": str(attempt_dir), "stop_after": stop_after}
         self.queue.setdefault(cell["world"], []).append(item)
 

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.runs.job_file import read_job
+from infini_llama.tasks.runs.resolved_file import read_resolved
 from infini_llama.tasks.train.worker import trainer
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -51,11 +51,11 @@ def main() -> None:
     for item in json.loads(Path(sys.argv[1]).read_text()):
         folder = Path(item["attempt_dir"])
         Noted.file = folder / f"rows-{ranks.rank}.jsonl"
-        job = read_job(folder)
+        resolved = read_resolved(folder)
         torch._dynamo.reset()
         try:
             stop = cast(trainer.StopRequest, StopAfter(item["stop_after"]))
-            one = trainer.Trainer(job, ranks, stop, Heartbeat(folder, ranks.rank))
+            one = trainer.Trainer(resolved, ranks, stop, Heartbeat(folder, ranks.rank))
             outcome = f"{one.fit()} {one.state.step}"
         except BaseException:
             outcome = traceback.format_exc()

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from infini_llama.configs.deepspeed import engine_settings, read_json
+from infini_llama.configs.deepspeed import engine_settings, read_json, refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 
@@ -19,7 +19,7 @@ def run(content: dict | str | None = None, **changes) -> TrainingConfig:
 
 def refused(content: dict, precision: str = "fp32", **changes) -> str:
     with pytest.raises(ConfigError) as caught:
-        engine_settings(run(content, **changes), 4, precision, workers=4)
+        refuse_contradictions(run(content, **changes), 4, precision, workers=4)
     return str(caught.value)
 
 
@@ -30,8 +30,8 @@ def test_without_a_json_file_the_keys_of_the_run_are_used():
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": 2},
     }
-    assert engine_settings(run(), 4, "fp32", workers=4) == expected
-    assert engine_settings(run(zero_stage=3), 4, "fp32", workers=4)["zero_optimization"] == {"stage": 3}
+    assert engine_settings(run(), 4, workers=4) == expected
+    assert engine_settings(run(zero_stage=3), 4, workers=4)["zero_optimization"] == {"stage": 3}
 
 
 def test_an_ordinary_json_file_is_accepted(tmp_path):
@@ -48,10 +48,13 @@ def test_an_ordinary_json_file_is_accepted(tmp_path):
         "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": "auto"},
     }
     (tmp_path / "zero.json").write_text(json.dumps(content))
-    made = engine_settings(run(str(tmp_path / "zero.json")), 4, "fp16", workers=4)
+    train = run(str(tmp_path / "zero.json"))
+    refuse_contradictions(train, 4, "fp16", workers=4)
+    made = engine_settings(train, 4, workers=4)
     assert made["zero_optimization"] == {"stage": 2, "overlap_comm": True}
     assert made["gradient_accumulation_steps"] == 4
     assert not made.keys() & {"optimizer", "scheduler", "fp16", "bf16", "train_batch_size"}, "the run's own keys decide"
+    assert engine_settings(train, 2, workers=4)["train_micro_batch_size_per_gpu"] == 2, "after an out-of-memory error"
 
 
 @pytest.mark.parametrize(

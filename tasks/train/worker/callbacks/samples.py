@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infini_llama.model.llama import Llama
 from infini_llama.model.sampling import Sampling
-from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.generation import Writer
 from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
@@ -22,33 +22,33 @@ class Samples(Callback):
     """
 
     def __init__(
-        self, job: TrainingJob, strategy: Strategy, ranks: Ranks, evaluation: Evaluation, metrics: StepMetrics
+        self, resolved: ResolvedRun, strategy: Strategy, ranks: Ranks, evaluation: Evaluation, metrics: StepMetrics
     ) -> None:
-        self.job, self.strategy, self.ranks = job, strategy, ranks
+        self.resolved, self.strategy, self.ranks = resolved, strategy, ranks
         self.evaluation, self.metrics = evaluation, metrics
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        train = self.job.config.train
+        train = self.resolved.config.train
         if not train.sample_at_evaluation or self.evaluation.last_step != state.step:
             return
-        if state.is_finished(self.job.max_steps, train.early_stopping_patience):
+        if state.is_finished(self.resolved.max_steps, train.early_stopping_patience):
             return
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
-            self.metrics.writer.samples(state.step, prompts_of(self.job), texts_of(self.job, model))
+            self.metrics.writer.samples(state.step, prompts_of(self.resolved), texts_of(self.resolved, model))
         self.strategy.model.train()
         self.ranks.barrier()
 
 
-def prompts_of(job: TrainingJob) -> list[str]:
+def prompts_of(resolved: ResolvedRun) -> list[str]:
     """train.sample_prompt and sample_prompts."""
-    return [job.config.train.sample_prompt, *job.config.train.sample_prompts]
+    return [resolved.config.train.sample_prompt, *resolved.config.train.sample_prompts]
 
 
-def texts_of(job: TrainingJob, model: Llama) -> list[str]:
+def texts_of(resolved: ResolvedRun, model: Llama) -> list[str]:
     """The texts for the prompts of the configuration."""
-    train = job.config.train
-    return sample_texts(model, job.dataset, prompts_of(job), train.sample_tokens, train.seed)
+    train = resolved.config.train
+    return sample_texts(model, resolved.dataset_path, prompts_of(resolved), train.sample_tokens, train.seed)
 
 
 def sample_texts(model: Llama, dataset: Path, prompts: list[str], max_new_tokens: int, seed: int) -> list[str]:

@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from infini_llama.model.flops import flops_per_token
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.metrics import TrainLine
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.goodput import Ledger
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -44,29 +44,29 @@ class StepMetrics(Callback):
 
     def __init__(
         self,
-        job: TrainingJob,
+        resolved: ResolvedRun,
         strategy: Strategy,
         batches: TrainBatches,
         ranks: Ranks,
         ledger: Ledger | None,
         gate_reach: float,
     ) -> None:
-        self.job, self.strategy, self.batches, self.ranks, self.ledger = job, strategy, batches, ranks, ledger
-        self.hook = load_hook(job.config.train.metrics_hook)
+        self.resolved, self.strategy, self.batches, self.ranks, self.ledger = resolved, strategy, batches, ranks, ledger
+        self.hook = load_hook(resolved.config.train.metrics_hook)
         self.writer: MetricsWriter | None = None
-        self.gate_warnings = GateWarnings(job.config.train, job.max_steps, gate_reach)
+        self.gate_warnings = GateWarnings(resolved.config.train, resolved.max_steps, gate_reach)
         self.peak_flops, self.report_time = 0.0, 0.0
 
     def on_train_start(self, state: TrainState) -> None:
-        job, train = self.job, self.job.config.train
+        resolved, train = self.resolved, self.resolved.config.train
         if self.ranks.is_first:
-            found = reporters(train.report_to, job.run_dir, state.step, job.settings())
-            self.writer = MetricsWriter(job.run_dir, train.log_every, found)
-            if job.model.attention == "infini":
-                longest = read_dataset(job.dataset).content.train.longest_document
-                self.gate_warnings.at_start(job.model.segment_length, longest)
-        half = torch.float16 if job.plan.precision == "fp16" else torch.bfloat16
-        dtype = half if job.plan.precision != "fp32" else torch.float32
+            found = reporters(train.report_to, resolved.run_dir, state.step, resolved.settings())
+            self.writer = MetricsWriter(resolved.run_dir, train.log_every, found)
+            if resolved.model.attention == "infini":
+                longest = read_dataset(resolved.dataset_path).content.train.longest_document
+                self.gate_warnings.at_start(resolved.model.segment_length, longest)
+        half = torch.float16 if resolved.plan.precision == "fp16" else torch.bfloat16
+        dtype = half if resolved.plan.precision != "fp32" else torch.float32
         self.peak_flops = self.ranks.sum(peak_flops(self.ranks.device, dtype))[0]
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
@@ -80,9 +80,9 @@ class StepMetrics(Callback):
             grad_norm=None if update.skipped else update.grad_norm,
             tokens=state.tokens,
         )
-        if self.job.plan.precision == "fp16":
+        if self.resolved.plan.precision == "fp16":
             line = line.model_copy(update={"loss_scale": result.loss_scale})
-        if state.step % self.job.config.train.log_every == 0:
+        if state.step % self.resolved.config.train.log_every == 0:
             with self.strategy.full_parameters():
                 line = self._with_parameters(line)
         if self.writer:
@@ -99,7 +99,7 @@ class StepMetrics(Callback):
             self.writer.sync()
 
     def _with_parameters(self, line: TrainLine) -> TrainLine:
-        model, name = self.strategy.model, self.job.config.train.metrics_hook
+        model, name = self.strategy.model, self.resolved.config.train.metrics_hook
         found: dict[str, Any] = {"param_norm": parameter_norm(model)}
         if gates := gate_means(model, self.ranks):
             heads = gate_shares(model)

@@ -16,8 +16,8 @@ from torch.distributed.distributed_c10d import Store
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.job import TrainingJob
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import read_manifest
 from infini_llama.tasks.train.worker.data.mixture import mixed_rows, parts_of
@@ -57,7 +57,7 @@ class NodeFacts(Record):
     fault: str = ""
 
 
-def require_same_nodes(job: TrainingJob, store: Store) -> None:
+def require_same_nodes(resolved: ResolvedRun, store: Store) -> None:
     """Compare the nodes of an attempt; a collective call of all ranks, which raise the same.
 
     Raises:
@@ -67,41 +67,41 @@ def require_same_nodes(job: TrainingJob, store: Store) -> None:
     if os.environ["LOCAL_RANK"] == "0":
         mine = NodeFacts(node=int(os.environ[NODE]), host=socket.gethostname())
         try:
-            mine = mine.model_copy(update={"facts": facts(job)})
+            mine = mine.model_copy(update={"facts": facts(resolved)})
         except DataError as fault:
             mine = mine.model_copy(update={"fault": f"node {mine.node} ({mine.host}): {fault}"})
         store.set(f"facts-{mine.node}", mine.model_dump_json())
-    nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(job.plan.nnodes)]
+    nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(resolved.plan.nnodes)]
     if faults := [node.fault for node in nodes if node.fault]:
         raise DataError("\n".join(faults))
     if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:
         raise ConfigError("the nodes differ:\n  " + "\n  ".join(unlike))
 
 
-def facts(job: TrainingJob) -> dict[str, str]:
+def facts(resolved: ResolvedRun) -> dict[str, str]:
     """What this machine has and sees, by a name for people.
 
     Raises:
         DataError: the dataset of `job` is not here, or damaged.
     """
-    dataset = job.dataset
-    tables = [job.chunks, *(stage.chunks for stage in job.curriculum)]
+    dataset = resolved.dataset_path
+    tables = [resolved.dataset.chunks, *(chunks for chunks, _ in resolved.shorter_rows)]
     return {
         "code of infini-llama": code_digest(),
         "python": platform.python_version(),
         **{name: _version(name) for name in VERSIONS},
         "dataset": read_manifest(dataset, "dataset").digest,
         "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks").digest for table in tables),
-        "order and tokens of the first rows": first_rows_digest(job),
+        "order and tokens of the first rows": first_rows_digest(resolved),
     }
 
 
-def first_rows_digest(job: TrainingJob) -> str:
+def first_rows_digest(resolved: ResolvedRun) -> str:
     """Of a global batch at the beginning of the row table: its row numbers, and the tokens of some of them as they are read here."""
-    reader = TokenReader(job.dataset, job.chunks, "train")
-    train = job.config.train
-    if job.source_weights:
-        parts = parts_of(reader.sources, job.source_weights)
+    reader = TokenReader(resolved.dataset_path, resolved.dataset.chunks, "train")
+    train = resolved.config.train
+    if resolved.lineage.dataset.weights:
+        parts = parts_of(reader.sources, resolved.lineage.dataset.weights)
         rows = mixed_rows(0, train.global_batch_size, parts, train.seed)
     else:
         rows = sample_rows(0, train.global_batch_size, len(reader), train.seed)

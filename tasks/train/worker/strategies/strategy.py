@@ -93,7 +93,7 @@ def build_strategy(
     half = torch.float16 if precision == "fp16" else torch.bfloat16
     autocast = torch.autocast(ranks.device.type, dtype=half, enabled=precision != "fp32")
     if train.parallel == "deepspeed":
-        settings = engine_settings(train, micro_batch_size, precision, ranks.world_size)
+        settings = engine_settings(train, micro_batch_size, ranks.world_size)
         return DeepSpeed(model, build_optimizer(model, train), settings, ranks, autocast)
     if ranks.world_size == 1:
         return SingleRank(model, train, ranks, autocast, build_optimizer)

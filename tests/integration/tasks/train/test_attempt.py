@@ -13,16 +13,15 @@ import pytest
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.status import AttemptRecord, RankError
-from infini_llama.tasks.runs.job_file import write_job
 from infini_llama.tasks.runs.outcome import Outcome
+from infini_llama.tasks.runs.resolved_file import write_resolved
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import attempt, record_attempt
-from infini_llama.tasks.train.prepare import RESERVE, record_killed_attempts
+from infini_llama.tasks.train.attempt import RESERVE, attempt, record_attempt, record_killed_attempts
 from infini_llama.tasks.train.retries import Retries
 from support.made_up_runs import LINEAGE
-from support.records import make_context, make_job
+from support.records import make_resolved
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
@@ -62,7 +61,7 @@ def train(run, monkeypatch):
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections)
-        return attempt(make_context(run, config, each_poll=each_poll))
+        return attempt(make_resolved(run.path, config), (), each_poll)
 
     return make
 
@@ -142,7 +141,7 @@ def full(*arguments: object) -> None:
 def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
     attempt_dir = run.path / "logs" / "attempt-01"
     attempt_dir.mkdir(parents=True)
-    write_job(attempt_dir, make_job(run.path))
+    write_resolved(attempt_dir, make_resolved(run.path))
     (attempt_dir / RESERVE).write_bytes(bytes(10))
     append = {True: full, False: append_attempt}
     monkeypatch.setattr(
@@ -154,7 +153,7 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
 
 
 def test_an_attempt_refused_by_a_full_disk_is_not_counted(run, train, monkeypatch):
-    monkeypatch.setattr("infini_llama.tasks.train.prepare.write_job", full)
+    monkeypatch.setattr("infini_llama.tasks.train.attempt.write_resolved", full)
     with pytest.raises(OSError, match="No space"):
         train()
     assert record_killed_attempts(run) == 0 and attempts(run) == []

@@ -22,8 +22,9 @@ from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
-from infini_llama.tasks.train.lineage import claim
+from infini_llama.tasks.train.resolve import bind
 from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained
+from support.records import make_plan
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -236,17 +237,12 @@ def starting(theirs, built, data):
     model = SIZES | {"num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}
     config = load_config("tiny").model_dump(mode="json")
     config |= {"data": data(), "model": config["model"] | model, "train": config["train"] | {"init_from": str(path)}}
+    config["runtime"] |= {"home": str(home), "name": "started"}
     run = RunFolder(home / "runs" / "started")
 
     def begin(**changes):
         now = config | {"model": config["model"] | changes.pop("model", {}), "train": config["train"] | changes}
-        initial, dataset = (
-            initial_weights(now["train"]["init_from"], run.read_lineage()),
-            DatasetRef.from_json(reference),
-        )
-        settings = PipelineConfig.model_validate(now)
-        fields = settings.model.architecture((initial or dataset).vocab_size, dataset.sequence_length)
-        return claim(run, settings, now["train"], LlamaConfig.from_dict(fields), dataset, initial)
+        return bind(PipelineConfig.model_validate(now), DatasetRef.from_json(reference), make_plan())
 
     return path, run, begin
 
@@ -255,12 +251,12 @@ def test_a_run_records_the_digest_of_its_initial_weights(starting):
     path, _, begin = starting
     lineage = begin()
     assert lineage.init_from.digest == open_folder(path).digest()
-    assert lineage.model["vocab_size"] == open_folder(path).config.vocab_size
+    assert lineage.model.vocab_size == open_folder(path).config.vocab_size
     elsewhere = path.rename(path.with_name("moved"))
-    assert begin(init_from=str(elsewhere)) == lineage.model_copy(
-        update={"train": lineage.train | {"init_from": str(elsewhere)}}
-    )
-    assert begin(init_from=str(path)).init_from == lineage.init_from, "a run that has begun needs no folder"
+    moved = begin(init_from=str(elsewhere))
+    assert moved.train.init_from == str(elsewhere) and moved.model == lineage.model
+    assert moved.init_from.digest == lineage.init_from.digest
+    assert begin(init_from=str(path)).init_from == moved.init_from, "a run that has begun needs no folder"
 
     tensors = load_file(elsewhere / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
@@ -292,4 +288,4 @@ def test_another_architecture_or_tokenizer_is_refused_before_anything_starts(sta
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match=f"data.tokenizer.path={path}"):
         initial = InitialWeights(path=str(path), digest="", vocab_size=0)
-        refuse_unlike(initial, LlamaConfig.from_dict(run.require_lineage().model), home / reference["path"])
+        refuse_unlike(initial, run.require_lineage().model, home / reference["path"])

@@ -10,6 +10,7 @@ import pytest
 from infini_llama.tasks.report.card import card
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path
 from infini_llama.tasks.storage.artifacts import commit, staging
+from support.made_up_runs import LINEAGE
 
 DATASET = {"path": "datasets/gone", "digest": "blake3:0", "chunks": "c", "sequence_length": 64}
 
@@ -22,7 +23,7 @@ def run(tmp_path) -> Path:
 
 
 def train_to(run: Path, steps: int) -> None:
-    lineage = {"dataset": DATASET, "model": {}, "train": {"max_steps": steps}}
+    lineage = LINEAGE | {"dataset": DATASET, "max_steps": steps}
     (run / "lineage.json").write_text(json.dumps(lineage))
     taken = [
         {"kind": "train", "step": step, "loss": 6 - step / steps, "tokens": 100 * step, "step_time": 0.1}

@@ -8,16 +8,16 @@ import pytest
 from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
-from infini_llama.tasks.runs.job_file import write_job
+from infini_llama.tasks.runs.resolved_file import write_resolved
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
 from infini_llama.tasks.storage.lease import this_machine
-from support.records import make_job
+from support.records import make_resolved
 
 
 def story(run, number: int, began: float, from_step: int, lines: list[dict], seconds: float | None, kind: str) -> None:
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
-    write_job(folder, make_job(run.path, started=StartTime(wall=began), from_step=from_step))
+    write_resolved(folder, make_resolved(run.path, started=StartTime(wall=began), from_step=from_step))
     (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
     if seconds is not None:
         append_attempt(run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds))

@@ -4,8 +4,8 @@ from infini_llama.tasks.records.status import RankError, RankStatus
 from infini_llama.tasks.runs.outcome import classify
 
 
-def word(rank, state, code=0, step=5, time=1.0, message=None, kind="RuntimeError"):
-    error = RankError(type=kind, message=message) if message else None
+def word(rank, state, code=0, step=5, time=1.0, message=None, kind="RuntimeError", peer_lost=False):
+    error = RankError(type=kind, message=message, peer_lost=peer_lost) if message else None
     place = {"pid": 1, "node": 0, "host": "here", "machine": "here"}
     return RankStatus(rank=rank, state=state, code=code, step=step, time=time, error=error, **place)
 
@@ -20,18 +20,26 @@ def test_all_preempted_carries_the_step_although_torchrun_flattens_the_code():
 
 
 def test_the_first_rank_that_failed_by_itself_is_the_cause():
-    lost = word(0, "failed", 70, time=1.0, message="[gloo] Connection closed by peer")
+    lost = word(0, "failed", 70, time=1.0, message="Connection closed by peer", peer_lost=True)
     cause = word(1, "failed", 65, time=2.0, message="shard is damaged", kind="DataError")
     outcome = classify(1, [lost, cause], "logs")
-    assert outcome.code == 65 and "rank 1" in outcome.message and "shard is damaged" in outcome.message
+    assert (
+        (outcome.code, outcome.culprit) == (65, 1)
+        and "rank 1" in outcome.message
+        and "shard is damaged" in outcome.message
+    )
 
 
 def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():
-    outcome = classify(
-        1, [word(0, "failed", 70, message="Connection closed by peer [127.0.0.1]:1"), word(1, "running", 70)], "logs"
-    )
-    assert outcome.kind == "failed" and outcome.code == 70
+    lost = word(0, "failed", 70, message="Connection closed by peer [127.0.0.1]:1", peer_lost=True)
+    outcome = classify(1, [lost, word(1, "running", 70)], "logs")
+    assert outcome.culprit is None and outcome.kind == "failed" and outcome.code == 70
     assert "rank 1 ended without an error report" in outcome.message
+
+
+def test_an_error_of_its_own_that_mentions_gloo_is_the_ranks_own():
+    own = word(1, "failed", 65, time=2.0, message="/data/gloo/NCCL.txt: Broken pipe", kind="DataError")
+    assert classify(1, [word(0, "running", 70), own], "logs").culprit == 1
 
 
 def test_a_killed_torchrun_is_named_by_its_signal():

@@ -1,58 +1,45 @@
 """Every attempt stays on record, whatever cut a line short."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.schema import PipelineConfig, TrainingConfig
-from infini_llama.model.config import LlamaConfig
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, cut_metrics, read_metrics
-from infini_llama.tasks.train.curriculum import in_samples
-from infini_llama.tasks.train.lineage import claim
-from support.records import make_dataset
+from infini_llama.tasks.train.resolve import bind
+from support.records import make_dataset, make_plan, make_resolved
 
-MODEL = LlamaConfig.from_dict(
-    {
-        "vocab_size": 61,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 16,
-    }
-)
 DATASET = make_dataset()
 
 
-@pytest.mark.parametrize(
-    ("now", "message"), [(False, ""), (True, "train.document_masking: False before, True now")], ids=["off", "on"]
-)
-def test_switching_on_what_an_older_version_did_not_have_is_a_change(tmp_path, caplog, now, message):
-    run, train = RunFolder(tmp_path), TrainingConfig().model_dump(mode="json")
-    older = {name: value for name, value in train.items() if name != "document_masking"}
-    config = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}})
-    claim(run, config, older, MODEL, DATASET)
-    claim(run, config, train | {"document_masking": now}, MODEL, DATASET)
-    assert message in caplog.text and bool(caplog.text) == now
+def config_in(home: Path, **sections: dict) -> PipelineConfig:
+    given = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(home), "name": "mine"}}
+    return PipelineConfig.model_validate(given | sections)
+
+
+def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplog):
+    bind(config_in(tmp_path), DATASET, make_plan())
+    bind(config_in(tmp_path, train={"log_every": 3}), DATASET, make_plan())
+    assert not caplog.text
+    bind(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
+    assert "train.document_masking: False before, True now" in caplog.text
+    with pytest.raises(ConfigError, match=r"train\.seed: 1234 before, 1 now"):
+        bind(config_in(tmp_path, train={"seed": 1}), DATASET, make_plan())
 
 
 def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     """Of 100 steps the first 50 are of short rows; stopped at 60 and resumed with 200, step 61 stays one of long rows."""
-    run, stage = RunFolder(tmp_path), {"sequence_length": 8, "until_fraction": 0.5}
-    given = {"data": {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}}
-    config = PipelineConfig.model_validate(given | {"train": {"max_steps": 100, "warmup_steps": 5}})
-    train = config.train.model_dump(mode="json")
-    table = {"chunks": "short", "chunks_digest": "same", "sequence_length": 8, "rows": 9}
-    dataset = make_dataset(curriculum=[table])
-    longer = train | {"max_steps": 200}
-    begun, resumed = (claim(run, config, each, MODEL, dataset) for each in (train, longer))
+    stage = {"sequence_length": 8, "until_fraction": 0.5}
+    data = {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}
+    dataset = make_dataset(curriculum=[{"chunks": "short", "chunks_digest": "same", "sequence_length": 8, "rows": 9}])
+    configs = [config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5}) for steps in (100, 200)]
+    begun, resumed = (bind(config, dataset, make_plan()) for config in configs)
     assert begun.curriculum_ends == resumed.curriculum_ends == (50,) and resumed.max_steps == 200
-    (stage,) = in_samples(config, dataset, resumed.curriculum_ends, 200)
-    assert (stage.chunks, stage.until) == ("short", 50 * config.train.global_batch_size)
-    run.lineage.write_text(json.dumps(begun.model_dump(mode="json", exclude={"curriculum_ends"})))
-    assert claim(run, config, longer, MODEL, dataset).curriculum_ends == (50,)
+    resolved = make_resolved(tmp_path / "runs" / "mine", configs[1], dataset=dataset, lineage=resumed)
+    assert resolved.shorter_rows == (("short", 50 * configs[1].train.global_batch_size),)
 
 
 def test_a_line_cut_short_costs_only_itself(tmp_path):

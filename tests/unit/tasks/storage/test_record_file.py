@@ -73,9 +73,9 @@ def test_a_record_of_another_run_is_named(tmp_path):
         write_of_run(run, run / "lineage.json", RECORD)
         write_of_run(run, run / "environment.json", RECORD)
         (run / "logs/attempt-01").mkdir(parents=True)
-        write_of_run(run, run / "logs/attempt-01/job.json", RECORD)
+        write_of_run(run, run / "logs/attempt-01/resolved.json", RECORD)
         assert read_of_run(run, run / "environment.json") == json.loads(RECORD.model_dump_json())
-    for name in ("environment.json", "lineage.json", "logs/attempt-01/job.json"):
+    for name in ("environment.json", "lineage.json", "logs/attempt-01/resolved.json"):
         kept = (one / name).read_bytes()
         (one / name).write_bytes((two / name).read_bytes())
         with pytest.raises(Damaged, match=name):

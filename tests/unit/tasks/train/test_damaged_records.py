@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.gc import Rules, collect, leftovers
@@ -24,7 +25,7 @@ from infini_llama.tasks.runs.runs import describe_run, list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import append_line
 from infini_llama.tasks.storage.locks import Lock
-from infini_llama.tasks.train.prepare import record_killed_attempts
+from infini_llama.tasks.train.attempt import record_killed_attempts
 from infini_llama.tasks.train.stage import finished, summarize
 from support.made_up_runs import LINEAGE, add_checkpoint
 
@@ -38,16 +39,16 @@ def run(tmp_path) -> RunFolder:
     """A finished run of 16 steps."""
     run = RunFolder(tmp_path / "runs" / "one")
     run.checkpoints.mkdir(parents=True)
-    run.lineage.write_text(json.dumps(LINEAGE | {"train": {"max_steps": 16}}))
+    run.lineage.write_text(json.dumps(LINEAGE))
     run.summary.write_text(json.dumps(SUMMARY))
     add_checkpoint(run, 16, 2.0)
     return run
 
 
-def add_attempt(run: RunFolder, number: int, job: object) -> Path:
+def add_attempt(run: RunFolder, number: int, given: object) -> Path:
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps(job))
+    (folder / "resolved.json").write_text(json.dumps(given))
     return folder
 
 
@@ -130,7 +131,10 @@ def test_an_altered_configuration_of_a_run_is_named(run, caplog):
     assert RunRecord(run.path).config == {"train": {"learning_rate": 0.25}} and not caplog.text
     text = run.config.read_text().replace("0.25", "0.75")
     run.config.write_text(text)
-    assert RunRecord(run.path).config == {"train": {"max_steps": 16}} and str(run.config) in caplog.text
+    assert (
+        RunRecord(run.path).config["train"]["learning_rate"] == TrainingConfig().learning_rate
+        and str(run.config) in caplog.text
+    )
     run.config.write_text(text.partition("\n")[2])  # as one who changes it on purpose does
     assert RunRecord(run.path).config == {"train": {"learning_rate": 0.75}}
 
@@ -182,7 +186,7 @@ def test_invalid_utf_8_lines_are_bad_lines(run):
     run.samples.write_bytes(b"\xff\n[1]\n")
     record = RunRecord(run.path)
     assert (record.attempts, record.evaluations, record.samples) == ([], [], [])
-    assert record.config == {"train": {"max_steps": 16}} and record.goodput.wall == 0.0
+    assert record.config["train"] == TrainingConfig().model_dump(mode="json") and record.goodput.wall == 0.0
 
 
 def test_a_folder_that_is_no_attempt_is_ignored(run):

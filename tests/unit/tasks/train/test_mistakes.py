@@ -2,26 +2,24 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.schema import PipelineConfig, TrainingConfig
-from infini_llama.model.config import LlamaConfig
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.plan import PinnedSettings
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.length import resolve_max_steps
-from infini_llama.tasks.train.prepare import choose_checkpoint, refuse_other_model
-from infini_llama.tasks.train.run_context import RunContext
+from infini_llama.tasks.train.resolve import bind, resolve_run
 from infini_llama.tasks.train.worker.callbacks.reporters import reporters
-from support.made_up_runs import LINEAGE
-from support.records import make_context, make_dataset, make_plan
+from support.records import make_dataset, make_lineage, make_plan
 
 INFINI = {"attention": "infini", "segment_length": 32}
 CPU = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=())
@@ -31,15 +29,20 @@ def settings(**sections: dict) -> dict:
     return parse_config({"data": {"source": "python-stdlib"}} | sections).model_dump(mode="json")
 
 
-def model(**changes: int) -> LlamaConfig:
-    sizes = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16}
-    return LlamaConfig.from_dict(sizes | heads | changes)
+def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_size: int = 64) -> ResolvedRun:
+    """The next attempt of a command at the run `mine`."""
+    model = {"hidden_size": hidden_size, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    runtime = {"home": str(home), "name": "mine", "resume": resume}
+    config = parse_config({"data": {"source": "python-stdlib"}, "model": model, "runtime": runtime})
+    lineage = make_lineage(config, make_dataset())
+    return resolve_run(config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False)
 
 
-def resuming(run: RunFolder, resume: str, invocation: str, model: LlamaConfig) -> RunContext:
-    config = parse_config({"data": {"source": "python-stdlib"}, "runtime": {"resume": resume}})
-    return make_context(run, config, invocation=invocation, model=model)
+def add_checkpoint(path: Path, model: dict) -> None:
+    path.parent.mkdir(parents=True)
+    staged = staging(path)
+    (staged / STATE_FILE).write_text(json.dumps({"model": model, "world_size": 1, "step": 7}))
+    commit(staged, path, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
 
 
 @pytest.mark.parametrize(
@@ -105,53 +108,38 @@ def test_workers_that_share_sequences_come_in_whole_groups(caplog):
 
 
 def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):
-    dataset = make_dataset()
-    train = TrainingConfig(max_steps=13, global_batch_size=8, warmup_steps=1)
-    assert resolve_max_steps(train, dataset, tmp_path) == 13
-    once = train.model_copy(update={"repeat_data": False})
+    def steps(name: str, **changes: object) -> int:
+        train = {"global_batch_size": 8, "warmup_steps": 1} | changes
+        given = settings(train=train, runtime={"home": str(tmp_path), "name": name})
+        return bind(PipelineConfig.model_validate(given), make_dataset(), make_plan()).max_steps
+
+    assert steps("repeats", max_steps=13) == 13
     with pytest.raises(ConfigError, match=r"104 .* 100 .* 12 "):
-        resolve_max_steps(once, dataset, tmp_path)
-    assert resolve_max_steps(once.model_copy(update={"max_steps": 12}), dataset, tmp_path) == 12
+        steps("once", max_steps=13, repeat_data=False)
+    assert steps("once", max_steps=12, repeat_data=False) == 12
     with pytest.raises(ConfigError, match="100"):
-        resolve_max_steps(once.model_copy(update={"max_steps": None, "num_epochs": 2.0}), dataset, tmp_path)
-
-
-def test_a_checkpoint_of_another_model(tmp_path):
-    state = {"model": {"hidden_size": 64, "vocab_size": 512}, "world_size": 1, "step": 7}
-    (tmp_path / STATE_FILE).write_text(json.dumps(state))
-    assert refuse_other_model(tmp_path, model(hidden_size=64, vocab_size=512), make_plan()) == 7
-    with pytest.raises(ConfigError, match=r"model\.hidden_size: 64 .* 128 "):
-        refuse_other_model(tmp_path, model(hidden_size=128, vocab_size=512), make_plan())
+        steps("epochs", num_epochs=2.0, repeat_data=False)
 
 
 def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
-    theirs, run = checkpoint_path(tmp_path / "theirs", 7), RunFolder(tmp_path / "mine")
-    run.checkpoints.mkdir(parents=True)
-    run.lineage.write_text(json.dumps(LINEAGE))
-    staged = staging(theirs)
-    (staged / STATE_FILE).write_text(json.dumps({"model": {"hidden_size": 64}, "world_size": 1, "step": 7}))
-    commit(staged, theirs, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
+    theirs = checkpoint_path(tmp_path / "theirs", 7)
+    add_checkpoint(theirs, {"hidden_size": 64})
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"model\.hidden_size"):
-            choose_checkpoint(resuming(run, str(theirs), "a", model(hidden_size=128)))
-        assert "resumed_from" not in run.read(run.lineage)
-    for _ in range(2):
-        assert choose_checkpoint(resuming(run, str(theirs), "a", model(hidden_size=64))) == (theirs, 7)
-        assert run.read(run.lineage)["resumed_from"] == str(theirs)
+        with pytest.raises(ConfigError, match=r"model\.hidden_size: 64 .* 128 "):
+            resolved(tmp_path, resume=str(theirs), hidden_size=128)
+        attempt = resolved(tmp_path, resume=str(theirs))
+        assert (attempt.resume_from, attempt.from_step, attempt.lineage.resumed_from) == (theirs, 7, str(theirs))
 
 
 def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
-    run = RunFolder(tmp_path / "mine")
+    run = RunFolder(tmp_path / "runs" / "mine")
     own = checkpoint_path(run.checkpoints, 7)
-    own.parent.mkdir(parents=True)
-    run.lineage.write_text(json.dumps(LINEAGE))
-    staged = staging(own)
-    (staged / STATE_FILE).write_text(json.dumps({"model": {}, "world_size": 1, "step": 7}))
-    commit(staged, own, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
+    add_checkpoint(own, {})
     append_attempt(run, AttemptRecord(attempt=1, invocation="a", kind="failed", code=70))
-    assert choose_checkpoint(resuming(run, "never", "a", model())) == (own, 7), "it was saved since"
+    attempt = resolved(tmp_path, "a", "never")
+    assert (attempt.resume_from, attempt.from_step) == (own, 7), "it was saved since"
     with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
-        choose_checkpoint(resuming(run, "never", "b", model()))
+        resolved(tmp_path, "b", "never")
 
 
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):

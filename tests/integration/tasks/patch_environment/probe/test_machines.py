@@ -128,7 +128,7 @@ def test_no_compiler(tmp_path):
 
 
 def test_other_runs_and_low_limits(tmp_path):
-    job = "/home/x/workspace/runs/big/logs/attempt-01/job.json"
+    job = "/home/x/workspace/runs/big/logs/attempt-01/resolved.json"
     files = {
         "proc/77/cmdline": f"python\0-m\0infini_llama.tasks.train.worker\0{job}\0",
         "proc/78/cmdline": f"python\0-m\0torch.distributed.run\0--module\0infini_llama.tasks.train.worker\0{job}\0",

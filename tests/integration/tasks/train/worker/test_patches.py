@@ -1,4 +1,4 @@
-"""A worker applies the patches that its job names, also where a person starts it."""
+"""A worker applies the patches that its plan names, also where a person starts it."""
 
 import json
 import os
@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from infini_llama.tasks.runs.job_file import write_job
-from support.records import make_job, make_plan
+from infini_llama.tasks.runs.resolved_file import write_resolved
+from support.records import make_plan, make_resolved
 
 
 @pytest.mark.parametrize("patches", [["rendezvous", "adam-weight-decay"], []])
 def test_a_worker_started_by_hand_applies_and_reports_the_rendezvous_patch(tmp_path, patches):
-    write_job(tmp_path, make_job(tmp_path, plan=make_plan(patches=patches, distributed_backend="none")))
+    write_resolved(tmp_path, make_resolved(tmp_path, plan=make_plan(patches=patches, distributed_backend="none")))
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path / "job.json")]
+    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path / "resolved.json")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     log = tmp_path / "rank-0.log"
     if patches:

@@ -9,11 +9,10 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.lineage import claim
-from infini_llama.tasks.train.prepare import training_job
+from infini_llama.tasks.train.resolve import bind, resolve_run
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
-from support.records import make_context
+from support.records import make_plan
 
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 SIZES |= {"num_key_value_heads": 1, "attention": "softmax"}
@@ -30,12 +29,10 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         given = {"data": data(), "model": SIZES, "train": SHORT | changes}
         config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
         run = RunFolder(home / "runs" / name)
-        context = make_context(run, config, dataset=DatasetRef.from_json(reference))
-        claim(run, config, context.train.model_dump(mode="json"), context.model, context.dataset)
-        chosen = checkpoints.newest_good(run.checkpoints)
+        dataset, plan = DatasetRef.from_json(reference), make_plan()
+        resolved = resolve_run(config, dataset, plan, bind(config, dataset, plan), invocation="", verify_on_read=False)
         attempt_dir = run.path / "logs" / "attempt-01"
         attempt_dir.mkdir(parents=True, exist_ok=True)
-        job = training_job(context, chosen, 0, 1.0)
         heartbeat = Heartbeat(attempt_dir, 0)
 
         def measure(*arguments: object) -> Validation:
@@ -48,7 +45,7 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
                 pass
 
         monkeypatch.setattr(ValidationSet, "measure", measure)
-        Trainer(job, ranks, Stop(), heartbeat).fit()
+        Trainer(resolved, ranks, Stop(), heartbeat).fit()
         return run
 
     return attempt

@@ -8,35 +8,36 @@ import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
-from infini_llama.tasks.records.job import TrainingJob
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.train.worker.strategies import consistency
 from infini_llama.tasks.train.worker.strategies.consistency import NodeFacts, code_digest, differences, facts
-from support.records import make_job, make_plan
+from support.records import make_plan, make_resolved
 from support.stages import preprocess
 
 
-def job_for(home: Path, reference: dict) -> TrainingJob:
-    return make_job(home, dataset=home / reference["path"], chunks=reference["chunks"], plan=make_plan(nnodes=2))
+def resolved_for(home: Path, reference: dict) -> ResolvedRun:
+    return make_resolved(home / "runs" / "one", dataset=DatasetRef.from_json(reference), plan=make_plan(nnodes=2))
 
 
 @pytest.fixture
 def both(monkeypatch):
-    """both(first, other): what the first ranks of two nodes with these jobs raise."""
+    """both(first, other): what the first ranks of two nodes so resolved raise."""
 
-    def raised(job: TrainingJob, store: HashStore) -> PipelineError | None:
+    def raised(resolved: ResolvedRun, store: HashStore) -> PipelineError | None:
         try:
-            consistency.require_same_nodes(job, store)
+            consistency.require_same_nodes(resolved, store)
         except PipelineError as error:
             return error
 
-    def compare(first: TrainingJob, other: TrainingJob) -> list[PipelineError | None]:
+    def compare(first: ResolvedRun, other: ResolvedRun) -> list[PipelineError | None]:
         store = HashStore()
         with ThreadPoolExecutor(2) as pool:
             pending = []
-            for node, job in enumerate((first, other)):
+            for node, resolved in enumerate((first, other)):
                 monkeypatch.setenv("LOCAL_RANK", "0")
                 monkeypatch.setenv("GROUP_RANK", str(node))
-                pending.append(pool.submit(raised, job, store))
+                pending.append(pool.submit(raised, resolved, store))
                 while not store.check([f"facts-{node}"]):  # it has read its variables
                     pass
             monkeypatch.setenv("LOCAL_RANK", "1")  # another rank of the last node publishes nothing and raises the same
@@ -46,16 +47,16 @@ def both(monkeypatch):
 
 
 def test_consistent_nodes_start(built, both):
-    job = job_for(*built)
-    assert both(job, job) == [None, None, None]
+    resolved = resolved_for(*built)
+    assert both(resolved, resolved) == [None, None, None]
 
 
 def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, tmp_path, both):
-    job = job_for(*built)
-    unlike = job_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), str(tmp_path / "other")))
-    errors = both(job, unlike)
+    resolved = resolved_for(*built)
+    unlike = resolved_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), str(tmp_path / "other")))
+    errors = both(resolved, unlike)
     assert all(isinstance(error, ConfigError) for error in errors) and len({str(error) for error in errors}) == 1
-    here, there = (facts(one)["dataset"] for one in (job, unlike))
+    here, there = (facts(one)["dataset"] for one in (resolved, unlike))
     assert here != there and f"has dataset {there}, but node 0" in str(errors[0]) and "node 1 (" in str(errors[0])
     assert "has order and tokens of the first rows" in str(errors[0])
 
@@ -63,7 +64,7 @@ def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, t
 def test_a_node_that_does_not_see_the_dataset_is_bad_data_on_all(built, both):
     home, reference = built
     elsewhere = home.with_name("unmounted")
-    errors = both(job_for(home, reference), job_for(elsewhere, reference))
+    errors = both(resolved_for(home, reference), resolved_for(elsewhere, reference))
     assert all(isinstance(error, DataError) for error in errors)
     assert "node 1 (" in str(errors[0]) and str(elsewhere) in str(errors[0])
 

@@ -13,10 +13,9 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.rows.tables import digest_of_tables
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.job import CurriculumStage
-from infini_llama.tasks.train.curriculum import in_samples, last_steps, refuse_stages
+from infini_llama.tasks.train.resolve import bind
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
-from support.records import make_dataset
+from support.records import make_dataset, make_plan, make_resolved
 from support.stages import lookup, plan, preprocess, reference_for, verify
 
 CPU = torch.device("cpu")
@@ -66,31 +65,33 @@ def test_any_number_of_ranks_and_micro_batches_gives_the_same_rows_in_the_same_o
     assert seen == batches().rows(8 * step).tolist()
 
 
-def config(**data) -> PipelineConfig:
+def config(home: str = "workspace", model: dict | None = None, repeat_data: bool = True, **data) -> PipelineConfig:
     given = {"source": "python-stdlib", "sequence_length": 32} | data
-    train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5}
-    return PipelineConfig.model_validate({"data": given, "train": train})
+    train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5, "repeat_data": repeat_data}
+    sections = {"data": given, "train": train, "model": model or {}, "runtime": {"home": home, "name": "mine"}}
+    return PipelineConfig.model_validate(sections)
 
 
-def test_steps_and_shares_become_samples(caplog):
+def test_steps_and_shares_become_samples(tmp_path, caplog):
     caplog.set_level("WARNING", "infini_llama")
     tables = [{"chunks": name, "chunks_digest": name, "sequence_length": 8, "rows": 9} for name in ("a", "b")]
-    dataset = make_dataset(curriculum=tables)
+    dataset = make_dataset(curriculum=tables, sequence_length=32)
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
+
+    def shorter_rows(home: str, stages: list[dict], **changes) -> tuple[tuple[str, int], ...]:
+        settings = config(str(tmp_path / home), curriculum=stages, **changes)
+        lineage = bind(settings, dataset, make_plan())
+        return make_resolved(tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage).shorter_rows
+
     shares = [length | {"until_fraction": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
-    expected = (CurriculumStage(chunks="a", until=200), CurriculumStage(chunks="b", until=400))
-    assert last_steps(config(curriculum=shares).data, 100) == (25, 50)
-    assert in_samples(config(curriculum=shares), dataset, (25, 50), 100) == expected and not caplog.text
+    assert shorter_rows("shares", shares) == (("a", 200), ("b", 400)) and not caplog.text
     steps = [length | {"until_step": step} for length, step in zip(lengths, (25, 100), strict=True)]
-    resolved = config(curriculum=steps)
-    assert in_samples(resolved, dataset, last_steps(resolved.data, 100), 100)[1].until == 800
+    assert shorter_rows("steps", steps) == (("a", 200), ("b", 800))
     assert "train.max_steps=100" in caplog.text
-    once = resolved.model_copy(update={"train": resolved.train.model_copy(update={"repeat_data": False})})
     with pytest.raises(ConfigError, match=r"data\.curriculum"):
-        refuse_stages(once)
-    infini = resolved.model.model_copy(update={"attention": "infini", "segment_length": 8})
+        shorter_rows("once", steps, repeat_data=False)
     with pytest.raises(ConfigError, match=r"model\.segment_length=8"):
-        refuse_stages(resolved.model_copy(update={"model": infini}))
+        shorter_rows("infini", steps, model={"attention": "infini", "segment_length": 8})
 
 
 @pytest.mark.parametrize(

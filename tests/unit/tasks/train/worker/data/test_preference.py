@@ -6,15 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.schema import TrainingConfig
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.train.length import refuse_repeats
+from infini_llama.tasks.train.resolve import bind
 from infini_llama.tasks.train.worker.data import preference
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.mixture import mixed_rows
 from infini_llama.tasks.train.worker.data.preference import lengths_of_rows, preferring
+from support.records import SPLIT, make_dataset, make_plan
 from support.stages import preprocess
 
 
@@ -122,7 +123,9 @@ def test_the_rows_of_a_dataset_on_disk(data, tmp_path, small_parts):
     assert len(set(seen.tolist())) > 0.9 * len(reader)
 
 
-def test_rows_that_may_not_repeat_cannot_be_preferred():
-    train = TrainingConfig(repeat_data=False, prefer_long_documents=1)
+def test_rows_that_may_not_repeat_cannot_be_preferred(tmp_path):
+    train = {"repeat_data": False, "prefer_long_documents": 1}
+    runtime = {"home": str(tmp_path), "name": "mine"}
+    given = {"data": {"source": "python-stdlib"}, "train": train, "runtime": runtime}
     with pytest.raises(ConfigError, match=r"train\.prefer_long_documents=1"):
-        refuse_repeats(train, 1000, 10**9)
+        bind(PipelineConfig.model_validate(given), make_dataset(train=SPLIT | {"rows": 10**9}), make_plan())

@@ -1,0 +1,282 @@
+"""What a run is, and what its next attempt does: decided here from configuration, dataset, plan and the run's history."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from infini_llama.configs.deepspeed import refuse_contradictions
+from infini_llama.configs.durations import count
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject, JsonValue
+from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
+from infini_llama.configs.schema.section import Resume, resume_policies
+from infini_llama.configs.secrets import without_secrets
+from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.goodput import StartTime
+from infini_llama.tasks.records.lineage import Lineage, LineageDataset, LineageStage
+from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
+from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.goodput import goodput
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.storage.lease import this_machine
+from infini_llama.tasks.train.grace import grace_period
+from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
+
+log = logging.getLogger("infini_llama.train")
+POLICIES = resume_policies(TrainingConfig)
+# Compared otherwise: the length in steps, the weights by their digest, and what a plan decides as part of the environment.
+NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_fields}
+
+
+def bind(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
+    """What the run `config.runtime.name` is: written as lineage.json, with config.yaml; or the folder is refused.
+
+    Raises:
+        ConfigError: the settings contradict each other, or the folder belongs to another dataset, architecture or start; it names
+            every difference.
+    """
+    home = config.runtime.home.resolve()
+    run = RunFolder(home / "runs" / config.runtime.name)
+    before = run.read_lineage()
+    initial = initial_weights(config.train.init_from, before)
+    vocabulary = (initial or dataset).vocab_size
+    model = LlamaConfig.from_dict(config.model.architecture(vocabulary, dataset.sequence_length))
+    _refuse_stages(config)
+    max_steps = _max_steps(config.train, dataset, home)
+    refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
+    lineage = Lineage(
+        dataset=_bound_dataset(config, dataset),
+        model=model,
+        train=config.train,
+        max_steps=max_steps,
+        init_from=initial,
+        # More steps later do not send a run back to shorter rows.
+        curriculum_ends=before.curriculum_ends if before else _last_steps(config.data, max_steps),
+        skipped_samples=before.skipped_samples if before else (),
+        micro_batch_limit=before.micro_batch_limit if before else None,
+        resumed_from=before.resumed_from if before else None,
+    )
+    if before:
+        _refuse_another(run, before, lineage)
+    elif initial:
+        refuse_unlike(initial, model, home / dataset.path)
+    _warn_of_unused_stages(config.data, lineage)
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    run.write_lineage(lineage)
+    run.write_config(without_secrets(config).model_dump(mode="json", exclude={"deployment"}))
+    return lineage
+
+
+def resolve_run(
+    config: PipelineConfig,
+    dataset: DatasetRef,
+    plan: EnvironmentPlan,
+    lineage: Lineage,
+    invocation: str,
+    verify_on_read: bool,
+) -> ResolvedRun:
+    """The next attempt of a run.
+
+    Args:
+        lineage: of `bind`, or as the last attempt's end has changed it.
+
+    Raises:
+        ConfigError: runtime.resume names no checkpoint of this run, or the orchestrator leaves no time to save.
+    """
+    run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
+    resume = config.runtime.resume
+    if resume in ("must", "never", "best") and is_retry(run, invocation):
+        resume = "auto"  # the rule holds for the first attempt of a command
+    chosen = checkpoints.choose(run.checkpoints, resume, lineage.resumed_from)
+    from_step = _refuse_other_model(chosen, lineage.model, plan) if chosen else 0
+    if resume not in ("auto", "must", "never", "best"):  # a path holds until the run has a checkpoint of its own since
+        lineage = lineage.resuming(resume)
+    now = time.time()
+    return ResolvedRun(
+        started=StartTime(wall=now, monotonic=time.monotonic(), machine=this_machine()),
+        from_step=from_step,
+        run_dir=run.path,
+        config=config,
+        dataset=dataset,
+        plan=plan,
+        lineage=lineage,
+        verify_on_read=verify_on_read,
+        invocation=invocation,
+        resume_from=chosen,
+        goodput=goodput(run, from_step, now),
+        grace_period=grace_period(run, config.runtime),
+    )
+
+
+def resolve_again(before: ResolvedRun, lineage: Lineage | None = None) -> ResolvedRun:
+    """The attempt after `before`, from the newest checkpoint; where the end of that one has changed it, with this lineage."""
+    return resolve_run(
+        before.config,
+        before.dataset,
+        before.plan,
+        lineage or before.lineage,
+        before.invocation,
+        before.verify_on_read,
+    )
+
+
+def is_retry(run: RunFolder, invocation: str) -> bool:
+    """Whether this command has made an attempt before."""
+    return any(record.invocation == invocation for record in attempts(run))
+
+
+def source_weights(data: DataConfig) -> dict[str, float] | None:
+    """The weight of each source, which decide the order of samples; None without any."""
+    return {source.name: source.weight for source in data.sources if source.weight} or None
+
+
+def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
+    """Steps of the run: a function of the settings and the dataset.
+
+    Raises:
+        ConfigError: the warm-up would not end, or rows would be seen twice although `train.repeat_data` is off.
+    """
+    rows, batch, steps = dataset.train.rows, train.global_batch_size, train.max_steps
+    if steps is None:
+        if train.num_epochs is not None:
+            steps, setting = math.ceil(train.num_epochs * rows / batch), f"train.num_epochs={train.num_epochs:g}"
+        else:
+            assert train.max_tokens is not None  # one of the three is set
+            reader = TokenReader(home / dataset.path, dataset.chunks, "train", verify_on_read=True)
+            targets = reader.count_targets(np.arange(rows))
+            steps = math.ceil(count(train.max_tokens) * rows / (batch * targets))
+            setting = f"train.max_tokens={train.max_tokens}"
+        log.info("%s: %d steps of %d sequences; the dataset has %d sequences", setting, steps, batch, rows)
+        if train.warmup_steps >= steps:
+            raise ConfigError(
+                f"train.warmup_steps={train.warmup_steps} must be fewer than the {steps} steps of {setting}; lower it, or train longer."
+            )
+    _refuse_repeats(train, steps, rows)
+    return steps
+
+
+def _refuse_repeats(train: TrainingConfig, steps: int, rows: int) -> None:
+    """Where `train.repeat_data` is off, refuse a run that may see one of the `rows` training rows twice."""
+    batch = train.global_batch_size
+    if not train.repeat_data and train.prefer_long_documents:
+        raise ConfigError(
+            f"train.prefer_long_documents={train.prefer_long_documents:g} repeats sequences of long documents before "
+            "others are used, but train.repeat_data is false; set it to true, or set prefer_long_documents=0."
+        )
+    if not train.repeat_data and steps * batch > rows:
+        raise ConfigError(
+            f"train.max_steps={steps} of train.global_batch_size={batch} sequences need {steps * batch:,} sequences, "
+            f"but the dataset has {rows:,} and train.repeat_data is false; train at most {rows // batch} steps, or "
+            "set it to true."
+        )
+
+
+def _refuse_stages(config: PipelineConfig) -> None:
+    """Check data.curriculum against the sections train and model.
+
+    Raises:
+        ConfigError: rows may not repeat, but each stage begins the text anew; or rows are too short for the memory to be used.
+    """
+    stages, model = config.data.curriculum, config.model
+    if stages and not config.train.repeat_data:
+        raise ConfigError(
+            "data.curriculum reads the text again for each sequence length, but train.repeat_data is false; set it "
+            "to true, or use one length."
+        )
+    shortest = min((stage.sequence_length for stage in stages), default=None)
+    if shortest and model.attention == "infini" and shortest <= model.segment_length:
+        raise ConfigError(
+            f"data.curriculum has sequences of {shortest} tokens, one segment of "
+            f"model.segment_length={model.segment_length}, in which the memory is never read and its gates are not "
+            "trained; use more than one segment in each stage."
+        )
+
+
+def _last_steps(data: DataConfig, max_steps: int) -> tuple[int, ...]:
+    """The last step of each stage of data.curriculum, shares counted of `max_steps`."""
+    return tuple(
+        stage.until_step or max(1, round((stage.until_fraction or 0.0) * max_steps)) for stage in data.curriculum
+    )
+
+
+def _warn_of_unused_stages(data: DataConfig, lineage: Lineage) -> None:
+    for stage, last_step in zip(data.curriculum, lineage.curriculum_ends, strict=True):
+        log.info("sequences of %d tokens until step %d", stage.sequence_length, last_step)
+        if last_step >= lineage.max_steps:
+            log.warning(
+                "data.curriculum: the stage of sequence_length=%d ends at step %d, but train.max_steps=%d; the run "
+                "ends before the longer sequences",
+                stage.sequence_length,
+                last_step,
+                lineage.max_steps,
+            )
+
+
+def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDataset:
+    stages = tuple(
+        LineageStage(**stage.model_dump(mode="json"), chunks_digest=table.chunks_digest)
+        for stage, table in zip(config.data.curriculum, dataset.curriculum, strict=True)
+    )
+    return LineageDataset(
+        path=dataset.path,
+        digest=dataset.digest,
+        chunks=dataset.chunks,
+        chunks_digest=dataset.chunks_digest,
+        sequence_length=dataset.sequence_length,
+        weights=source_weights(config.data),
+        curriculum=stages or None,
+    )
+
+
+def _refuse_another(run: RunFolder, before: Lineage, now: Lineage) -> None:
+    """Refuse what would be another run; log what makes the run another one than began."""
+    changed = _differences(_compared(before), _compared(now), "train")
+    refused = [
+        *_differences(before.dataset.to_json(), now.dataset.to_json(), "dataset").values(),
+        *_differences(before.model.to_dict(), now.model.to_dict(), "model").values(),
+        *(line for name, line in changed.items() if POLICIES[name] is Resume.FIXED),
+    ]
+    started, starts = (start.digest if start else "no weights" for start in (before.init_from, now.init_from))
+    refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
+    if refused:
+        raise ConfigError(
+            f"run folder {run.path} belongs to another run; choose another runtime.name. Differences", refused
+        )
+    for name, line in changed.items():
+        if POLICIES[name] is not Resume.FREE:
+            log.warning("%s: from here on, the run is no longer bitwise identical to an uninterrupted one.", line)
+
+
+def _compared(lineage: Lineage) -> JsonObject:
+    settings = lineage.train.model_dump(mode="json") | {"max_steps": lineage.max_steps}
+    return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
+
+
+def _differences(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], section: str) -> dict[str, str]:
+    """A sentence for each setting that has another value now, by its name."""
+    return {key: f"{section}.{key}: {before[key]} before, {now[key]} now" for key in before if before[key] != now[key]}
+
+
+def _refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan) -> int:
+    """Step of the checkpoint, once it is known to be of this architecture."""
+    state, here = checkpoints.read_state(chosen), model.to_dict()
+    there = state.model
+    if differing := [key for key in there if key in here and there[key] != here[key]]:
+        lines = [f"model.{key}: {there[key]} there, {here[key]} here" for key in differing]
+        raise ConfigError(f"checkpoint {chosen} has another architecture", lines)
+    if state.world_size != plan.world_size:
+        log.warning(
+            "the checkpoint was written by %d worker(s) and is resumed by %d: the samples and their order stay the "
+            "same, but sums are rounded differently, so the run is no longer bitwise identical to an "
+            "uninterrupted one.",
+            state.world_size,
+            plan.world_size,
+        )
+    return state.step

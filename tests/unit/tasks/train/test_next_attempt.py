@@ -1,0 +1,127 @@
+"""What the next attempt is after one that ran out of memory or diverged."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.records.lineage import SampleRange
+from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.status import RankError
+from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
+from infini_llama.tasks.runs.outcome import Outcome
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
+from infini_llama.tasks.storage.artifacts import commit, staging
+from infini_llama.tasks.train.retries import next_attempt
+from infini_llama.tasks.train.worker.data.order import next_sample
+from support.records import make_plan, make_resolved
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder(tmp_path / "runs" / "mine")
+    run.checkpoints.mkdir(parents=True)
+    for step in (10, 20, 30):
+        add_checkpoint(run, step)
+    return run
+
+
+@pytest.fixture
+def begun(run):
+    """begun(**sections): the first attempt of the run."""
+
+    def begin(plan=None, **sections: dict) -> ResolvedRun:
+        own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
+        own["runtime"] |= sections.pop("runtime", {})
+        return make_resolved(run.path, parse_config(own | sections), plan=plan or make_plan())
+
+    return begin
+
+
+def add_checkpoint(run: RunFolder, step: int) -> None:
+    target = checkpoint_path(run.checkpoints, step)
+    staged = staging(target)
+    (staged / "train_state.json").write_text(
+        json.dumps({"step": step, "samples": step * 8, "model": {}, "world_size": 1})
+    )
+    commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
+
+
+def after(attempt: ResolvedRun, code: int, error: RankError | None = None) -> ResolvedRun | None:
+    return next_attempt(attempt, Outcome("failed", code, "", error=error))
+
+
+def diverged(attempt: ResolvedRun, first_skip: int, samples: int) -> ResolvedRun | None:
+    return after(attempt, 72, RankError(type="Diverged", first_skip=first_skip, samples=samples))
+
+
+def skipped(attempt: ResolvedRun) -> list[tuple[int, int]]:
+    return [(one.first, one.end) for one in attempt.lineage.skipped_samples]
+
+
+def test_after_running_out_of_memory_the_micro_batch_halves_to_what_divides_a_ranks_share(begun):
+    train = {"global_batch_size": 24, "micro_batch_size": 1}
+    attempt = begun(make_plan(nproc_per_node=2, micro_batch_size=6), train=train)
+    sizes = [attempt.micro_batch_size]
+    while attempt := after(attempt, 71):
+        sizes.append(attempt.micro_batch_size)
+        assert attempt.plan.micro_batch_size == 6, "the plan stays"
+    assert sizes == [6, 3, 1]
+
+
+def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun):
+    first = diverged(begun(runtime={"max_rollbacks": 2}), 25, 260)
+    assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
+    assert first.from_step == 20 and skipped(first) == [(160, 260)]
+    second = diverged(first, 3, 40)
+    assert second.resume_from is None and skipped(second)[-1] == (0, 40), "before every checkpoint: from the start"
+    assert diverged(second, 3, 40) is None
+
+
+def test_a_rollback_that_diverges_again_goes_further_back(run, begun):
+    attempt = diverged(begun(runtime={"max_rollbacks": 1}), 35, 300)
+    assert skipped(attempt) == [(240, 300)]
+    attempt = diverged(attempt, 31, 320)
+    assert skipped(attempt) == [(160, 320)], "one rollback, to an older checkpoint"
+    assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
+    attempt = diverged(diverged(attempt, 21, 340), 11, 360)
+    assert committed(run.checkpoints) == []
+    assert skipped(attempt) == [(0, 360)], "from the start"
+    assert diverged(attempt, 1, 380) is None, "nothing older exists"
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_rollback_after_progress_is_another_one(run, begun, limit):
+    attempt = diverged(begun(runtime={"max_rollbacks": limit}), 15, 150)
+    add_checkpoint(run, 20)
+    again = diverged(attempt, 25, 260)
+    assert (again and skipped(again)) == (None if limit == 1 else [(80, 150), (160, 260)])
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(7, None), (2, [(160, 172), (0, 40)])])
+def test_no_rollback_where_other_samples_would_be_seen_twice(begun, steps, kept):
+    """The dataset has 100 rows."""
+    train = {"max_steps": steps, "warmup_steps": 1, "global_batch_size": 8, "micro_batch_size": 2, "repeat_data": False}
+    attempt = diverged(begun(train=train, runtime={"max_rollbacks": 3}), 25, 172)
+    assert skipped(attempt) == [(160, 172)]
+    again = diverged(attempt, 3, 40)
+    assert (again and skipped(again)) == kept
+
+
+def test_skipped_samples_are_passed_over_also_where_ranges_touch():
+    ranges = [SampleRange(first=first, end=end) for first, end in ((40, 60), (10, 20), (20, 40))]
+    assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [0, 9, 60, 60, 60, 60, 60]
+
+
+@given(step=st.integers(0, 12), torn=st.integers(0, 30))
+def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(tmp_path_factory, step, torn):
+    run = RunFolder(tmp_path_factory.mktemp("run"))
+    lines = [
+        json.dumps({"kind": kind, "step": number}) + "\n" for number in range(1, 11) for kind in ("train", "validation")
+    ]
+    run.metrics.write_text("".join(lines) + lines[0][:torn].rstrip("\n"))
+    cut_metrics(run, step)
+    assert run.metrics.read_text() == "".join(lines[: 2 * min(step, 10)])
+    assert len(read_metrics(run)) == 2 * min(step, 10)
