@@ -30,7 +30,7 @@ from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
-from infini_llama.tasks.preprocess.sources.sources import Source, sources
+from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
@@ -190,7 +190,7 @@ def write_beginning(
     if not re.fullmatch(RUN_NAME, name):
         raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
     refuse_as_new(output)
-    found = sources(TextConfig(files=files))[0]
+    found = files_of(TextConfig(files=files))[0]
     text = sampled_tokens(found)
     if text < FEWEST_SEQUENCES * SHORTEST:
         raise DataError(
@@ -223,7 +223,7 @@ def write_beginning(
     )
 
 
-def sampled_tokens(found: list[Source]) -> int:
+def sampled_tokens(found: list[TextFile]) -> int:
     """Tokens in these sources, estimated from the text in some whole files of them."""
     sizes = [source.size() for source in found]
     read = text = 0
@@ -260,7 +260,7 @@ class Planned:
         output: Path,
         files: list[str],
         name: str,
-        found: list[Source],
+        found: list[TextFile],
         text: int,
         attention: str,
         facts: MachineFacts,
@@ -379,7 +379,7 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _warning(found: list[Source], chosen: Planned, text: int) -> str | None:
+def _warning(found: list[TextFile], chosen: Planned, text: int) -> str | None:
     if len(found) == 1 and _is_one_text(found[0]):
         return (
             f"{found[0]} is one document, and whole documents are held out; split it into several files, or "
@@ -394,7 +394,7 @@ def _warning(found: list[Source], chosen: Planned, text: int) -> str | None:
     return None
 
 
-def _held_out(found: list[Source], length: int) -> str:
+def _held_out(found: list[TextFile], length: int) -> str:
     """The line of the held-out text: of a few files of one document each, a fraction may hold out none."""
     few = len(found) < 20 and all(map(_is_one_text, found))
     if len(found) < 2 or not few:
@@ -404,5 +404,5 @@ def _held_out(found: list[Source], length: int) -> str:
     return f"# held out, instead of a fraction of the files, which are few\n  validation_files: {json.dumps([str(chosen)])}"
 
 
-def _is_one_text(source: Source) -> bool:
+def _is_one_text(source: TextFile) -> bool:
     return (format_of(source.path.name) or PLAIN[0]) in PLAIN

@@ -14,7 +14,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.patterns import matching_files
-from infini_llama.tasks.preprocess.sources.sources import Source
+from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.progress import Reached
@@ -139,7 +139,7 @@ def texts_of(files: list[str], text_column: str) -> Iterator[str]:
         DataError: nothing matches, a file cannot be read, or a record is damaged.
     """
     for path, name in matching_files(files, "--files", "auto"):
-        source = Source(path, name, text_column, "--files")
+        source = TextFile(path, name, text_column, "--files")
         try:
             for record in source.records():
                 if isinstance(record, Fault):

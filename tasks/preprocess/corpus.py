@@ -14,9 +14,9 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources.sources import origins, sources
+from infini_llama.tasks.preprocess.sources.sources import files_of, sections
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, is_given, load, tokenizer_of, train
-from infini_llama.tasks.preprocess.tokens.keys import SourceText, learned_key
+from infini_llama.tasks.preprocess.tokens.keys import SourceUnits, learned_key
 from infini_llama.tasks.preprocess.tokens.parts import (
     NAMED,
     Documents,
@@ -24,11 +24,11 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     KnownParts,
     Part,
     PartReader,
-    PartText,
+    PartReport,
     parts_of,
     place_of,
 )
-from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, is_whole, remove_unfinished
+from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, remove_unfinished, verify_or_remove
 from infini_llama.tasks.preprocess.workers.mapping import Job, prepare_parts
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.manifest import LeftOut
@@ -41,11 +41,15 @@ log = logging.getLogger("infini_llama.preprocess")
 
 @dataclass(frozen=True)
 class SourceParts:
-    """The parts of one of data.sources (`name`), or of the section `data` (""); validation: of files or a split held out as a whole."""
+    """The parts of one of data.sources (`name`), or of the section `data` ("").
+
+    Attributes:
+        mixed, held_out: as of `SourceUnits`.
+    """
 
     name: str
-    training: list[Part]
-    validation: list[Part]
+    mixed: list[Part]
+    held_out: list[Part]
 
 
 class LearnedTokenizer(Record):
@@ -69,20 +73,20 @@ class Corpus:
         self.data, self.home = data, home
         self.sources: list[SourceParts] = []
         self.other_files: dict[str, int] = {}
-        for name, origin in origins(data).items():
-            training, held_out = sources(origin, name, self.other_files)
+        for name, section in sections(data).items():
+            files, held_out = files_of(section, name, self.other_files)
             share = 0.0 if held_out else data.validation_fraction
-            self.sources.append(SourceParts(name, parts_of(training, share), parts_of(held_out, 1.0)))
+            self.sources.append(SourceParts(name, parts_of(files, share), parts_of(held_out, 1.0)))
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.known = KnownParts(home / "units" / "parts", self.filters)
-        self.texts: dict[Part, PartText] = {}
+        self.reports: dict[Part, PartReport] = {}
 
     @property
     def parts(self) -> list[Part]:
         """All parts, held-out text first."""
         return [
-            *chain.from_iterable(source.validation for source in self.sources),
-            *chain.from_iterable(source.training for source in self.sources),
+            *chain.from_iterable(source.held_out for source in self.sources),
+            *chain.from_iterable(source.mixed for source in self.sources),
         ]
 
     @property
@@ -95,32 +99,31 @@ class Corpus:
         files = [[[place_of(file) for file in part.files], part.stamps, part.span] for part in self.parts]
         return checksum_of([self.data.model_dump(mode="json"), files]).removeprefix("blake3:")
 
-    def is_known(self) -> bool:
-        """Whether all text was read before and is unchanged; nothing is read for that."""
+    def recall(self) -> bool:
+        """Look up what was read of the parts before; whether that is all. No text is read."""
         for part in self.parts:
-            if part not in self.texts and (text := self.known.get(part)) is not None:
-                self.texts[part] = text
-        return len(self.texts) == len(self.parts)
+            if part not in self.reports and (report := self.known.get(part)) is not None:
+                self.reports[part] = report
+        return len(self.reports) == len(self.parts)
 
     def read(self) -> None:
         """Reads the parts that are not known, for the names of their units."""
-        self.is_known()
+        self.recall()
         for part in self.parts:
-            if part not in self.texts:
+            if part not in self.reports:
                 for _ in self._units(part):
                     pass
 
     def _units(self, part: Part) -> Iterator[Documents]:
         reader = PartReader(part, self.filters)
-        for _, documents in reader.units():
-            yield documents
-        self._remember(part, reader.text())
+        yield from reader.units()
+        self._remember(part, reader.report())
 
-    def _remember(self, part: Part, text: PartText) -> None:
-        if self.texts.get(part, text) != text:
+    def _remember(self, part: Part, report: PartReport) -> None:
+        if self.reports.get(part, report) != report:
             raise DataError(f"{part} changed while it was being prepared; run the same command again.")
-        self.texts[part] = text
-        self.known.remember(part, text)
+        self.reports[part] = report
+        self.known.remember(part, report)
 
     def prepare(self, recipe: Recipe) -> None:
         """Writes the units that are not in the store or do not verify there, by `data.num_workers` processes or a cluster.
@@ -129,49 +132,46 @@ class Corpus:
             DataError, PipelineError, EngineDiffers: as of `prepare_parts`.
         """
         remove_unfinished(recipe)
-        self.is_known()
+        self.recall()
         missing = [part for part in self.parts if not self._is_prepared(part, recipe)]
         if len(missing) < len(self.parts):
             log.info(
                 "%d of %d parts of the text are tokenized already", len(self.parts) - len(missing), len(self.parts)
             )
         done, total = 0, sum(part.size for part in missing)
-        for part, text in prepare_parts(Job(recipe, self.filters), missing, self.data):
-            self._remember(part, text)
+        for part, report in prepare_parts(Job(recipe, self.filters), missing, self.data):
+            self._remember(part, report)
             done += part.size
             log.info("tokenizing", extra={"progress": megabytes(done, total)})
 
     def _is_prepared(self, part: Part, recipe: Recipe) -> bool:
-        text = self.texts.get(part)
-        return text is not None and all(is_whole(recipe, unit.name) for unit in text.units)
+        report = self.reports.get(part)
+        return report is not None and all(verify_or_remove(recipe, unit.name) for unit in report.units)
 
-    def units(self, source: SourceParts) -> tuple[list[str], list[str]]:
-        """Names of the units of its training and its validation files, in order; all parts are known."""
-        bad = {file.path for part in self.parts if not self.texts[part].is_readable for file in part.files}
+    def units_by_source(self) -> list[SourceUnits]:
+        """The units of each source as the keys take them; all parts are known."""
+        # One damaged range leaves out the large file as a whole; a damaged file in a run leaves itself out.
+        bad = {file.path for part in self.parts if not self.reports[part].is_readable for file in part.files}
 
         def names(parts: Sequence[Part]) -> list[str]:
             used = (part for part in parts if len(part.files) > 1 or part.files[0].path not in bad)
-            return [unit.name for part in used for unit in self.texts[part].units]
+            return [unit.name for part in used for unit in self.reports[part].units]
 
-        return names(source.training), names(source.validation)
-
-    def source_texts(self) -> list[SourceText]:
-        """The text of each source as the keys take it; all parts are known."""
-        return [SourceText(source.name, *self.units(source)) for source in self.sources]
+        return [SourceUnits(source.name, names(source.mixed), names(source.held_out)) for source in self.sources]
 
     def left_out(self, duplicates: int = 0, also_validation: int = 0) -> LeftOut:
         """Which records are left out; the counts of duplicates are of a selection of the units."""
-        texts = [self.texts[part] for part in self.parts if part in self.texts]
+        reports = [self.reports[part] for part in self.parts if part in self.reports]
         found = Counter[str]()
-        for text in texts:
+        for report in reports:
             found.update(
-                {name: getattr(text, name) for name in ("records", "empty", "too_short", "bad_records", "bad_files")}
+                {name: getattr(report, name) for name in ("records", "empty", "too_short", "bad_records", "bad_files")}
             )
         return LeftOut(
             **found,
             duplicates=duplicates,
             also_validation=also_validation,
-            bad=tuple(chain.from_iterable(text.bad for text in texts))[:NAMED],
+            bad=tuple(chain.from_iterable(report.bad for report in reports))[:NAMED],
             other_files=self.other_files,
             duplicates_dropped=self.data.deduplicate,
         )
@@ -185,7 +185,7 @@ class Corpus:
         """
         if is_given(self.data.tokenizer):
             return load(self.data.tokenizer)
-        if self.is_known() and (learned := self._learned()):
+        if self.recall() and (learned := self._learned()):
             return learned
         trained = train(self._training_texts(), self.data.tokenizer)
         if learned := self._learned():  # of the same text, which was not recognized before it was read
@@ -196,7 +196,7 @@ class Corpus:
         return trained
 
     def _file(self) -> Path:
-        return self.home / "units" / "tokenizers" / f"{learned_key(self.data, self.source_texts())[:32]}.json"
+        return self.home / "units" / "tokenizers" / f"{learned_key(self.data, self.units_by_source())[:32]}.json"
 
     def _learned(self) -> Tokenizer | None:
         file = self._file()
@@ -214,12 +214,12 @@ class Corpus:
         """The documents that are not held out, read in order; copies count as often as they occur."""
         held_out: set[bytes] = set()
         for source in self.sources:
-            for part in source.validation:
+            for part in source.held_out:
                 for documents in self._units(part):
                     held_out.update(map(xxh3_128_digest, documents.texts))
         done, total = 0, self.size
         for source in self.sources:
-            for part in source.training:
+            for part in source.mixed:
                 for documents in self._units(part):
                     hashes = list(map(xxh3_128_digest, documents.texts))
                     table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)

@@ -101,7 +101,7 @@ class Preparation:
 
     def lookup(self) -> DatasetRef | None:
         """The reference of the complete dataset; None where something is missing, or the text has to be read to know. Nothing is read."""
-        if not self.corpus.is_known():
+        if not self.corpus.recall():
             return None
         planned = self._planned()
         return self._reference(planned, built=[]) if self._is_complete(planned) else None
@@ -131,6 +131,7 @@ class Preparation:
                 resolve_device(self.data.device, self.data.packing)  # a missing one is refused before the work
                 tokenized = self._tokenize()
                 planned = self._planned()
+                # The same text at other places has the same dataset, and another lock around its preparation.
                 with _locked(locks / f"dataset-{planned.key[:12]}.lock"):
                     reference = self._reference(planned, self._build_missing(planned, tokenized))
             set_pointer(datasets, "latest", reference.name)
@@ -143,13 +144,12 @@ class Preparation:
 
     def _planned(self) -> DatasetPlan:
         corpus = self.corpus
-        texts = [corpus.texts[part] for part in corpus.parts]
-        if not any(text.units for text in texts):
+        if not any(report.units for report in corpus.reports.values()):
             log_left_out(corpus.left_out())
             raise DataError(
                 "every file that data.files matches is empty, or all documents are skipped; there is no text to train on."
             )
-        tokens = tokens_key(self.data, corpus.source_texts())
+        tokens = tokens_key(self.data, corpus.units_by_source())
         keys = [chunks_key(section, tokens) for section in with_curriculum(self.data)]
         first, *stages = [PlannedTable(chunks=key[:12], chunks_key=key) for key in keys]
         return DatasetPlan(
@@ -219,16 +219,17 @@ class Preparation:
             if not is_complete(table, "chunks", key):
                 _clear(table)
                 write_table(section, folder, table, key)
-                built += ["chunks"] * ("chunks" not in built)
+                if "chunks" not in built:
+                    built.append("chunks")
         return built
 
     def _build_tokens(self, planned: DatasetPlan, tokenized: _Tokenized) -> None:
         """Writes the token level of the dataset from the units of the text."""
         data, folder = self.data, self._folder(planned)
         units = [
-            SourceUnit(text.name, open_unit(tokenized.recipe, name))
-            for text in self.corpus.source_texts()
-            for name in (*text.validation, *text.training)
+            SourceUnit(source.name, open_unit(tokenized.recipe, name))
+            for source in self.corpus.units_by_source()
+            for name in (*source.held_out, *source.mixed)
         ]
         folder.parent.mkdir(parents=True, exist_ok=True)
         selection = select([own.unit for own in units], data.deduplicate, folder.parent)
@@ -240,7 +241,8 @@ class Preparation:
             for split in SPLITS:
                 if not written[split]:
                     log_left_out(left_out)
-                    raise self._too_few(split, int(selection.kept.sum()))
+                    kept = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
+                    raise self._too_few(split, kept)
             tokenizer = tokenized.tokenizer
             (staged / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
             save_array(staged / "token_bytes.npy", token_bytes(tokenizer))

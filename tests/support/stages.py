@@ -12,12 +12,12 @@ from infini_llama.tasks.preprocess import stage, summary
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-from infini_llama.tasks.preprocess.tokens.keys import SourceText
+from infini_llama.tasks.preprocess.tokens.keys import SourceUnits
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.selection import select
 from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.manifest import LeftOut
+from infini_llama.tasks.records.manifest import SPLITS, LeftOut
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.verify_data import checks
 
@@ -47,7 +47,7 @@ class Survey:
     validation: list[str]
     report: LeftOut
     names: list[str]
-    identity: list[SourceText]
+    identity: list[SourceUnits]
 
 
 def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
@@ -57,25 +57,23 @@ def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
         tokenizer = train_bpe([], 257, 2)
         recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine(), "")
         corpus.prepare(recipe)
-        texts = corpus.source_texts()
-        units = [open_unit(recipe, name) for text in texts for name in (*text.validation, *text.training)]
+        sources = corpus.units_by_source()
+        units = [open_unit(recipe, name) for source in sources for name in (*source.held_out, *source.mixed)]
         selection = select(units, corpus.data.deduplicate, Path(folder))
         split: dict[str, list[str]] = {}
-        first = 0
-        for name in ("validation", "train"):
+        for name in SPLITS:
             split[name] = []
-            for unit in (unit for unit in units if unit.manifest.content[name].documents):
-                offsets, values = map_list(unit.stream(name))
-                documents = [values[start : end - 1].tolist() for start, end in pairwise(offsets)]
-                kept = selection.kept[first : first + len(documents)]
-                split[name] += [tokenizer.decode(ids) for ids, is_kept in zip(documents, kept, strict=True) if is_kept]
-                first += len(documents)
+            for unit, kept in zip(units, selection.kept[name], strict=True):
+                if len(kept):
+                    offsets, values = map_list(unit.stream(name))
+                    documents = [values[start : end - 1].tolist() for start, end in pairwise(offsets)]
+                    split[name] += [tokenizer.decode(ids) for ids, own in zip(documents, kept, strict=True) if own]
         names = [file.name for part in corpus.parts for file in part.files]
         return Survey(
             **split,
             report=corpus.left_out(selection.duplicates, selection.also_validation),
             names=names,
-            identity=texts,
+            identity=sources,
         )
 
 

@@ -1,4 +1,4 @@
-"""Where text comes from: a fixed, ordered list of places, each of which is read as a sequence of texts."""
+"""Where text comes from: the sections of a configuration that name text, and the files of each."""
 
 import platform
 import re
@@ -24,7 +24,7 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class Source:
+class TextFile:
     """One file, one split of a Hugging Face dataset, or texts that are made: its place here and its name everywhere."""
 
     path: Path | RemoteFile
@@ -33,7 +33,6 @@ class Source:
     key: str = "data.files"
     dataset: HubSplit | None = None
     format: str = "auto"
-    origin: str = ""  # of several sources in data.sources, the one it belongs to
     made: PasskeyTexts | None = None
 
     def __str__(self) -> str:
@@ -97,61 +96,61 @@ class Source:
         return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
-def origins(data: DataConfig) -> dict[str, TextConfig]:
+def sections(data: DataConfig) -> dict[str, TextConfig]:
     """The sections that name text: `data` itself, or each of data.sources by its name, in the order of names."""
-    return {origin.name: origin for origin in _by_name(data)} or {"": data}
+    return {source.name: source for source in _by_name(data)} or {"": data}
 
 
 def _by_name(data: DataConfig) -> list[SourceConfig]:
-    return sorted(data.sources, key=lambda origin: origin.name)
+    return sorted(data.sources, key=lambda source: source.name)
 
 
-def sources(
-    text: TextConfig, origin: str = "", passed_over: dict[str, int] | None = None
-) -> tuple[list[Source], list[Source]]:
+def files_of(
+    section: TextConfig, name: str = "", others: dict[str, int] | None = None
+) -> tuple[list[TextFile], list[TextFile]]:
     """What a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
 
     Args:
-        passed_over: counts the other files in folders, by kind.
+        name: of the section in data.sources; "" for `data` itself.
+        others: counts the other files in folders, by kind.
 
     Raises:
         DataError: nothing matches.
     """
-    column, section = text.text_column, f"data.sources.{origin}" if origin else "data"
-    if text.source == "huggingface":
-        splits = [text.dataset_split, *([text.validation_split] if text.validation_split else [])]
-        revision = commit_of(text.dataset, text.revision)
+    column, place = section.text_column, f"data.sources.{name}" if name else "data"
+    if section.source == "huggingface":
+        splits = [section.dataset_split, *([section.validation_split] if section.validation_split else [])]
+        revision = commit_of(section.dataset, section.revision)
         named = [
-            Source(
-                Path(text.dataset),
+            TextFile(
+                Path(section.dataset),
                 split,
                 column,
-                f"{section}.dataset",
-                HubSplit(text.dataset, text.dataset_config, split, revision, text.streaming),
-                origin=origin,
+                f"{place}.dataset",
+                HubSplit(section.dataset, section.dataset_config, split, revision, section.streaming),
             )
             for split in splits
         ]
         return named[:1], named[1:]
-    if text.source == "passkey":
-        made = PasskeyTexts(**text.passkey.model_dump())
-        return [Source(Path("passkey"), "passkey", column, f"{section}.passkey", origin=origin, made=made)], []
-    stdlib, form = text.source == "python-stdlib", text.format
+    if section.source == "passkey":
+        made = PasskeyTexts(**section.passkey.model_dump())
+        return [TextFile(Path("passkey"), "passkey", column, f"{place}.passkey", made=made)], []
+    stdlib, form = section.source == "python-stdlib", section.format
 
-    def placed(found: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[Source]:
-        return [Source(path, portable(name), column, key, format=form, origin=origin) for path, name in found]
+    def placed(found: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
+        return [TextFile(path, portable(name), column, key, format=form) for path, name in found]
 
     training = placed(
-        python_stdlib() if stdlib else matching_files(text.files, f"{section}.files", form, passed_over),
-        f"{section}.files",
+        python_stdlib() if stdlib else matching_files(section.files, f"{place}.files", form, others),
+        f"{place}.files",
     )
-    key = f"{section}.validation_files"
-    held_out = placed(matching_files(text.validation_files, key, form, passed_over), key)
+    key = f"{place}.validation_files"
+    held_out = placed(matching_files(section.validation_files, key, form, others), key)
     if not held_out:
         return training, held_out
     real = RealPaths()
-    own = {real.of(source.path) for source in held_out}
-    return [source for source in training if real.of(source.path) not in own], held_out
+    own = {real.of(file.path) for file in held_out}
+    return [file for file in training if real.of(file.path) not in own], held_out
 
 
 def describe(data: DataConfig) -> Provenance:
@@ -159,11 +158,11 @@ def describe(data: DataConfig) -> Provenance:
     if not data.sources:
         return _provenance(data)
     several = []
-    for origin in _by_name(data):
-        own = _provenance(origin)
-        license = origin.license if origin.license != "not stated" else own.license
-        several.append(own.model_copy(update={"name": origin.name, "weight": origin.weight, "license": license}))
-    licenses = sorted({origin.license for origin in several})
+    for source in _by_name(data):
+        own = _provenance(source)
+        license = source.license if source.license != "not stated" else own.license
+        several.append(own.model_copy(update={"name": source.name, "weight": source.weight, "license": license}))
+    licenses = sorted({source.license for source in several})
     return Provenance(source="mixture", sources=tuple(several), license="; ".join(licenses))
 
 

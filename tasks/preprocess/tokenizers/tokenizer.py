@@ -139,7 +139,7 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-@lru_cache(maxsize=1)  # a large vocabulary takes long, and the survey, the key and the build all ask for it
+@lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
 def _parsed(description: str) -> tuple[Tokenizer, bool]:
     """The tokenizer of a tokenizer.json, and whether its ids have gaps."""
     tokenizer = within_limits(lambda: Tokenizer.from_str(description), len(description))

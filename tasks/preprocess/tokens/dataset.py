@@ -52,13 +52,11 @@ def write_splits(
         selection: of these units.
         has_prompts: whether their streams have a column with the tokens of each document's prompt.
     """
-    first, written = 0, dict[str, list[WrittenShard]]()
-    for split in reversed(SPLITS):
+    written = dict[str, list[WrittenShard]]()
+    for split in SPLITS:
         (folder / split).mkdir()
         written[split] = []
-        for own in units:
-            count = own.unit.manifest.content[split].documents
-            kept, first = selection.kept[first : first + count], first + count
+        for own, kept in zip(units, selection.kept[split], strict=True):
             if kept.any():
                 file = f"{split}/data-{len(written[split]):05d}.arrow"
                 written[split].append(_write(own, split, kept, folder / file, has_prompts))

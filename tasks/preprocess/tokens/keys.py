@@ -12,19 +12,20 @@ TOKENS_VERSION, CHUNKS_VERSION = FORMAT_VERSIONS["dataset"], FORMAT_VERSIONS["ch
 
 
 @dataclass(frozen=True)
-class SourceText:
-    """The text of one of data.sources, or of the section `data` (name ""): names of units, in order.
+class SourceUnits:
+    """Names of the units of one of data.sources, or of the section `data` (name ""), in order.
 
     Attributes:
-        validation: of files or a split that are validation text as a whole.
+        mixed: of files that are training text, and of which a share may be held out, document by document.
+        held_out: of files or a split that are validation text as a whole.
     """
 
     name: str
-    training: Sequence[str]
-    validation: Sequence[str]
+    mixed: Sequence[str]
+    held_out: Sequence[str]
 
 
-def tokens_key(data: DataConfig, texts: Sequence[SourceText]) -> str:
+def tokens_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
     """64 hex digits for the token level: text, split and tokenizer; no path, device or time."""
     return _hex(
         {
@@ -32,15 +33,15 @@ def tokens_key(data: DataConfig, texts: Sequence[SourceText]) -> str:
             "tokenizer": tokenizer_identity(data.tokenizer),
             "deduplicate": data.deduplicate,
             "answer_after": data.answer_after,
-            "sources": [[text.name, list(text.training), list(text.validation)] for text in texts],
+            "sources": [[source.name, list(source.mixed), list(source.held_out)] for source in sources],
         }
     )
 
 
-def learned_key(data: DataConfig, texts: Sequence[SourceText]) -> str:
-    """64 hex digits for a tokenizer that is learned from these texts."""
-    sources = [[list(text.training), list(text.validation)] for text in texts]
-    return _hex({"tokenizer": tokenizer_identity(data.tokenizer), "sources": sources})
+def learned_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
+    """64 hex digits for a tokenizer that is learned from these sources."""
+    names = [[list(source.mixed), list(source.held_out)] for source in sources]
+    return _hex({"tokenizer": tokenizer_identity(data.tokenizer), "sources": names})
 
 
 def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:

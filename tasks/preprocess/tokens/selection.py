@@ -1,7 +1,7 @@
 """Which documents of the units are in a dataset: exact duplicates and copies of validation text are found by the hashes in their tables."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -21,12 +21,12 @@ class Selection:
     """The documents that are kept, and how many are not.
 
     Attributes:
-        kept: bool [documents] of the units' validation text, unit after unit, and then of their training text.
+        kept: by split, bool [documents] of each unit.
         duplicates: documents whose text came before; kept unless they are to be dropped.
         also_validation: training documents whose text is validation text.
     """
 
-    kept: np.ndarray
+    kept: Mapping[str, Sequence[np.ndarray]]
     duplicates: int
     also_validation: int
 
@@ -40,21 +40,24 @@ def select(units: Sequence[Unit], drop_duplicates: bool, folder: Path) -> Select
         units: in the order of their documents.
         folder: for temporary files.
     """
-    held_out = sum(unit.manifest.content.validation.documents for unit in units)
-    total = held_out + sum(unit.manifest.content.train.documents for unit in units)
-    is_first, is_held_out = np.ones(total, dtype=bool), np.zeros(total, dtype=bool)
+    # Validation text is numbered first, so that the first of several alike is held out if any is.
+    order = [(split, unit.manifest.content[split].documents) for split in reversed(SPLITS) for unit in units]
+    held_out = sum(count for split, count in order if split == "validation")
+    total = sum(count for _, count in order)
+    is_first, is_leak = np.ones(total, dtype=bool), np.zeros(total, dtype=bool)
     hashes = (unit.documents(split)["hash"] for split in reversed(SPLITS) for unit in units)
     for numbers, first in _first_alike(hashes, total, folder):
         is_first[numbers] = numbers == first
-        is_held_out[numbers] = first < held_out
-    leaks = is_held_out
-    leaks[:held_out] = False
-    copies = ~is_first & ~leaks
-    return Selection(
-        kept=~(leaks | copies) if drop_duplicates else ~leaks,
-        duplicates=int(copies.sum()),
-        also_validation=int(leaks.sum()),
-    )
+        is_leak[numbers] = first < held_out
+    is_leak[:held_out] = False
+    is_copy = ~is_first & ~is_leak
+    is_kept = ~(is_leak | is_copy) if drop_duplicates else ~is_leak
+    kept: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    begin = 0
+    for split, count in order:
+        kept[split].append(is_kept[begin : begin + count])
+        begin += count
+    return Selection(kept, duplicates=int(is_copy.sum()), also_validation=int(is_leak.sum()))
 
 
 def _first_alike(hashes: Iterable[np.ndarray], total: int, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.sources.sources import Source
+from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES
 from infini_llama.tasks.preprocess.tokenizers.encoder import first_special, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import Encode, open_engine
@@ -90,8 +90,8 @@ def remove_unfinished(recipe: Recipe) -> None:
                 shutil.rmtree(left)
 
 
-def is_whole(recipe: Recipe, name: str) -> bool:
-    """Whether the unit is there with the bytes that its manifest states; a damaged one is deleted."""
+def verify_or_remove(recipe: Recipe, name: str) -> bool:
+    """Whether the unit is there with the bytes that its manifest states; all are read. A damaged one is deleted."""
     folder = recipe.unit(name)
     if not folder.exists():
         return False
@@ -104,14 +104,15 @@ def is_whole(recipe: Recipe, name: str) -> bool:
     return True
 
 
-def write_unit(recipe: Recipe, name: str, documents: Documents, held_out: float) -> None:
+def write_unit(recipe: Recipe, documents: Documents) -> None:
     """Encodes the documents and writes their unit, unless it is there.
 
     Raises:
         DataError: a text becomes a special token, or has no answer.
         EngineDiffers: a fast engine was caught with other ids than the reference's.
     """
-    if is_whole(recipe, name):
+    name, held_out = documents.name, documents.held_out
+    if verify_or_remove(recipe, name):
         return
     writer = _writer(recipe)
     table = np.empty(len(documents.texts), DOCUMENT)
@@ -203,24 +204,24 @@ class _Writer:
                 ids, offsets, prompts = encode_answers(self.engine, batch, self.answer_after)
             except ValueError:
                 number = next(number for number in numbers if self.answer_after not in documents.texts[number])
-                raise self._without_answer(documents.source(number), documents.texts[number]) from None
+                raise self._without_answer(documents.file_of(number), documents.texts[number]) from None
             if (place := first_special(self.special, ids)) is not None:
                 number = numbers[int(np.searchsorted(offsets, place, side="right")) - 1]
-                raise self._special(documents.source(number), int(ids[place]))
+                raise self._special(documents.file_of(number), int(ids[place]))
             self.stream.add(ids, offsets, self.recipe.eos, prompts)
         return self.stream
 
-    def _without_answer(self, source: Source, text: bytes) -> DataError:
+    def _without_answer(self, file: TextFile, text: bytes) -> DataError:
         return DataError(
-            f"{source} has a document without data.answer_after={self.recipe.answer_after!r} ({text.decode()[:60]!r} …), so it has "
+            f"{file} has a document without data.answer_after={self.recipe.answer_after!r} ({text.decode()[:60]!r} …), so it has "
             "no answer; leave it out, correct the key, or set data.loss_on=all."
         )
 
-    def _special(self, source: Source, token: int) -> DataError:
+    def _special(self, file: TextFile, token: int) -> DataError:
         return DataError(
-            f"{source} has a text that contains '{self.tokenizer.id_to_token(token)}', which becomes that special token with this "
+            f"{file} has a text that contains '{self.tokenizer.id_to_token(token)}', which becomes that special token with this "
             "tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or leave the file out of "
-            f"{source.key}."
+            f"{file.key}."
         )
 
 

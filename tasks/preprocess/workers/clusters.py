@@ -114,7 +114,7 @@ def open_cluster(data: DataConfig) -> Iterator[Cluster]:
         raise ConfigError(
             f"data.engine={data.engine}: {missing.name} is not installed; install infini-llama[{data.engine}]."
         ) from None
-    with ENGINES[data.engine](module, data) as cluster:
+    with CLUSTERS[data.engine](module, data) as cluster:
         yield cluster
 
 
@@ -250,4 +250,4 @@ def _over_ray(ray: Any, data: DataConfig) -> Iterator[RayCluster]:
         yield RayCluster(ray, data)
 
 
-ENGINES = {"dask": _over_dask, "ray": _over_ray}
+CLUSTERS = {"dask": _over_dask, "ray": _over_ray}

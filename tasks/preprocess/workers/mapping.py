@@ -13,7 +13,7 @@ from multiprocessing.connection import wait as wait_for
 
 from infini_llama.configs.errors import PipelineError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.tokens.parts import Filters, Part, PartReader, PartText
+from infini_llama.tasks.preprocess.tokens.parts import Filters, Part, PartReader, PartReport
 from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, write_unit
 from infini_llama.tasks.preprocess.workers.clusters import open_cluster
 
@@ -28,15 +28,15 @@ class Job:
     filters: Filters
 
 
-def prepare_part(job: Job, part: Part) -> PartText:
+def prepare_part(job: Job, part: Part) -> PartReport:
     """Reads a part and writes those of its units that are missing or damaged."""
     reader = PartReader(part, job.filters)
-    for name, documents in reader.units():
-        write_unit(job.recipe, name, documents, part.held_out)
-    return reader.text()
+    for documents in reader.units():
+        write_unit(job.recipe, documents)
+    return reader.report()
 
 
-def prepare_parts(job: Job, parts: Sequence[Part], data: DataConfig) -> Iterator[tuple[Part, PartText]]:
+def prepare_parts(job: Job, parts: Sequence[Part], data: DataConfig) -> Iterator[tuple[Part, PartReport]]:
     """Each part and what was read of it, in any order. A part is done again where its worker was lost.
 
     Raises:

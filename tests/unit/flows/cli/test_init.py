@@ -9,7 +9,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.init import sampled_tokens, write_beginning
-from infini_llama.tasks.preprocess.sources.sources import sources
+from infini_llama.tasks.preprocess.sources.sources import files_of
 from support.stages import survey
 
 
@@ -76,6 +76,6 @@ def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
     (tmp_path / "plain.txt").write_text(text)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
     plain, packed = (
-        sampled_tokens(sources(TextConfig(files=[str(tmp_path / name)]))[0]) for name in ("plain.txt", "packed.txt.gz")
+        sampled_tokens(files_of(TextConfig(files=[str(tmp_path / name)]))[0]) for name in ("plain.txt", "packed.txt.gz")
     )
     assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1

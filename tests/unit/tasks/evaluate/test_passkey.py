@@ -14,7 +14,7 @@ from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, begin, controls, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
-from infini_llama.tasks.preprocess.sources.sources import sources
+from infini_llama.tasks.preprocess.sources.sources import files_of
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import load_run
 from support.stages import describe, preprocess
@@ -240,7 +240,7 @@ def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
 
 def test_a_dataset_from_rank_files(data, tmp_path):
     settings = data() | {"source": "passkey", "passkey": {"documents": 60, "repetitions": 2}}
-    (source,), held_out = sources(DataConfig.model_validate(settings))
+    (source,), held_out = files_of(DataConfig.model_validate(settings))
     assert not held_out and list(source.records()) == list(PasskeyTexts(60, 2))
     reference = preprocess(settings, str(tmp_path))
     assert reference["train"]["documents"] + reference["validation"]["documents"] == 60

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.tokens.keys import SourceText, chunks_key, learned_key, tokens_key
+from infini_llama.tasks.preprocess.tokens.keys import SourceUnits, chunks_key, learned_key, tokens_key
 from infini_llama.tasks.preprocess.tokens.parts import Documents
 from infini_llama.tasks.preprocess.tokens.units import is_held_out
 
-TEXTS = [SourceText("", ["aa", "bb"], ["cc"])]
+TEXTS = [SourceUnits("", ["aa", "bb"], ["cc"])]
 
 
 def data(**given: object) -> DataConfig:
@@ -34,12 +34,12 @@ def test_settings_that_determine_the_tokens_are_in_the_key(change):
 @pytest.mark.parametrize(
     "texts",
     [
-        [SourceText("", ["aa"], ["cc"])],
-        [SourceText("", ["bb", "aa"], ["cc"])],
-        [SourceText("", ["aa", "bb"], [])],
-        [SourceText("", ["aa", "bb", "cc"], [])],
-        [SourceText("x", ["aa", "bb"], ["cc"])],
-        [SourceText("", ["aa"], []), SourceText("", ["bb"], ["cc"])],
+        [SourceUnits("", ["aa"], ["cc"])],
+        [SourceUnits("", ["bb", "aa"], ["cc"])],
+        [SourceUnits("", ["aa", "bb"], [])],
+        [SourceUnits("", ["aa", "bb", "cc"], [])],
+        [SourceUnits("x", ["aa", "bb"], ["cc"])],
+        [SourceUnits("", ["aa"], []), SourceUnits("", ["bb"], ["cc"])],
     ],
 )
 def test_every_unit_its_place_and_its_source_are_in_the_key(texts):
@@ -48,20 +48,20 @@ def test_every_unit_its_place_and_its_source_are_in_the_key(texts):
 
 def test_the_name_of_a_unit_is_that_of_its_documents_and_of_the_share_that_is_held_out():
     names = [
-        Documents([b"ab", b"c"], []).name(0.1),
-        Documents([b"a", b"bc"], []).name(0.1),
-        Documents([b"abc"], []).name(0.1),
-        Documents([b"c", b"ab"], []).name(0.1),
-        Documents([b"ab", b"c"], []).name(0.2),
+        Documents([b"ab", b"c"], [], 0.1).name,
+        Documents([b"a", b"bc"], [], 0.1).name,
+        Documents([b"abc"], [], 0.1).name,
+        Documents([b"c", b"ab"], [], 0.1).name,
+        Documents([b"ab", b"c"], [], 0.2).name,
     ]
     assert len(set(names)) == 5 and {len(name) for name in names} == {32}
-    assert Documents([b"ab", b"c"], []).name(0.1) == names[0]
+    assert Documents([b"ab", b"c"], [], 0.1).name == names[0]
 
 
 def test_a_learned_tokenizer_is_that_of_its_settings_and_text_and_not_of_rows():
     key = learned_key(DATA, TEXTS)
     assert learned_key(data(packing="padded"), TEXTS) == key != learned_key(data(tokenizer={"vocab_size": 300}), TEXTS)
-    assert learned_key(DATA, [SourceText("", ["aa"], ["cc"])]) != key
+    assert learned_key(DATA, [SourceUnits("", ["aa"], ["cc"])]) != key
 
 
 @pytest.mark.parametrize(

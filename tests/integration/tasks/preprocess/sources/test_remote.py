@@ -140,7 +140,7 @@ def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(folder, tmp
         web.sent.clear()
         corpus = Corpus(DataConfig(files=[f"{web.url}/copy/*"]), tmp_path / "home")
         corpus.read()
-        return corpus.source_texts(), sorted(name for name in web.sent if name.endswith(".txt"))
+        return corpus.units_by_source(), sorted(name for name in web.sent if name.endswith(".txt"))
 
     monkeypatch.setattr(parts, "RUN_BYTES", 1)  # each file is a part
     first = look()

@@ -7,7 +7,7 @@ import pytest
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
-from infini_llama.tasks.preprocess.sources.sources import describe, sources
+from infini_llama.tasks.preprocess.sources.sources import describe, files_of
 from support.stages import Survey, survey
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path):
-    training, held_out = sources(DataConfig(source="python-stdlib"))
+    training, held_out = files_of(DataConfig(source="python-stdlib"))
     assert not held_out and sum(source.size() for source in training) > 5_000_000
     found = {source.name for source in training}
     assert len(found) > 300 and {"os.py", "json/decoder.py"} <= found and all(name.endswith(".py") for name in found)
