@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-from infini_llama.configs.reading import dotted
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.naming import resolved
@@ -48,12 +47,7 @@ def has_finished(config: PipelineConfig) -> bool:
         return False
     try:
         record = RunRecord(run.path)
-        requested = dotted(without_secrets(settings).model_dump(mode="json", exclude={"deployment"}))
-        recorded = dotted(record.config)  # with what `auto` and the length in epochs or tokens came to
-        decided = {
-            key for key, value in requested.items() if value == "auto" or (key == "train.max_steps" and not value)
-        }
-        if any(recorded.get(key) != value for key, value in requested.items() if key not in decided):
+        if record.config != without_secrets(settings).model_dump(mode="json", exclude={"deployment"}):
             return False
         dataset = lookup(settings.data, settings.runtime.home)
         return dataset is not None and dataset.path == record.lineage.dataset.path
