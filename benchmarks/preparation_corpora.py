@@ -23,7 +23,7 @@ def train_tokenizer(texts: list[str]) -> Any:
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 
     for part in range(8):
-        tokenizer = train_bpe(texts[part::8], 32768, 2)
+        tokenizer = train_bpe(texts[part::8], 32768)
         fault = compare(FAST, tokenizer, golden(tokenizer)) if find_spec(FAST) else None
         if not fault:
             return tokenizer

@@ -97,7 +97,10 @@ KEYS = {
     "steps": "train.max_steps",
     "tensorboard_dir": "runtime.home",
     "tokenizer_type": "data.tokenizer.kind",
+    "runtime.orchestrator_grace": "runtime.grace_period",
+    "train.eval_sequences": "train.eval_tokens",
     "train.num_workers": "train.dataloader_num_workers",
+    "train.sample_prompt": "train.sample_prompts",
     "train_batch_size": "train.global_batch_size",
     "train_micro_batch_size_per_gpu": "train.micro_batch_size",
     "use_amp": "environment.precision",
@@ -110,9 +113,21 @@ KEYS = {
 
 # Keys that are none any more, each with what the program does instead.
 DECIDED = {
+    "data.residency": "on a GPU, tokens that take at most a tenth of the memory are kept there",
+    "data.tokenizer.min_frequency": "a merge needs two occurrences",
+    "data.tokenizer.pattern": "a .tiktoken file is read with the pattern of cl100k_base; name data.tokenizer.encoding for another one",
     "environment.fuse_projections": "projections are computed one by one",
     "environment.half_weights": "weights are fp32, and autocast casts them",
     "environment.tune": "the plan follows from the machine and the shapes; `run --dry-run` shows it with its reasons",
+    "model.first_segment": "the gate is not applied while the memory is empty",
+    "model.memory_gradient_segments": "the gradient goes back through the memory to the sequence's beginning",
+    "model.rope_scaling.mscale": "yarn has the temperature of its paper, or model.rope_scaling.attention_factor",
+    "model.rope_scaling.mscale_all_dim": "yarn has the temperature of its paper, or model.rope_scaling.attention_factor",
+    "model.rope_scaling.truncate": "yarn's ramp starts and ends at whole indices",
+    "train.early_stopping_min_delta": "every lower validation loss is an improvement",
+    "train.skip_window": "skipped updates are counted over 100 steps",
+    "train.weight_decay_embeddings": "embeddings do not decay",
+    "verify.full_below": "checksums of up to 20 GB are checked before training, and of more when a shard is first read",
     "train.tensor_parallel": "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
 }
 

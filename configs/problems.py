@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, ByteSize, ValidationError
@@ -103,12 +104,18 @@ def _unknown_keys(
         if field is None:
             hint, meant = _hint(steps, value, section)
             yield steps, (), f"{_dotted(steps)}: unknown key; {hint}", meant
-        elif (below := section_of(field.annotation)) and _is_mapping(value):
+        elif (below := section_of(field.annotation) or _section_or_null(field.annotation)) and _is_mapping(value):
             yield from _unknown_keys(value, below, steps)
         elif (below := _sections_in(field.annotation)) and _is_list(value):
             for number, entry in enumerate(value):
                 if _is_mapping(entry):
                     yield from _unknown_keys(entry, below, (*steps, number))
+
+
+def _section_or_null(annotation: Any) -> type[BaseModel] | None:
+    """The section of a key that may also be null, None for a key of another kind."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return section_of(kinds[0]) if len(kinds) == 1 and get_origin(annotation) is UnionType else None
 
 
 def _sections_in(annotation: Any) -> type[BaseModel] | None:

@@ -58,7 +58,7 @@ def has_finished(config: PipelineConfig) -> bool:
 def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineResult:
     """The stages behind preprocess; `config` is resolved, `dataset` is what preprocess returned."""
     refuse_blocks(config)
-    report = verify(dataset, config.runtime.home, config.verify.level, config.verify.full_below)
+    report = verify(dataset, config.runtime.home, config.verify.level)
     restore_run(config)
     environment = patch_environment(config, config.runtime.name, dataset.vocab_size)
     retries, invocation = retries_for(config.runtime), new_invocation()

@@ -79,7 +79,7 @@ def pretrain(
         preparation = Preparation(config.data, home)
         restore_dataset(config, preparation.plan)
         dataset = _preprocess(preparation)
-        report = verify_task.verify_data(dataset, home, config.verify.full_below, page)
+        report = verify_task.verify_data(dataset, home, page)
         if config.verify.level == "deep":
             _verify_deep(config, dataset)
 
@@ -137,4 +137,4 @@ def _verify_deep(config: PipelineConfig, dataset: DatasetRef) -> None:
     digest = f"{dataset.digest}-{digest_of_tables(dataset)}"
     fresh = not trusted(stored / verify_task.result_name(digest))
     deep = verify_task.verify_data_deep.with_options(result_storage=stored, refresh_cache=fresh)
-    deep(digest, dataset, config.runtime.home, config.verify.full_below)
+    deep(digest, dataset, config.runtime.home)

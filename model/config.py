@@ -31,12 +31,9 @@ class LlamaConfig:
         attention: softmax over the whole row; local: over segments of segment_length alone; infini: those and a memory.
         memory_update: eq. 8 (linear) or eq. 9 (delta) of the paper; delta_bounded divides by the sum of keys with the current
             segment's (`model.memory.memories`).
-        first_segment: local leaves the gate out where there is no memory to read; literal mixes in zeros, as the paper's
-            equations read.
         memory_write_jitter: in training, what each segment writes is scaled by a random factor between 1 and at most this, so that a
             fact is also found among more that was written than the rows' other segments hold; 1: never. Not in the paper. The range
             of a step is set by `Llama.set_write_jitter`.
-        memory_gradient_segments: the gradient reaches at most so many segments back through the memory; None: all.
 
     Raises:
         ValueError: heads do not divide the width or each other, or a field has a value outside its choices.
@@ -62,8 +59,6 @@ class LlamaConfig:
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     memory_update: MemoryUpdate = "linear"
-    first_segment: Literal["local", "literal"] = "local"
-    memory_gradient_segments: int | None = None
     memory_write_jitter: float = 1.0
     head_dim: int | None = None
     pad_vocab_to_multiple_of: int = 1
@@ -93,13 +88,11 @@ class LlamaConfig:
             ("attention", get_args(Attention)),
             ("memory_update", get_args(MemoryUpdate)),
             ("hidden_act", get_args(Activation)),
-            ("first_segment", ("local", "literal")),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
         for field, lowest in (
             ("segment_length", 1),
-            ("memory_gradient_segments", 1),
             ("pad_vocab_to_multiple_of", 1),
         ):
             if (value := getattr(self, field)) is not None and value < lowest:

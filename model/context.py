@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from infini_llama.model.config import MemoryUpdate
-from infini_llama.model.memory import Memory, delta_factors, memories, of_segments, running_sums
+from infini_llama.model.memory import Memory, delta_factors, of_segments, running_sums
 from infini_llama.model.scan import Product, scan
 
 # torch 2.13's names for what was all_gather_into_tensor and reduce_scatter_tensor.
@@ -68,7 +68,6 @@ def shared_memories(
     context: Context,
     keeps: torch.Tensor | None = None,
     writes: torch.Tensor | None = None,
-    gradient_segments: int | None = None,
 ) -> tuple[Memory, Memory]:
     """`memory.memories` of this rank's segments of a row; every rank of the context has to ask, and to use what it gets.
 
@@ -77,20 +76,7 @@ def shared_memories(
 
     Returns:
         the memory after each of them [B, S, …], and the one that the first finds [B, …], zeros on the first rank.
-
-    Raises:
-        ValueError: gradients would end inside a rank's share.
     """
-    count = k.shape[1]
-    if gradient_segments is not None and gradient_segments < count * context.size:
-        if count % gradient_segments:
-            raise ValueError(f"gradient_segments={gradient_segments} does not divide a rank's {count} segments")
-        with torch.no_grad():
-            _, before = shared_memories(k, v, update, context, keeps, writes)
-        after = memories(k, v, update, before, keeps, writes, gradient_segments)
-        # No gradient goes on through `before`, but this rank's first segment reads it, and teaches who wrote it.
-        found = context.gathered(_joined(after.M, after.z)[:, -1])[max(context.place - 1, 0)]
-        return after, _split(_nothing_on_the_first(found, context))
     features, M, z = of_segments(k, v, writes)
     kept = torch.ones_like(z[..., :1, :1]) if keeps is None else keeps.to(z.dtype)[..., None, None]  # [B, S, 1, 1]
     through = kept.cumprod(dim=1)  # whether what is found here is still there after each segment

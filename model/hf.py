@@ -35,9 +35,9 @@ OF_THEIR_OWN = {"rope_theta", "rope_scaling", "head_dim"}
 # Of tensors in memory: a folder holds the rows of tokens alone.
 NOT_STORED = {"pad_vocab_to_multiple_of"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
-TRAINING = {"hidden_dropout", "memory_gradient_segments", "memory_write_jitter"}
+TRAINING = {"hidden_dropout", "memory_write_jitter"}
 # Of attention in segments: without effect on softmax, and covered by naming the other attention.
-SEGMENTS = {"segment_length", "memory_update", "first_segment"}
+SEGMENTS = {"segment_length", "memory_update"}
 
 
 def beyond_llama(config: LlamaConfig) -> list[str]:

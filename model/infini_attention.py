@@ -65,8 +65,6 @@ class InfiniAttention(Attention):
         super().__init__(config, backend)
         self.segment_length = config.segment_length
         self.update: MemoryUpdate = config.memory_update
-        self.gradient_segments = config.memory_gradient_segments
-        self.literal = config.first_segment == "literal"
         self.has_memory = self.uses_memory = config.attention == "infini"
         self.observer: Observer | None = None
         self.write_range: torch.Tensor | None = None  # a tensor, so that compiled code need not change with it
@@ -124,14 +122,12 @@ class InfiniAttention(Attention):
             last = k.shape[1] if state is not None else k.shape[1] - 1  # of those that write
             after, all_writes = None, self._jittered(layout.writes, k) if self.training else layout.writes
             if layout.context is not None:
-                after, before = shared_memories(
-                    k, v, self.update, layout.context, layout.keeps, all_writes, self.gradient_segments
-                )
+                after, before = shared_memories(k, v, self.update, layout.context, layout.keeps, all_writes)
             elif last:
                 keeps, writes = (None if x is None else x[:, :last] for x in (layout.keeps, all_writes))
-                after = memories(k[:, :last], v[:, :last], self.update, before, keeps, writes, self.gradient_segments)
+                after = memories(k[:, :last], v[:, :last], self.update, before, keeps, writes)
             first = 0 if before is not None else 1  # the first segment that has something to read
-            parts = [self._without_memory(local[:, :first])]
+            parts = [local[:, :first]]
             if after is not None and first < k.shape[1]:
                 M, z = after.M[:, : k.shape[1] - 1], after.z[:, : k.shape[1] - 1]
                 if before is not None:
@@ -140,7 +136,7 @@ class InfiniAttention(Attention):
                 found = retrieve(q[:, first:], M, z)
                 if self.observer is not None:
                     self.observer(local[:, first:], found, M)
-                parts.append(mix(local[:, first:], found, self.gate, reads, self.literal))
+                parts.append(mix(local[:, first:], found, self.gate, reads))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
 
     def _jittered(self, writes: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor | None:
@@ -159,16 +155,6 @@ class InfiniAttention(Attention):
         if self.write_range is None:
             self.write_range = torch.zeros((), device=self.gate.device)
         self.write_range.fill_(math.log(most))
-
-    def _without_memory(self, local: torch.Tensor) -> torch.Tensor:
-        """Outputs [..., H, N, d] of queries that find nothing."""
-        if not self.literal:
-            return local
-        return mix(
-            local,
-            torch.zeros_like(local, dtype=torch.promote_types(local.dtype, torch.float32)),
-            self.gate,
-        )
 
     def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
         """As `Attention.read`; `rotary` has the tables of a segment's positions.
@@ -213,11 +199,11 @@ class InfiniAttention(Attention):
     def _with_state(self, q: torch.Tensor, local: torch.Tensor, state: InfiniState) -> torch.Tensor:
         """`local` [B, H, t, d] mixed with what its queries find in the state's memory."""
         if not any(state.segments):
-            return self._without_memory(local)
+            return local
         reads = None
         if not all(state.segments):
             reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
-        return mix(local, retrieve(q, *state.memory), self.gate, reads, self.literal)
+        return mix(local, retrieve(q, *state.memory), self.gate, reads)
 
     def _close_full(self, state: SegmentState) -> None:
         """Writes full segments to memory, where there is one, and begins the next ones."""

@@ -54,7 +54,6 @@ def memories(
     before: Memory | None = None,
     keeps: torch.Tensor | None = None,
     writes: torch.Tensor | None = None,
-    gradient_segments: int | None = None,
 ) -> Memory:
     """The memory after each segment.
 
@@ -70,20 +69,10 @@ def memories(
         before: the memory that the first segment finds, [B, …]; None: none.
         keeps: [B, S], False where a segment starts anew and what was before is dropped; None: it never does.
         writes: [B, S, N], False for tokens that are not written; None: all are.
-        gradient_segments: the gradient ends at every so many segments.
 
     Returns:
         [B, S, …], in fp32 at least.
     """
-    count = k.shape[1]
-    if gradient_segments is not None and gradient_segments < count:
-        parts: list[Memory] = []
-        for first in range(0, count, gradient_segments):
-            part = slice(first, first + gradient_segments)
-            kept, written = (None if x is None else x[:, part] for x in (keeps, writes))
-            parts.append(memories(k[:, part], v[:, part], update, before, kept, written))
-            before = Memory(parts[-1].M[:, -1].detach(), parts[-1].z[:, -1].detach())
-        return Memory(torch.cat([part.M for part in parts], dim=1), torch.cat([part.z for part in parts], dim=1))
     features, M, z = of_segments(k, v, writes)
     z_after = running_sums(z, None if before is None else before.z, keeps)
     if update == "linear":
@@ -159,23 +148,18 @@ def mix(
     found: torch.Tensor,
     gate: torch.Tensor,
     reads: torch.Tensor | None = None,
-    literal: bool = False,
 ) -> torch.Tensor:
     """sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot, eq. 10.
 
     Args:
         local: A_dot [..., H, N, d]; found: A_mem, the same shape.
         gate: beta [H].
-        reads: [..., N], False where there is nothing to read; such tokens keep A_dot as it is, or with `literal` A_mem is zero.
+        reads: [..., N], False where there is nothing to read; such tokens keep A_dot as it is.
 
     Returns:
         [..., H, N, d] in the type of `local`.
     """
     share = gate.sigmoid()[:, None, None].to(found.dtype)
     if reads is not None:
-        there = reads[..., None, :, None]
-        if literal:
-            found = torch.where(there, found, 0.0)
-        else:
-            share = torch.where(there, share, 0.0)
+        share = torch.where(reads[..., None, :, None], share, 0.0)
     return torch.lerp(local.to(found.dtype), found, share).to(local.dtype)

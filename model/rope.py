@@ -85,21 +85,13 @@ def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> 
         return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = index_of(fast), index_of(slow)
-    if scaling.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, size - 1)
+    first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
     steps = torch.arange(size // 2, device=plain.device).to(plain.dtype)
     slowed = ((steps - first) / max(last - first, 0.001)).clamp(0.0, 1.0)
     frequencies = plain / factor * slowed + plain * (1 - slowed)
     if (scale := scaling.get("attention_factor")) is None:
-        mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        given = mscale and mscale_all
-        scale = _temperature(factor, mscale) / _temperature(factor, mscale_all) if given else _temperature(factor, 1.0)
+        scale = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
     return frequencies, float(scale)
-
-
-def _temperature(factor: float, mscale: Any) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _number(scaling: dict[str, Any], key: str, lowest: float, default: float | None = None) -> float:

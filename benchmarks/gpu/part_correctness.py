@@ -181,7 +181,7 @@ RUN = {
     "train.max_steps": 30,
     "train.warmup_steps": 5,
     "train.eval_steps": 20,
-    "train.eval_sequences": 8,
+    "train.eval_tokens": 8 * 64,
     "train.save_steps": 10,
     "environment.threads": 1,
     "environment.nproc_per_node": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed, free
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
@@ -134,14 +134,6 @@ class DataConfig(TextConfig):
         "are computed on the CPU with any setting. The dataset does not depend on it.",
     )
 
-    residency: Literal["auto", "device", "host"] = free(
-        default="auto",
-        title="Residency",
-        description="Where training tokens are kept. device: in the memory of each worker's device, where batches are built. host: in "
-        "mapped files; train.dataloader_num_workers prepares batches ahead. auto: on GPUs, device if the tokens take at most "
-        "a tenth of the memory; otherwise host. The batches are the same with each.",
-    )
-
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:
         names = [source.name for source in self.sources]
@@ -212,11 +204,4 @@ class VerifyConfig(Section):
         default="quick",
         title="Level",
         description="quick: manifest, sizes and tokenizer. deep: also every token, and decoded samples.",
-    )
-    full_below: ByteSize = free(
-        default=ByteSize(20_000_000_000),
-        title="Full checksums below",
-        description="Up to this size, all checksums of a dataset are checked before training. For a larger dataset, "
-        "each shard is checked when it is first read.",
-        ge=0,
     )

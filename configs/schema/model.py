@@ -53,21 +53,6 @@ class RopeScaling(Section):
         title="Attention factor",
         description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm.",
     )
-    mscale: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None,
-        title="mscale",
-        description="Weight of the factor's logarithm in the attention factor (yarn).",
-    )
-    mscale_all_dim: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None,
-        title="mscale of all dimensions",
-        description="The same in its denominator (yarn).",
-    )
-    truncate: bool | None = fixed(
-        default=None,
-        title="Truncate",
-        description="Whether yarn's ramp starts and ends at whole indices. Default: true.",
-    )
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> RopeScaling:
@@ -194,23 +179,12 @@ class ModelConfig(Section):
         "what the memory already returns for these keys (equation 9). delta_bounded: delta with a "
         "denominator that keeps the memory bounded after short segments.",
     )
-    first_segment: Literal["local", "literal"] = fixed(
-        default="local",
-        title="First segment",
-        description="local: the gate is not applied while the memory is empty, so the first segment is plain "
-        "attention. literal: zeros are mixed in, as in the paper's equations.",
-    )
     memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
         title="Memory write jitter",
         description="In training, what each segment writes to the memory is scaled by a random factor between 1 and at most this value, "
         "which is reached at 70 % of the steps. A fact is then also found among more text than the training sequences have: among "
         "1/60 of this number of segments. 1: no scaling. Not in the paper.",
-    )
-    memory_gradient_segments: Annotated[int, Field(ge=1)] | None = fixed(
-        default=None,
-        title="Gradient through the memory",
-        description="Maximum number of segments that the gradient reaches back through the memory. Default: the whole sequence.",
     )
 
     def architecture(self, vocab_size: int, sequence_length: int) -> dict[str, Any]:

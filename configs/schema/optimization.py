@@ -125,15 +125,10 @@ class OptimizationConfig(ReportingConfig):
         title="Momentum",
         description="Momentum of sgd and muon.",
     )
-    weight_decay_embeddings: bool = exact(
-        default=False,
-        title="Decay embeddings",
-        description="Apply weight decay to embeddings too.",
-    )
     weight_decay: Annotated[float, Field(ge=0)] = exact(
         default=0.1,
         title="Weight decay",
-        description="Weight decay of matrices. Norms and gates have none. For embeddings, see weight_decay_embeddings.",
+        description="Weight decay of matrices. Norms, gates and embeddings have none.",
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = exact(
         default=0.9,

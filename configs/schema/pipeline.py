@@ -20,7 +20,7 @@ from infini_llama.configs.schema.training import TrainingConfig
 def context_problems(config: PipelineConfig) -> list[str]:
     """Problems of `train.context_parallel`, one sentence per problem."""
     size, processes, model = config.train.context_parallel, config.environment.nproc_per_node, config.model
-    setting, back = f"train.context_parallel={size}", model.memory_gradient_segments
+    setting = f"train.context_parallel={size}"
     problems: list[str] = []
     if size == 1:
         return []
@@ -34,16 +34,10 @@ def context_problems(config: PipelineConfig) -> list[str]:
     for rows in (config.data, *config.data.curriculum):
         key = "data." if rows is config.data else "a stage of data.curriculum with "
         key += f"sequence_length={rows.sequence_length}"
-        segments, rest = divmod(rows.sequence_length, size * model.segment_length)
-        if rest:
+        if rows.sequence_length % (size * model.segment_length):
             problems.append(
                 f"{setting}: {key} is no multiple of that x model.segment_length={model.segment_length}, so that the processes would "
                 "not have the same whole number of segments; change one of them"
-            )
-        elif model.attention == "infini" and back is not None and back < segments * size and segments % back:
-            problems.append(
-                f"{setting}: model.memory_gradient_segments={back} does not divide the {segments} segments that a process has of {key}, "
-                "where the gradient has to end; choose a divisor, or null"
             )
     return problems
 

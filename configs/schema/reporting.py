@@ -39,26 +39,15 @@ class ReportingConfig(Section):
         description="First and last step for torch's profiler, for example [20, 24]. Traces and a table are written "
         "to `profile` in the run's folder.",
     )
-    eval_sequences: Annotated[int, Field(ge=1)] = free(
-        default=64,
-        title="Evaluation sequences",
-        description="Validation sequences per evaluation. They are the same each time.",
-    )
     eval_tokens: Count | None = free(
         default=None,
         title="Evaluation tokens",
-        description="Validation tokens per evaluation, for example 1M. Used instead of eval_sequences.",
+        description="Validation tokens per evaluation, for example 1M; the same each time. Default: 64 sequences.",
     )
-    sample_prompt: str = free(
-        default="def ",
-        title="Sample prompt",
-        description="Prompt for samples of the trained model.",
-        min_length=1,
-    )
-    sample_prompts: list[Annotated[str, Field(min_length=1)]] = free(
-        default=[],
-        title="More sample prompts",
-        description="Further prompts for samples. The generated texts are in result.json and in the report.",
+    sample_prompts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = free(
+        default=["def "],
+        title="Sample prompts",
+        description="Prompts for samples of the trained model. The texts are in result.json and in the report.",
     )
     sample_tokens: Annotated[int, Field(ge=1)] = free(
         default=128,

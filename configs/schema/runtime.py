@@ -68,9 +68,3 @@ class RuntimeConfig(Section):
         description="Seconds that workers have to save a checkpoint after a stop signal. Extended if saves were "
         "measured to take longer.",
     )
-    orchestrator_grace: Annotated[float, Field(gt=5, le=86400)] | None = free(
-        default=None,
-        title="Orchestrator grace period",
-        description="Seconds between SIGTERM and SIGKILL by the orchestrator (terminationGracePeriodSeconds in "
-        "Kubernetes). A run that needs longer is refused. null: no limit.",
-    )

@@ -21,7 +21,7 @@ class TokenizerConfig(Section):
         default=None,
         title="Path",
         description="A tokenizer to use unchanged: a tokenizer.json (for example of an earlier dataset), a Hugging "
-        "Face folder, or a .tiktoken rank file. kind, vocab_size and min_frequency are then ignored.",
+        "Face folder, or a .tiktoken rank file (read with the pattern of cl100k_base). kind and vocab_size are then ignored.",
         min_length=1,
     )
     encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = fixed(
@@ -37,13 +37,6 @@ class TokenizerConfig(Section):
         "folder, or one of the usual names.",
         min_length=1,
     )
-    pattern: str = fixed(
-        default=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
-        r"\s+(?!\S)|\s+",
-        title="Pattern",
-        description="Regular expression that splits text for a .tiktoken rank file. Default: that of cl100k_base.",
-        min_length=1,
-    )
     special_tokens: list[Annotated[str, Field(min_length=1)]] = fixed(
         default_factory=list,
         title="Special tokens",
@@ -55,23 +48,13 @@ class TokenizerConfig(Section):
         title="Vocabulary size",
         description="Vocabulary size, including the 256 bytes and the end-of-text token.",
     )
-    min_frequency: Annotated[int, Field(ge=1)] = fixed(
-        default=2,
-        title="Minimum frequency",
-        description="Minimum frequency of a token pair for a merge.",
-    )
 
     @model_validator(mode="after")
     def _encoding_is_whole(self) -> TokenizerConfig:
-        own = [
-            name
-            for name in ("pattern", "special_tokens")
-            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
-        ]
-        if self.encoding and own:
+        if self.encoding and self.special_tokens:
             raise ValueError(
-                f"{own[0]}={getattr(self, own[0])!r} is set together with encoding={self.encoding}, which defines "
-                "it; remove one of them"
+                f"special_tokens={self.special_tokens!r} is set together with encoding={self.encoding}, which defines "
+                "them; remove one of them"
             )
         return self
 

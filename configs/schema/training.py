@@ -46,11 +46,6 @@ class TrainingConfig(OptimizationConfig):
         title="Early stopping patience",
         description="End the run after this many evaluations in a row without improvement. Default: never.",
     )
-    early_stopping_min_delta: Annotated[float, Field(ge=0)] = exact(
-        default=0.0,
-        title="Minimum improvement",
-        description="Minimum decrease of the validation loss, in nats per token, that counts as an improvement.",
-    )
     save_steps: Interval = free(
         default=200,
         title="Save every",
@@ -126,13 +121,8 @@ class TrainingConfig(OptimizationConfig):
     max_skips: Annotated[int, Field(ge=0)] = exact(
         default=10,
         title="Maximum skips",
-        description="Maximum number of skipped (non-finite) updates within train.skip_window. One more rolls the run "
+        description="Maximum number of skipped (non-finite) updates within 100 steps. One more rolls the run "
         "back to the last good checkpoint.",
-    )
-    skip_window: Annotated[int, Field(ge=1)] = exact(
-        default=100,
-        title="Skip window",
-        description="Steps over which skipped updates are counted.",
     )
     spike_zscore: Annotated[float, Field(ge=3)] | None = exact(
         default=None,

@@ -7,7 +7,7 @@ from infini_llama.model.hf import SEGMENTS
 from infini_llama.tasks.export.facts import ModelFacts
 from infini_llama.tasks.formatting import shown
 
-MEMORY = {"memory_gradient_segments", "memory_write_jitter"}
+MEMORY = {"memory_write_jitter"}
 USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER"{arguments})

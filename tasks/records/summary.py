@@ -20,7 +20,7 @@ class TrainingResult(Record):
         stopped_early: train.early_stopping_patience, if that ended the run.
         parameters, weights_sha256, optimizer_sha256: None: an older version did not record them.
         checkpoint_digest: of the checkpoint of this step, whose weights these are; None: it has none.
-        sample: text that continues train.sample_prompt; samples: those of train.sample_prompts.
+        sample: text that continues the first of train.sample_prompts; samples: those of the others.
     """
 
     steps: int

@@ -21,8 +21,7 @@ class TrainState:
         best_validation_loss: the lowest so far.
         skips: of the update policy: recent steps whose update was skipped.
         losses: of the update policy: those of recent updates, in which spikes are looked for.
-        stopping_loss: the validation loss that the next one is compared with for early stopping.
-        stale_validations: since one was lower than `stopping_loss` by `train.early_stopping_min_delta`.
+        stale_validations: since one was the lowest.
         loss_scale, steps_at_scale: of the update policy, with fp16.
         world_size: workers that train.
         model: fields of LlamaConfig.
@@ -36,7 +35,6 @@ class TrainState:
     best_validation_loss: float | None = None
     skips: list[int] = field(default_factory=list[int])
     losses: list[float] = field(default_factory=list[float])
-    stopping_loss: float | None = None
     stale_validations: int = 0
     loss_scale: float | None = None
     steps_at_scale: int = 0
@@ -62,16 +60,14 @@ class TrainState:
         self.step, self.samples, self.tokens = self.step + 1, self.samples + samples, self.tokens + tokens
         self.validation_loss = None
 
-    def record_validation(self, loss: float, min_delta: float) -> None:
+    def record_validation(self, loss: float) -> None:
         """Record a validation loss of this step; one that is not finite is not kept and never the best."""
         if not math.isfinite(loss):
             self.stale_validations += 1
             return
         self.validation_loss = loss
         if self.best_validation_loss is None or loss < self.best_validation_loss:
-            self.best_validation_loss = loss
-        if self.stopping_loss is None or loss < self.stopping_loss - min_delta:
-            self.stopping_loss, self.stale_validations = loss, 0
+            self.best_validation_loss, self.stale_validations = loss, 0
         else:
             self.stale_validations += 1
 

@@ -30,7 +30,7 @@ def compare(paths: list[Path]) -> Comparison:
     keys = dict.fromkeys(key for one in settings.values() for key in one)
     beside = {key: {name: one.get(key) for name, one in settings.items()} for key in keys}
     rows = {(run.lineage.dataset.digest, run.lineage.dataset.chunks_digest) for run in runs.values()}
-    sequences = {run.lineage.train.eval_sequences for run in runs.values()}
+    sequences = {run.lineage.train.eval_tokens for run in runs.values()}
     return Comparison(
         runs={name: results(run) for name, run in runs.items()},
         differences={

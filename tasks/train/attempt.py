@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted, no_space
+from infini_llama.configs.errors import ExitCode, PipelineError, Preempted, no_space
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs import checkpoints
@@ -234,9 +234,6 @@ def request_stop(resolved: ResolvedRun, workers: Workers) -> None:
     runtime = resolved.config.runtime
     try:
         grace = grace_period(RunFolder(resolved.run_dir), runtime)
-    except ConfigError as refused:  # measured meanwhile: all the time there is
-        log.warning("%s", refused)
-        grace = runtime.orchestrator_grace or runtime.grace_period
     except (OSError, ValueError):  # metrics.jsonl cannot be read just now
         grace = runtime.grace_period
     log.warning("stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace)

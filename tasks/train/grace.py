@@ -1,16 +1,15 @@
-"""How long workers may take to stop with a checkpoint: what was measured, what the configuration says, what the orchestrator allows."""
+"""How long workers may take to stop with a checkpoint: what the configuration says, or what was measured where that is more."""
 
 import logging
 import os
 import socket
 from contextlib import suppress
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.metrics import MetricsLine, TrainLine, ValidationLine
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 
-MARGIN = 5.0  # seconds between the end of the workers and the orchestrator's SIGKILL
+MARGIN = 5.0  # seconds that this process takes after its workers
 log = logging.getLogger("infini_llama.train")
 
 
@@ -29,23 +28,8 @@ def needed(lines: list[MetricsLine]) -> float:
 
 
 def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
-    """Seconds that the workers get: `runtime.grace_period`, or what a save has been seen to need, where that is more.
-
-    Raises:
-        ConfigError: the orchestrator (`runtime.orchestrator_grace`) kills everything before that.
-    """
-    measured, allowed = needed(read_metrics(run)), runtime.orchestrator_grace
-    wanted = max(runtime.grace_period, measured)
-    if allowed is None or wanted + MARGIN <= allowed:
-        return wanted
-    if measured + MARGIN > allowed:
-        raise ConfigError(
-            f"runtime.orchestrator_grace={allowed:g}: stopping with a checkpoint was measured to take up to "
-            f"{measured:.0f} s, plus {MARGIN:.0f} s to exit; allow at least {measured + MARGIN:.0f} s there "
-            "(Kubernetes: "
-            "terminationGracePeriodSeconds, Slurm: --signal, systemd: TimeoutStopSec) and here."
-        )
-    return max(1.0, allowed - MARGIN)  # what was asked for does not fit, what is needed does
+    """Seconds that the workers get: `runtime.grace_period`, or what a save has been seen to need, where that is more."""
+    return max(runtime.grace_period, needed(read_metrics(run)))
 
 
 def request_time_to_stop(seconds: float) -> None:

@@ -17,8 +17,6 @@ FREE = {
     "attention",
     "segment_length",
     "memory_update",
-    "first_segment",
-    "memory_gradient_segments",
     "memory_write_jitter",
     "attention_dropout",
     "hidden_dropout",

@@ -88,7 +88,7 @@ def resolve_run(
         lineage: of `bind`, or as the last attempt's end has changed it.
 
     Raises:
-        ConfigError: runtime.resume names no checkpoint of this run, or the orchestrator leaves no time to save.
+        ConfigError: runtime.resume names no checkpoint of this run.
     """
     run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
     resume = config.runtime.resume

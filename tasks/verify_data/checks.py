@@ -42,6 +42,7 @@ AT_ONCE = 2_000_000  # tokens counted together; bincount widens them
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again
 log = logging.getLogger("infini_llama.verify")
+FULL_BELOW = 20 * 10**9  # bytes of a dataset; of a larger one, each shard is checked when it is first opened
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Progress:
         log.info("checked the dataset", extra={"progress": Reached(self.total, self.total, "checks")})
 
 
-def verify(reference: DatasetRef, home: Path, level: str, full_below: int) -> VerifyReport:
+def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL_BELOW) -> VerifyReport:
     """Checks both levels of the dataset `reference` (what `preprocess` returned).
 
     Args:

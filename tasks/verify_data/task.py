@@ -27,9 +27,9 @@ def result_name(digest: str) -> str:
 
 
 @task(name="verify-data", task_run_name="verify-data-{page.run}", cache_policy=NO_CACHE, persist_result=False)
-def verify_data(reference: DatasetRef, home: Path, full_below: int, page: RunPage) -> VerifyReport:
-    """Manifests, sizes and tokenizer; every checksum too where the dataset is at most `full_below` bytes."""
-    report = verify(reference, home, "quick", full_below)
+def verify_data(reference: DatasetRef, home: Path, page: RunPage) -> VerifyReport:
+    """Manifests, sizes and tokenizer; every checksum too where the dataset is not large."""
+    report = verify(reference, home, "quick")
     with best_effort("the dataset's card"):  # here, since preprocess itself does not run where its result is cached
         create_markdown_artifact(
             card(describe(home / reference.path), reference, report),
@@ -40,10 +40,10 @@ def verify_data(reference: DatasetRef, home: Path, full_below: int, page: RunPag
 
 
 @task(name="verify-data-deep", cache_key_fn=_key, persist_result=True, result_serializer=JSONSerializer(**PLAIN))
-def verify_data_deep(digest: str, reference: DatasetRef, home: Path, full_below: int) -> dict[str, Any]:
+def verify_data_deep(digest: str, reference: DatasetRef, home: Path) -> dict[str, Any]:
     """Every checksum, token and row; `digest` stands for the bytes of both levels, and so names the cached report.
 
     Returns:
         the fields of a `VerifyReport`, as JSON because Prefect stores them.
     """
-    return verify(reference, home, "deep", full_below).to_json()
+    return verify(reference, home, "deep").to_json()

@@ -82,6 +82,6 @@ def test_memory_of_the_small_preset(lab, micro_batch):
         "train.max_steps=3",
         "train.warmup_steps=1",
         "train.save_steps=2",
-        "train.eval_sequences=4",
+        "train.eval_tokens=1000",
     )
     assert_near(own, f"estimate-small-{micro_batch}", 1, *batch, *data, *less)

@@ -19,7 +19,7 @@ def test_epochs_and_tokens_become_steps(lab):
 
 @pytest.mark.slow
 def test_a_run_stops_early_and_resumes_with_more_patience(lab):
-    early = ("train.eval_steps=2", "train.early_stopping_min_delta=50", "train.save_steps='900 tokens'")
+    early = ("train.eval_steps=2", "train.learning_rate=1e-30", "train.save_steps='900 tokens'")
     summary = lab.finish("early", *early, "train.early_stopping_patience=2")
     assert summary["steps"] == 6 and summary["stopped_early"] == 2  # the first is a gain, the next two are none
     assert lab.finish("early", *early, "train.early_stopping_patience=2") == summary  # nothing was left to do

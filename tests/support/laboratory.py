@@ -35,7 +35,7 @@ CONFIG = {
         "micro_batch_size": 8,
         "warmup_steps": 5,
         "eval_steps": 20,
-        "eval_sequences": 8,
+        "eval_tokens": 250,
         "save_steps": 10,
         "log_every": 10,
         "sample_tokens": 8,

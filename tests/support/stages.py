@@ -54,7 +54,7 @@ def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
     """Reads a text as `preprocess` does, into units of a tokenizer over bytes; its splits may be empty."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(DataConfig.model_validate(data), home or Path(folder))
-        tokenizer = train_bpe([], 257, 2)
+        tokenizer = train_bpe([], 257)
         recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine(), "")
         corpus.prepare(recipe)
         sources = corpus.units_by_source()

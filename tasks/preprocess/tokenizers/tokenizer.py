@@ -18,6 +18,7 @@ from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_fi
 EOS = "<|endoftext|>"
 EOS_ID = 0
 USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+MIN_FREQUENCY = 2  # of a pair that is merged
 LARGEST = 2**28  # bytes of a given tokenizer's file; published ones have up to 35 million
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
 
@@ -27,20 +28,20 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
     size, special = settings.vocab_size, [EOS, *settings.special_tokens]
     match settings.kind:
         case "wordpiece":
-            return _train_wordpiece(texts, size, settings.min_frequency, special)
+            return _train_wordpiece(texts, size, special)
         case "unigram":
             return _train_unigram(texts, size, special)
-    return train_bpe(texts, size, settings.min_frequency, special)
+    return train_bpe(texts, size, special)
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, min_frequency: int, special: list[str] | None = None) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, special: list[str] | None = None) -> Tokenizer:
     """Byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909, over bytes as in GPT-2).
 
     The end-of-text token is id 0, then the other special tokens, all 256 bytes, and merges learned from `texts`.
     """
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        min_frequency=min_frequency,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=special or [EOS],
         initial_alphabet=_alphabet(),
         show_progress=False,
@@ -50,7 +51,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, min_frequency: int, special
     return tokenizer
 
 
-def _train_wordpiece(texts: Iterable[str], vocab_size: int, min_frequency: int, special: list[str]) -> Tokenizer:
+def _train_wordpiece(texts: Iterable[str], vocab_size: int, special: list[str]) -> Tokenizer:
     """WordPiece (Schuster and Nakajima 2012): the longest known piece first, here over bytes and without a mark of continuation,
     so that every text has tokens and comes back whole."""
     words = pre_tokenizers.Sequence(
@@ -62,7 +63,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, min_frequency: int, 
     model = models.WordPiece(unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix="")
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        min_frequency=min_frequency,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=special,
         initial_alphabet=_alphabet(),
         continuing_subword_prefix="",
@@ -122,7 +123,10 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         if encoding:
             tokenizer, has_gaps = from_rank_file(file, encoding.pattern, encoding.special_tokens()), False
         elif file.suffix == ".tiktoken":
-            tokenizer, has_gaps = from_rank_file(file, settings.pattern, [EOS, *settings.special_tokens]), False
+            tokenizer, has_gaps = (
+                from_rank_file(file, ENCODINGS["cl100k_base"].pattern, [EOS, *settings.special_tokens]),
+                False,
+            )
         else:
             tokenizer, has_gaps = _parsed(file.read_text(encoding="utf-8"))
     except PipelineError:
@@ -225,7 +229,7 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
         return policy | {"given": description_of(tokenizer), "eos_id": end_of_text(tokenizer, settings)}
     kind = {"kind": "byte-level bpe" if settings.kind == "bpe" else settings.kind}
     special = {"special_tokens": settings.special_tokens} if settings.special_tokens else {}
-    return {"vocab_size": settings.vocab_size, "min_frequency": settings.min_frequency} | kind | special | policy
+    return {"vocab_size": settings.vocab_size, "min_frequency": MIN_FREQUENCY} | kind | special | policy
 
 
 def is_lossless(tokenizer: Tokenizer) -> bool:

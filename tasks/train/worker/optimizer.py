@@ -51,10 +51,7 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     """
     groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
     for group in groups:
-        name = group["name"]
-        group["peak_lr"] = train.gate_learning_rate if name == "gates" else train.learning_rate
-        if name == "no_decay" and train.weight_decay_embeddings:
-            groups.append(_embedding(model, group, train.weight_decay))
+        group["peak_lr"] = train.gate_learning_rate if group["name"] == "gates" else train.learning_rate
     return OPTIMIZERS[train.optimizer](model, groups, train)
 
 
@@ -69,13 +66,6 @@ class Both(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         for part in self.parts:
             part.step(closure)
-
-
-def _embedding(model: Llama, group: Group, weight_decay: float) -> Group:
-    """A group of its own for the embedding, taken out of those that have no decay."""
-    embedding = model.model.embed_tokens.weight
-    group["params"] = [parameter for parameter in group["params"] if parameter is not embedding]
-    return group | {"name": "embedding", "params": [embedding], "weight_decay": weight_decay}
 
 
 def _split_matrices(model: Llama, groups: list[Group]) -> tuple[Group, list[Group]]:

@@ -96,7 +96,7 @@ class Trainer:
             train.document_masking,
         )
         threads = train.dataloader_num_workers
-        if is_resident(resolved.config.data.residency, [stage.reader for stage in self.batches.stages], ranks.device):
+        if is_resident([stage.reader for stage in self.batches.stages], ranks.device):
             self.batches.keep_on(ranks.device)
             threads = 0  # nothing is left for them to prepare
         self.data = Prefetch(self.batches, ranks.device, self._following, threads)

@@ -60,7 +60,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "learning_rate": 1e-2,
             "warmup_steps": 2,
             "eval_steps": 4,
-            "eval_sequences": 5,
+            "eval_tokens": 130,
             "save_steps": SAVE_EVERY,
             "sample_tokens": 4,
             "parallel": cell["parallel"],

@@ -15,7 +15,6 @@ from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 
 N, ROW = 4, 32
-SEGMENTS_BACK = 2
 PADDED = [(0, 9), (1, 14), (-1, 9)], [(-1, 5), (0, 7), (1, 20)]
 PACKED = [(0, 3), (1, 17), (2, 12)], [(5, 16), (6, 16)]
 ROWS: dict[str, dict] = {
@@ -23,8 +22,6 @@ ROWS: dict[str, dict] = {
     "ragged": {"length": ROW - N - 3},
     "documents": {"documents": PACKED},
     "padding": {"documents": PADDED},
-    "cut": {"memory_gradient_segments": SEGMENTS_BACK},
-    "literal": {"first_segment": "literal"},
     "recomputed": {"checkpointing": "full"},
     "selective": {"checkpointing": "selective"},
     "chunks": {"loss_chunk": 5},

@@ -264,7 +264,7 @@ def server(request, tmp_path_factory) -> Iterator[House]:
         "save_steps": 2,
         "global_batch_size": 4,
     }
-    train |= {"micro_batch_size": 4, "eval_sequences": 4}
+    train |= {"micro_batch_size": 4, "eval_tokens": 60}
     nightly = {"name": "nightly", "cron": "0 2 * * *", "overrides": ["runtime.name=nightly-{date}"]}
     weekly = {"name": "weekly", "cron": "0 3 * * 0", "timezone": "Europe/Berlin"}
     deployment = {"schedules": [nightly, weekly], "concurrency_limit": 1}

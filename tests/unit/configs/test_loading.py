@@ -55,7 +55,7 @@ def test_three_bad_values_give_three_lines():
         ({"train.max_steps": 3}, "train.max_steps", "'max_steps' below 'train'"),
         ({3: 4}, "3", " data, verify, model"),
         ({"data": {"tokenzier": {}}}, "data.tokenzier", " data.tokenizer?"),
-        ({"verify": {"qqqqqq": 1}}, "verify.qqqqqq", " level, full_below"),
+        ({"verify": {"qqqqqq": 1}}, "verify.qqqqqq", " level"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_name(mapping, key, answer):
@@ -108,9 +108,14 @@ def test_overrides_win_and_wrong_ones_are_named(tmp_path):
 
 def test_an_override_of_a_text_is_taken_as_written(tmp_path):
     path = write(tmp_path, "data: {source: python-stdlib}\n")
-    overrides = ["runtime.name=007", "train.sample_prompt=def f(a: int):", "environment.env.N=1", "runtime.home='a b'"]
+    overrides = [
+        "runtime.name=007",
+        "train.sample_prompts=['def f(a: int):']",
+        "environment.env.N=1",
+        "runtime.home='a b'",
+    ]
     config = load_config(path, overrides)
-    assert (config.runtime.name, config.train.sample_prompt) == ("007", "def f(a: int):")
+    assert (config.runtime.name, config.train.sample_prompts) == ("007", ["def f(a: int):"])
     assert config.environment.env == {"N": "1"} and str(config.runtime.home) == "a b"
 
 
@@ -198,9 +203,9 @@ def test_plain_values_are_what_they_look_like(tmp_path):
     text = (
         "data: {source: python-stdlib}\ntrain: {seed: 010, learning_rate: 1e-4, max_steps: 1e3}\nruntime: {name: no}\n"
     )
-    config = load_config(write(tmp_path, text), ["train.sample_prompt=2024-01-01"])
+    config = load_config(write(tmp_path, text), ["data.text_column=2024-01-01"])
     assert (config.train.seed, config.train.learning_rate, config.train.max_steps) == (10, 1e-4, 1000)
-    assert (config.runtime.name, config.train.sample_prompt) == ("no", "2024-01-01")
+    assert (config.runtime.name, config.data.text_column) == ("no", "2024-01-01")
 
 
 def test_every_key_has_a_title_and_a_sentence():

@@ -30,7 +30,6 @@ MODELS = {
     "delta": {"attention": "infini", "memory_update": "delta"},
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
     "wide heads": {"attention": "infini", "head_dim": 14},
-    "literal": {"attention": "infini", "first_segment": "literal"},
 }
 
 

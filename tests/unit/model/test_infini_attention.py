@@ -87,21 +87,6 @@ def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(config,
     assert largest(found, plain(x, layout(config, x))) > 1e-3
 
 
-@pytest.mark.parametrize("length", [N - 1, 4 * N + 3])
-def test_a_literal_first_segment_is_mixed_with_nothing(config, length):
-    layer = attention(config, first_segment="literal")
-    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(config, x), literal=True)
-
-
-@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
-@pytest.mark.parametrize("segments_back", [1, 2, 3, 5, 100])
-def test_the_gradient_can_be_cut_every_so_many_segments(config, update, segments_back):
-    layer = attention(config, memory_update=update, memory_gradient_segments=segments_back)
-    x = torch.randn(1, 6 * N + 3, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(config, x), gradient_segments=segments_back)
-
-
 PACKED = {  # each of the two rows: how many tokens of which document
     "one document a row": [[(0, 40)], [(5, 40)]],
     "a document ends with a segment": [[(0, N), (1, 2 * N), (2, 2 * N)], [(0, 3 * N), (1, 2 * N)]],
@@ -125,13 +110,6 @@ def test_packed_documents_equal_the_paper_literally(config, name, update, kv_hea
     documents = torch.tensor([numbers(row) for row in PACKED[name]])
     x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
     assert_literal(layer, x, layout(config, x, documents), documents=documents)
-
-
-def test_packed_documents_with_a_literal_first_segment(config):
-    layer = attention(config, first_segment="literal")
-    documents = torch.tensor([numbers(row) for row in PACKED["documents end inside segments"]])
-    x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(config, x, documents), documents=documents, literal=True)
 
 
 def test_a_short_first_segment_makes_the_papers_delta_diverge_but_not_the_bounded_one(config):

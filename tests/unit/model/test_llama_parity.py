@@ -67,10 +67,8 @@ SCALINGS = {
     "linear": {"factor": 4.0},
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
-    "yarn of other ramps": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 2.0}
-    | {"truncate": False},
+    "yarn of other ramps": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 2.0},
     "yarn of a given scale": {"factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 0.7},
-    "yarn of two scales": {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.3},
 }
 
 

@@ -23,6 +23,8 @@ from infini_llama.tasks.train.worker.strategies.compiling import eager
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
+SEQUENCES = 64  # validation sequences per evaluation, where train.eval_tokens is not set
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -96,8 +98,8 @@ def rows_with(reader: TokenReader, tokens: int) -> int:
 def validation_set(
     reader: TokenReader, token_bytes: np.ndarray, train: TrainingConfig, micro_batch: int
 ) -> ValidationSet:
-    """The rows that `train.eval_tokens` or `train.eval_sequences` names."""
-    sequences = train.eval_sequences if train.eval_tokens is None else rows_with(reader, count(train.eval_tokens))
+    """The rows that `train.eval_tokens` names."""
+    sequences = SEQUENCES if train.eval_tokens is None else rows_with(reader, count(train.eval_tokens))
     return ValidationSet(reader, token_bytes, sequences, micro_batch, train.document_masking)
 
 
@@ -133,7 +135,7 @@ class Evaluation(Callback):
         norms = MemoryNorms()
         with eager(self.strategy.compiled), norms.observed(self.strategy.model):
             found = self.validation.measure(self.strategy.module, self.ranks, self.strategy.autocast)
-        state.record_validation(found.loss, self.train.early_stopping_min_delta)
+        state.record_validation(found.loss)
         self.last_step = state.step
         if self.metrics.writer:
             line = ValidationLine(

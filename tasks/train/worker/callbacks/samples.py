@@ -41,8 +41,8 @@ class Samples(Callback):
 
 
 def prompts_of(resolved: ResolvedRun) -> list[str]:
-    """train.sample_prompt and sample_prompts."""
-    return [resolved.config.train.sample_prompt, *resolved.config.train.sample_prompts]
+    """train.sample_prompts."""
+    return list(resolved.config.train.sample_prompts)
 
 
 def texts_of(resolved: ResolvedRun, model: Llama) -> list[str]:

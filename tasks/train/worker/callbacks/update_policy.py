@@ -18,6 +18,7 @@ SMALLEST = 1e-3  # of the median: losses that hardly differ make no spike of a s
 FIRST_SCALE, LOWEST_SCALE = 2.0**16, 1.0
 GROWTH_INTERVAL = 2000
 log = logging.getLogger("infini_llama.worker")
+WINDOW = 100  # steps over which skipped updates are counted
 
 
 class Diverged(Exception):
@@ -112,7 +113,7 @@ class UpdatePolicy(Callback):
     """
 
     def __init__(self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]) -> None:
-        self.limit, self.window, self.rows = train.max_skips, train.skip_window, rows
+        self.limit, self.rows = train.max_skips, rows
         self.scaler, self.spikes = LossScaler(fp16), SpikeDetector(train.spike_zscore)
         self.skips: list[int] = []
 
@@ -130,10 +131,10 @@ class UpdatePolicy(Callback):
             rows = self.rows(result.samples).tolist()
             message = "step %d: loss %s, gradient norm %s; update skipped, rows %s"
             log.warning(message, state.step, update.loss, update.grad_norm, rows)
-            self.skips = [step for step in self.skips if step > state.step - self.window] + [state.step]
+            self.skips = [step for step in self.skips if step > state.step - WINDOW] + [state.step]
             if len(self.skips) > self.limit:
                 raise Diverged(
-                    f"{len(self.skips)} updates within {self.window} steps were not finite (or their loss was a spike), the first at "
+                    f"{len(self.skips)} updates within {WINDOW} steps were not finite (or their loss was a spike), the first at "
                     f"step {self.skips[0]}",
                     self.skips[0],
                     state.samples,

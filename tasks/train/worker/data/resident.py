@@ -2,16 +2,14 @@
 
 # pyright: reportUnknownMemberType=false
 import logging
-from typing import Literal
 
 import numpy as np
 import torch
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 
-# Of a GPU's memory that `data.residency: auto` lets the tokens take; the memory estimate leaves twice that free.
+# Of a GPU's memory that the tokens may take; the memory estimate leaves twice that free.
 SHARE = 0.1
 # torch computes with few unsigned types; the bits are those of a signed one, of which gathered tokens lose the sign.
 SIGNED = {np.dtype(np.uint16): (np.int16, 0xFFFF), np.dtype(np.uint32): (np.int32, 0xFFFFFFFF)}
@@ -106,23 +104,13 @@ class ResidentRows:
         return tokens[:, :-1], labels, torch.where(filled, piece, -1).int()[:, :-1]
 
 
-def is_resident(residency: Literal["auto", "device", "host"], readers: list[TokenReader], device: torch.device) -> bool:
-    """Whether the tokens of these row tables are kept in the device's memory.
-
-    Raises:
-        ConfigError: they were requested to be, and do not fit.
-    """
+def is_resident(readers: list[TokenReader], device: torch.device) -> bool:
+    """Whether the tokens of these row tables are kept in the device's memory: on a GPU, if they take at most SHARE of it."""
+    if device.type != "cuda":
+        return False
     need = sum(readers[0].tokens) * readers[0].dtype.itemsize
     need += sum(table.nbytes for reader in readers for table in (reader.starts, reader.pieces) if table is not None)
-    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (need, 0)
-    if residency == "device" and need > free:
-        raise ConfigError(
-            f"data.residency=device, but the training tokens take {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of the GPU's "
-            "memory are free; use auto or host."
-        )
-    resident = residency == "device" or (residency == "auto" and need <= SHARE * total)
-    if device.type == "cuda" or resident:
-        log.info(
-            "training tokens, %.2f GiB: kept in the memory of the %s", need / 2**30, device.type if resident else "host"
-        )
+    _, total = torch.cuda.mem_get_info(device)
+    resident = need <= SHARE * total
+    log.info("training tokens, %.2f GiB: kept in the memory of the %s", need / 2**30, "GPU" if resident else "host")
     return resident

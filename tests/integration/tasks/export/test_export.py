@@ -109,7 +109,7 @@ def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_p
         {"qk_norm": True},
         {"pre_norm": False},
         {"attention": "local"},
-        {"attention": "infini", "memory_update": "delta_bounded", "first_segment": "literal", "rope_scaling": YARN},
+        {"attention": "infini", "memory_update": "delta_bounded", "rope_scaling": YARN},
     ],
 )
 def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, changes):

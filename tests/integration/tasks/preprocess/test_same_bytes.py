@@ -37,7 +37,7 @@ if __name__ == "__main__":
 def tokenizer(tmp_path_factory) -> Path:
     texts = [path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py"))]
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    train_bpe(texts, 600, 2).save(str(path))
+    train_bpe(texts, 600).save(str(path))
     return path
 
 

@@ -22,7 +22,6 @@ DATA = data()
         {"deduplicate": True},
         {"loss_on": "answer", "answer_after": "A:"},
         {"tokenizer": {"vocab_size": 4097}},
-        {"tokenizer": {"min_frequency": 3}},
         {"tokenizer": {"kind": "unigram"}},
         {"tokenizer": {"special_tokens": ["<x>"]}},
     ],

@@ -74,10 +74,6 @@ def add_checkpoint(path: Path, model: dict) -> None:
             ["train.context_parallel=2", "environment.nproc_per_node=3"],
         ),
         (
-            {"train": {"context_parallel": 2}, "model": INFINI | {"memory_gradient_segments": 3}},
-            ["model.memory_gradient_segments=3", "data.sequence_length=256"],
-        ),
-        (
             {
                 "train": {"context_parallel": 2},
                 "model": INFINI,

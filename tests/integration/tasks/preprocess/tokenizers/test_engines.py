@@ -21,7 +21,7 @@ def stop(*_):
     raise Stopped
 
 signal.signal(signal.SIGTERM, stop)
-tokenizer = train_bpe(["a line of words"] * 50, 300, 2)
+tokenizer = train_bpe(["a line of words"] * 50, 300)
 threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGTERM)).start()
 try:
     engines.golden = lambda tokenizer: [b"a line of words " * 100] * 20_000

@@ -51,12 +51,12 @@ def wrong(monkeypatch):
 @pytest.mark.parametrize("engine", ["gigatoken"])
 def test_every_engine_gives_the_reference_ids_on_the_golden_set(engine):
     pytest.importorskip(engine)
-    tokenizer = train_bpe(TEXTS * 3, 300, 2)
+    tokenizer = train_bpe(TEXTS * 3, 300)
     assert compare(engine, tokenizer, golden(tokenizer) + ENCODED) is None
 
 
 def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog, monkeypatch):
-    tokenizer, compared = train_bpe(TEXTS * 3, 300, 2), []
+    tokenizer, compared = train_bpe(TEXTS * 3, 300), []
     monkeypatch.setattr(engines, "golden", lambda tokenizer: compared.append(1) or [*ENCODED, b"{x: 1}"])
     with caplog.at_level(logging.WARNING):
         chosen = choose_engine(tokenizer, tmp_path)
@@ -161,7 +161,7 @@ def test_a_fast_engine_is_used_for_large_enough_text(data, tmp_path, monkeypatch
 
 def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
     monkeypatch.setattr(engines, "SAMPLED", 4)
-    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300))
     encode([b"a", b"x:", b"x:"])
     with pytest.raises(EngineDiffers, match="x:"):
         encode([b"a", b"x:"])
@@ -171,7 +171,7 @@ def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch)
 def test_characters_of_newer_unicode_versions_use_the_reference_engine(engine):
     pytest.importorskip(engine)
     texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
-    tokenizer = train_bpe(texts * 50, 300, 2)
+    tokenizer = train_bpe(texts * 50, 300)
     slow, fast = engines.reference(engines.encoder_of(tokenizer)), open_engine(engine, tokenizer)
     encoded = [text.encode() for text in texts]
     for found, right in zip(fast(encoded), slow(encoded), strict=True):
@@ -181,15 +181,15 @@ def test_characters_of_newer_unicode_versions_use_the_reference_engine(engine):
 
 def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
     monkeypatch.setattr(engines, "LONGEST_SAMPLED", 10)
-    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300))
     encode([b"a" * 20 + b"x:"])
     with pytest.raises(EngineDiffers, match="x:"):
-        open_engine("gigatoken", train_bpe(TEXTS * 3, 300, 2))([b"x:" + b"a" * 20])
+        open_engine("gigatoken", train_bpe(TEXTS * 3, 300))([b"x:" + b"a" * 20])
 
 
 def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
     pytest.importorskip("gigatoken")
-    description = json.loads(train_bpe(TEXTS * 3, 300, 2).to_str())
+    description = json.loads(train_bpe(TEXTS * 3, 300).to_str())
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
     description["added_tokens"] = []
     assert compare("gigatoken", Tokenizer.from_str(json.dumps(description)), [b"a b"])
@@ -197,7 +197,7 @@ def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
 
 def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeypatch):
     """Neither its refusal nor an earlier good check outlasts the installation."""
-    tokenizer = train_bpe(TEXTS * 3, 300, 2)
+    tokenizer = train_bpe(TEXTS * 3, 300)
     monkeypatch.setattr(engines, "version", lambda name: "1.0")
     monkeypatch.setitem(
         engines.ENGINES, "gigatoken", lambda description: engines.reference(Tokenizer.from_str(description))
@@ -219,5 +219,5 @@ def test_an_engine_that_is_not_installed_is_not_used(tmp_path, monkeypatch):
         return installed(name)
 
     monkeypatch.setattr(engines, "version", missing)
-    chosen = choose_engine(train_bpe(TEXTS * 3, 300, 2), tmp_path)
+    chosen = choose_engine(train_bpe(TEXTS * 3, 300), tmp_path)
     assert chosen == engines.reference_engine() and chosen.refused == {}

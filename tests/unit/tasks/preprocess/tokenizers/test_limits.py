@@ -85,7 +85,7 @@ def test_every_engine_is_within_limits(engine, monkeypatch):
     monkeypatch.setattr(
         "infini_llama.tasks.preprocess.tokenizers.engines.within_limits", lambda work, size: seen.append(size) or work()
     )
-    open_engine(engine, tokenizers.train_bpe(["the cat sat"], 300, 1))([b"the cat", "größer".encode()])
+    open_engine(engine, tokenizers.train_bpe(["the cat sat"] * 2, 300))([b"the cat", "größer".encode()])
     assert seen == [7 + 8]
 
 

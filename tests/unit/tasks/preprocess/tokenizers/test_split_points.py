@@ -50,7 +50,7 @@ TEXTS = st.lists(
 def kinds():
     made = {}
     for kind in ("bpe", "wordpiece", "unigram"):
-        made[kind] = encoder_of(train(LEARNED, TokenizerConfig(kind=kind, vocab_size=400, min_frequency=1)))
+        made[kind] = encoder_of(train(LEARNED, TokenizerConfig(kind=kind, vocab_size=400)))
     for number, pattern in enumerate(sorted({*PATTERNS, ENCODINGS["r50k_base"].pattern})):
         made[f"pattern {number}"] = _trained_with(pattern)
     return made

@@ -136,15 +136,10 @@ def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_pa
     assert preprocess(given, str(tmp_path))["built"] == []
 
 
-@pytest.mark.parametrize("own", [{"pattern": "[a-z]+"}, {"special_tokens": ["<|user|>"]}])
-def test_a_named_encoding_refuses_a_custom_pattern_or_special_tokens(own):
-    with pytest.raises(ValueError, match=rf"{next(iter(own))}=.*encoding=cl100k_base"):
-        section(**own)
+def test_a_named_encoding_refuses_special_tokens():
+    with pytest.raises(ValueError, match=r"special_tokens=.*encoding=cl100k_base"):
+        section(special_tokens=["<|user|>"])
     assert section(**section().model_dump()) == section(), "a configuration that is written out names every key"
-
-
-def test_the_pattern_of_a_rank_file_is_that_of_cl100k_base():
-    assert section().pattern == ENCODINGS[NAME].pattern
 
 
 @pytest.fixture(scope="module")

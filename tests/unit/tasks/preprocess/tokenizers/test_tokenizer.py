@@ -11,7 +11,7 @@ TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it sa
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_bpe(iter(TEXTS), vocab_size=300, min_frequency=2)
+    return train_bpe(iter(TEXTS), vocab_size=300)
 
 
 def test_end_of_text_is_id_0_and_every_byte_has_a_token(tokenizer):
@@ -34,7 +34,7 @@ def test_any_text_survives_yields_no_end_of_text_and_its_tokens_stand_for_its_by
 
 
 def test_even_a_vocabulary_full_of_the_end_of_text_marker_does_not_yield_it():
-    encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600, min_frequency=1))
+    encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600))
     assert EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
 
 

@@ -117,7 +117,7 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5])
 def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
-    tokenizer = train_bpe(TEXTS, 300, 2)
+    tokenizer = train_bpe(TEXTS, 300)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
@@ -153,7 +153,7 @@ def test_each_unusable_tokenizer_has_its_sentence(tmp_path):
 
 def rank_file(path, texts: list[str], size: int) -> dict[bytes, int]:
     """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency."""
-    tokenizer = train_bpe(texts, size, 1)
+    tokenizer = train_bpe(texts * 2, size)
     from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import _letters
 
     byte_of = {letter: byte for byte, letter in enumerate(_letters())}

@@ -58,7 +58,6 @@ def reads_of(strategy, data):
         {"qk_norm": True, "hidden_dropout": 0.1},
         {"attention": "infini"},
         {"attention": "infini", "memory_update": "delta"},
-        {"attention": "infini", "memory_gradient_segments": 2},
         {"attention": "local"},
     ],
     ids=str,

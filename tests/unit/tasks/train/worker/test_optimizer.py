@@ -28,16 +28,6 @@ def names_by_group(model, optimizer):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_embeddings_decay_by_choice(tied):
-    model = model_of(tied)
-    optimizer = build_optimizer(model, settings(weight_decay_embeddings=True, weight_decay=0.3))
-    groups = names_by_group(model, optimizer)
-    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
-    assert groups["embedding"] == {"model.embed_tokens.weight"} and decays["embedding"] == decays["decay"] == 0.3
-    assert all("norm" in name for name in groups["no_decay"]) and decays["no_decay"] == decays["gates"] == 0.0
-
-
-@pytest.mark.parametrize("tied", [False, True])
 def test_muon_is_for_the_matrices_of_layers(tied):
     model = model_of(tied)
     optimizer = build_optimizer(model, settings(optimizer="muon"))
