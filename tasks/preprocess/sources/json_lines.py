@@ -7,11 +7,13 @@ from functools import lru_cache, partial
 from typing import IO, Any
 
 import msgspec
+import numpy as np
 
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, in_batches, text_of
 
 Bytes = tuple[int, int]  # first byte, and the byte after the last
+NEWLINE, OPEN, CLOSE = b"\n{}"
 
 
 def line_batches(stream: IO[bytes], text_column: str, span: Bytes | None = None) -> Iterator[Batch]:
@@ -96,14 +98,17 @@ def _parsed_together(lines: bytes, text_column: str) -> list[str] | None:
     end, and not between two members, which have a comma between them. So where all lines meet like that, none is part of a value,
     and where there are as many values as lines, each line is one.
     """
-    ends = lines.count(b"\n")
-    if not lines.startswith(b"{") or not lines.endswith(b"}") or lines.count(b"}\n{") != ends:
+    characters = np.frombuffer(lines, np.uint8)
+    ends = np.flatnonzero(characters == NEWLINE)
+    if not lines.startswith(b"{") or not lines.endswith(b"}"):
+        return None
+    if not (characters[ends - 1] == CLOSE).all() or not (characters[ends + 1] == OPEN).all():
         return None
     try:
         texts = [record.text for record in _decoder(text_column).decode_lines(lines)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return texts if len(texts) == ends + 1 and set(map(type, texts)) == {str} else None
+    return texts if len(texts) == len(ends) + 1 and set(map(type, texts)) == {str} else None
 
 
 @lru_cache(maxsize=8)
