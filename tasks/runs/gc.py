@@ -99,8 +99,8 @@ def _of_units(home: Path) -> Iterator[Leftover]:
 
     A unit that a dataset has, which links to its files, stays, so that the dataset can be repaired.
     """
-    held = (path for path in sorted((home / "locks").glob("prepare-*.lock")) if lock_holder(path) is not None)
-    lock = next(held, home / "locks" / "units.lock")
+    in_use = (path for path in sorted((home / "locks").glob("prepare-*.lock")) if lock_holder(path) is not None)
+    lock = next(in_use, home / "locks" / "units.lock")
     for path in sorted((home / "units").glob("*/*")):
         if TEMPORARY.fullmatch(path.name):
             yield Leftover(path, "temporary", lock)

@@ -134,6 +134,9 @@ def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: 
     """Add the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
     start_of = read_start(attempt_dir)
     step = checkpoints.latest_step(run.checkpoints)
+    error = None
+    if (found := outcome.error) is not None and found.phase:
+        error = RankError(type=found.type, phase=found.phase, sample_rows=found.sample_rows, memory=found.memory)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
         invocation=invocation,
@@ -144,10 +147,8 @@ def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: 
         code=outcome.code,
         message=outcome.message,
         step=outcome.step,
+        error=error,
     )
-    if (error := outcome.error) is not None and error.phase:
-        shown = RankError(type=error.type, phase=error.phase, sample_rows=error.sample_rows, memory=error.memory)
-        record = record.model_copy(update={"error": shown})
     reserve = attempt_dir / RESERVE
     try:
         append_attempt(run, record)

@@ -60,7 +60,8 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
     if lines:
         raise ConfigError(
             f"train.init_from={folder.path} has another architecture; 'infini-llama import' writes a matching "
-            "configuration:\n  " + "\n  ".join(lines)
+            "configuration",
+            lines,
         )
     for name in differing:
         log.warning("model.%s is %s here and was %s when the weights were trained.", name, ours[name], theirs[name])

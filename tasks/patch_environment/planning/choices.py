@@ -15,9 +15,9 @@ class Choices:
     """What comes to light while settings are chosen.
 
     Attributes:
-        problems: why this machine cannot run the configuration, a sentence each.
+        problems: why this machine cannot run the configuration, one sentence per problem.
         reasons: why a setting has its value, by its name; not of those that the configuration sets.
-        given_up: why settings of the run's first attempt are not kept here, a sentence each.
+        given_up: why settings of the run's first attempt are not kept here, one sentence per setting.
     """
 
     problems: list[str] = field(default_factory=list)

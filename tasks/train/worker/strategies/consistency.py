@@ -65,17 +65,17 @@ def require_same_nodes(resolved: ResolvedRun, store: Store) -> None:
         DataError: a node does not see the dataset, or sees a damaged one.
     """
     if os.environ["LOCAL_RANK"] == "0":
-        mine = NodeFacts(node=int(os.environ[NODE]), host=socket.gethostname())
+        number, host = int(os.environ[NODE]), socket.gethostname()
         try:
-            mine = mine.model_copy(update={"facts": facts(resolved)})
+            mine = NodeFacts(node=number, host=host, facts=facts(resolved))
         except DataError as fault:
-            mine = mine.model_copy(update={"fault": f"node {mine.node} ({mine.host}): {fault}"})
-        store.set(f"facts-{mine.node}", mine.model_dump_json())
+            mine = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
+        store.set(f"facts-{number}", mine.model_dump_json())
     nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(resolved.plan.nnodes)]
     if faults := [node.fault for node in nodes if node.fault]:
         raise DataError("\n".join(faults))
     if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:
-        raise ConfigError("the nodes differ:\n  " + "\n  ".join(unlike))
+        raise ConfigError("the nodes differ", unlike)
 
 
 def facts(resolved: ResolvedRun) -> dict[str, str]:
