@@ -2,10 +2,9 @@
 
     python benchmarks/survey.py [--cases DOCUMENTS:FILES …] [--workers 1] [--output FILE.json]
 
-The documents are generated: about 100 bytes each, one in a hundred an exact copy of another. `first` is the preparation of new text,
-`again` the same command with unchanged files, `added` the one after a file of one document was added. On a busy machine
-`cpu_seconds` say more
-than `seconds`.
+The documents are generated: about 100 bytes each, one in a hundred an exact copy of another; the tokenizer is given. `first` is the
+preparation of new text, `again` the same command with unchanged files, `added` the one after a file of one document was added. On a busy
+machine `cpu_seconds` say more than `seconds`.
 """
 
 import argparse
@@ -26,11 +25,9 @@ def write_files(folder: Path, documents: int, files: int) -> int:
     size = 0
     for number in range(files):
         with (folder / f"{number:06d}.jsonl").open("w", encoding="utf-8") as file:
-            for place in range(documents // files):
+            for place in range(number * (documents // files), (number + 1) * (documents // files)):
                 mine = place if place % 100 else 0
-                text = f"{number if mine else 0} {mine} " + " ".join(
-                    WORDS[(mine + step) * 7919 % len(WORDS)] for step in range(20)
-                )
+                text = f"{mine} " + " ".join(WORDS[(mine + step) * 7919 % len(WORDS)] for step in range(20))
                 size += file.write(json.dumps({"text": text}) + "\n")
     return size
 
@@ -40,7 +37,13 @@ def child(folder: Path, home: Path, workers: int) -> None:
     from infini_llama.tasks.preprocess.stage import preprocess
 
     data = parse_config(
-        {"data": {"files": [str(folder)], "num_workers": workers, "tokenizer": {"vocab_size": 600}}}
+        {
+            "data": {
+                "files": [str(folder)],
+                "num_workers": workers,
+                "tokenizer": {"path": str(folder.parent / "tokenizer.json")},
+            }
+        }
     ).data
     begun, cpu = time.perf_counter(), _cpu()
     reference = preprocess(data, home)
@@ -68,7 +71,7 @@ def _cpu() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["1000000:20", "2000000:20", "4000000:20", "20000:20000"])
+    parser.add_argument("--cases", nargs="+", default=["1000000:20", "4000000:20", "20000000:20", "20000:20000"])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "survey.json")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
@@ -76,6 +79,8 @@ def main() -> None:
     if options.child:
         folder, home = options.child
         return child(folder, home, options.workers)
+    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+
     found: list[dict[str, object]] = []
     for case in options.cases:
         documents, files = map(int, case.split(":"))
@@ -83,6 +88,7 @@ def main() -> None:
             folder, home = Path(place) / "text", Path(place) / "home"
             folder.mkdir()
             size = write_files(folder, documents, files)
+            train_bpe([" ".join(WORDS), "0 1 2 3 4 5 6 7 8 9"] * 9, 600).save(str(Path(place) / "tokenizer.json"))
             time.sleep(2.5)  # a file that has just been written is not believed to stay
             for what in ("first", "again", "added"):
                 if what == "added":

@@ -48,6 +48,9 @@ log = logging.getLogger("infini_llama.preprocess")
 TABLE = "documents.npy"
 TOKENIZER = "tokenizer.json"
 UNFINISHED = 3600.0  # seconds
+WORDS_BYTES = (
+    2**28
+)  # of text after which an engine is opened anew: it keeps each word that it meets, about 100 bytes a word
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ class _Writer:
         self.recipe = recipe
         self.tokenizer = tokenizer_of((recipe.folder / TOKENIZER).read_text(encoding="utf-8"))
         self.engine: Encode = open_engine(recipe.engine, self.tokenizer)
+        self.encoded = 0  # bytes, since the engine was opened
         self.special = special_ids(self.tokenizer)
         self.stream = Stream(dtype_for(self.tokenizer.get_vocab_size()))
         self.answer_after = recipe.answer_after.encode()
@@ -197,6 +201,9 @@ class _Writer:
     def encode(self, documents: Documents, order: np.ndarray, sizes: np.ndarray) -> Stream:
         """The documents in this order, each with its end; the stream is used again for the next unit."""
         self.stream.clear()
+        if self.encoded > WORDS_BYTES:
+            self.engine, self.encoded = open_engine(self.recipe.engine, self.tokenizer), 0
+        self.encoded += int(sizes.sum())
         for first, last in pairwise(_cuts(sizes[order])):
             numbers = order[first:last].tolist()
             batch = [documents.texts[number] for number in numbers]
