@@ -124,10 +124,10 @@ def read_state(checkpoint: Path) -> TrainState:
         raise Damaged(f"{checkpoint / STATE_FILE}: {first_fault(fault)}.") from None
 
 
-def newest_good(folder: Path) -> Path | None:
-    """The newest checkpoint whose every checksum holds; damaged ones are moved aside, with a line that says so."""
+def newest_good(folder: Path, until: int | None = None) -> Path | None:
+    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside, with a line that says so."""
     # Looked for anew each time: where one was pruned while it was read, there is a newer one.
-    while named := _named(folder):
+    while named := [path for path in _named(folder) if until is None or step_of(path) <= until]:
         if _is_good(named[0]):
             return named[0]
     return None
@@ -229,8 +229,13 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
     if resume == "never":
         return refuse_any(folder)
     if resume not in ("auto", "must", "best"):
-        carried_on = newest_good(folder) if resume == resumed_before else None
-        return carried_on or _explicit(folder, Path(resume))
+        if resume == resumed_before:
+            is_own = Path(resume).resolve().parent == folder.resolve()
+            if (carried_on := newest_good(folder)) or (
+                is_own and not Path(resume).exists()
+            ):  # a rollback went before it
+                return carried_on
+        return _explicit(folder, Path(resume))
     while resume == "best" and (chosen := best(folder)) is not None:
         if _is_good(chosen):
             abandon_newer(folder, step_of(chosen))

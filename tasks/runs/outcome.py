@@ -66,7 +66,7 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
         return Outcome(
             "failed",
             ExitCode.UNEXPECTED,
-            f"rank {ranks} ended without an error report (killed from outside, or out of memory); logs are in "
+            f"rank {ranks} ended without an error report (killed from outside, perhaps by the kernel for lack of memory); logs are in "
             f"{log_folder}.",
         )
     if failed:

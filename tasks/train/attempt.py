@@ -68,10 +68,9 @@ def attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[]
     if plan.nnodes > 1 and settings.launcher == "local":
         log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
     code, interrupted, hang = supervise(resolved, workers, attempt_dir, each_poll)
-    if hang:
+    outcome = classify(code, read_statuses(attempt_dir, plan.world_size), str(attempt_dir), workers.hint())
+    if hang and outcome.culprit is None:  # else the others hung since a rank had failed
         outcome = Outcome("failed", ExitCode.HUNG, hang)
-    else:
-        outcome = classify(code, read_statuses(attempt_dir, plan.world_size), str(attempt_dir), workers.hint())
     fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
     if fault is not None:
         outcome = Outcome("failed", ExitCode.UNEXPECTED, f"watching the workers failed: {fault!r}", outcome.step)

@@ -112,7 +112,9 @@ def worker_environment(variables: dict[str, str], grace_period: float) -> dict[s
         inherited
         | variables
         | {
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(
+                int(grace_period)
+            ),  # after a signal; after a rank's failure it is 30 s
             "PYTHONSAFEPATH": "1",  # a folder named tasks/ where the user stands must not shadow ours
         }
     )
@@ -226,12 +228,13 @@ class SrunWorkers(Workers):
 
     def end(self) -> None:
         """Have srun kill its step; where srun itself was killed, cancel the step. Return once it has left the nodes."""
-        send(self.process.pid, signal.SIGTERM)
-        try:
-            self.process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            send(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        if self.poll() is None:
+            send(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                send(self.process.pid, signal.SIGKILL)
+                self.process.wait()
         try:
             step = (self.attempt_dir / STEP).read_text(encoding="utf-8")
         except OSError:  # no node had started

@@ -90,7 +90,7 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
         resolved.config.runtime.max_rollbacks,
         resolved.lineage.skipped_samples,
     )
-    good, first = _newest_until(run, error.first_skip - 1)
+    good, first = _newest_until(run, error.first_skip - 1)  # newer ones stay until it is certain that the run goes back
     if limit and before and before[-1].first == first:  # diverged again after a rollback to this checkpoint
         if good is None:
             log.warning("the run diverged again from its start; nothing older exists to roll back to")
@@ -112,6 +112,7 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
             skipped.end - 1,
         )
         return None
+    checkpoints.abandon_newer(run.checkpoints, checkpoints.step_of(good) if good else 0)
     log.warning(
         "rolling back to %s; samples %d to %d are skipped",
         good.name if good else "the start",
@@ -122,9 +123,8 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
 
 
 def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:
-    """The newest valid checkpoint up to a step, None without one, and the samples consumed there; newer ones are moved aside."""
-    checkpoints.abandon_newer(run.checkpoints, step)
-    good = checkpoints.newest_good(run.checkpoints)
+    """The newest valid checkpoint up to a step, None without one, and the samples consumed there."""
+    good = checkpoints.newest_good(run.checkpoints, step)
     return good, checkpoints.read_state(good).samples if good else 0
 
 
@@ -155,7 +155,7 @@ class Retries:
         if not _may_pass(error):
             return None
         step = self.newest_step()
-        self.failures = self.failures + 1 if step == self.failed_at else 1
+        self.failures = 1 if step > self.failed_at else self.failures + 1
         self.failed_at = step
         if self.failures > self.limit:
             log.error(

@@ -31,7 +31,7 @@ from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
-RENEWED_BUDGETS = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
+MOST_RETRIES = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
 GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
 LEASE = 60.0  # seconds after which the slots of a process that was killed are free again
@@ -74,7 +74,7 @@ def with_retries(retries: Retries) -> Task[..., RunSummary]:
             this.retry_delay_seconds = delay
         return delay is not None
 
-    return train.with_options(retries=RENEWED_BUDGETS if retries.limit else 0, retry_condition_fn=may_retry)
+    return train.with_options(retries=MOST_RETRIES if retries.limit else 0, retry_condition_fn=may_retry)
 
 
 @contextlib.contextmanager

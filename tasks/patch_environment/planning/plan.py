@@ -108,7 +108,7 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
         sentence = "This processor has no bf16 arithmetic and emulates it slowly; use environment.precision=fp32."
         found.append(finding("precision", "bf16", "warning", sentence))
     if plan.device == "cuda":
-        found += _gpu_warnings(plan, facts)
+        found += _gpu_warnings(config, plan, facts)
     elif facts.gpus:
         sentence = f"{len(facts.gpus)} GPU(s) stay unused; set environment.device=cuda to use them."
         found.append(finding("device", "cpu", "note", sentence))
@@ -125,10 +125,27 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
     return found
 
 
-def _gpu_warnings(plan: EnvironmentPlan, facts: MachineFacts) -> list[Finding]:
-    found, unused = [], len(facts.gpus) - plan.nproc_per_node
-    if unused > 0:
-        found.append(finding("workers", plan.nproc_per_node, "note", f"{unused} GPU(s) stay unused."))
+def _unused(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> list[Finding]:
+    """A finding if GPUs stay unused: a warning with the batch sizes that would use all, where the batch is the reason."""
+    unused = len(facts.gpus) - plan.nproc_per_node
+    if unused <= 0:
+        return []
+    sentence = f"{unused} GPU(s) stay unused."
+    free = sum(not is_busy(gpu) for gpu in facts.gpus)
+    if config.environment.nproc_per_node != "auto" or config.environment.gpus != "auto" or plan.nproc_per_node >= free:
+        return [finding("workers", plan.nproc_per_node, "note", sentence)]
+    # With any micro-batch: what each of them takes at once is chosen after the number of workers.
+    micro, batch = config.train.micro_batch_size, config.train.global_batch_size
+    share = (1 if micro == "auto" else micro) * free * plan.nnodes // config.train.context_parallel
+    sizes = [str(size) for size in (batch // share * share, (batch // share + 1) * share) if size]
+    sentence += (
+        f" train.global_batch_size={batch} cannot be divided among {free}; {' or '.join(sizes)} uses all of them."
+    )
+    return [finding("workers", plan.nproc_per_node, "warning", sentence)]
+
+
+def _gpu_warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> list[Finding]:
+    found = _unused(config, plan, facts)
     if busy := [number for number in plan.gpus if is_busy(facts.gpus[number])]:
         names = ", ".join(map(str, busy))
         sentence = "Another program uses it too, so memory and time may not suffice; choose others by environment.gpus."

@@ -35,6 +35,8 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, PipelineError):
         return error.exit_code
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if isinstance(error, torch.AcceleratorError):  # a kernel's, or a library's own allocation on a GPU
+        out_of_memory = "out of memory" in str(error)
     if out_of_memory or "can't allocate memory" in str(error):  # torch on a CPU
         return ExitCode.OUT_OF_MEMORY
     return ExitCode.DIVERGED if isinstance(error, Diverged) else ExitCode.UNEXPECTED
@@ -101,7 +103,7 @@ def run_rank(resolved: ResolvedRun, attempt_dir: Path, rank: int) -> int:
     except BaseException as raised:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
-        if isinstance(raised, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError):
             dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
         with contextlib.suppress(OSError):  # on a full disk only the log above is written
             write_status(attempt_dir, rank, "failed", exit_code(error), heartbeat.step, describe(error, heartbeat))

@@ -182,7 +182,15 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
     )
     assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
     assert "global_batch_size=16" in plan.reasons["nproc_per_node"]
-    assert findings(plan)["workers"].sentence == "1 GPU(s) stay unused."
+    found = findings(plan)["workers"]
+    assert found.severity == "warning" and "24 uses all of them" in found.sentence
+    whole = resolve(
+        config(train={"global_batch_size": 24, "micro_batch_size": 8}),
+        changed(laptop, {"gpus": [GPU] * 3, "nccl": True}),
+    )
+    assert whole.nproc_per_node == 3 and "workers" not in findings(whole)
+    fewer = resolve(config({"nproc_per_node": 2}), changed(laptop, {"gpus": [GPU] * 3, "nccl": True}))
+    assert findings(fewer)["workers"].severity == "note", "as it was requested"
 
 
 def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):

@@ -14,6 +14,7 @@ from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.storage.artifacts import commit, staging
+from infini_llama.tasks.train.resolve import resolve_again
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.worker.data.order import next_sample
 from support.records import make_plan, make_resolved
@@ -77,7 +78,16 @@ def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun)
     assert first.from_step == 20 and skipped(first) == [(160, 260)]
     second = diverged(first, 3, 40)
     assert second.resume_from is None and skipped(second)[-1] == (0, 40), "before every checkpoint: from the start"
+    add_checkpoint(run, 10)
     assert diverged(second, 3, 40) is None
+    assert committed(run.checkpoints), "a refused rollback moves nothing"
+
+
+def test_a_rollback_to_before_a_checkpoint_that_runtime_resume_names_starts_anew(run, begun):
+    named = str(checkpoint_path(run.checkpoints, 30))
+    attempt = resolve_again(begun(runtime={"resume": named}))
+    assert attempt.from_step == 30
+    assert diverged(attempt, 3, 40).resume_from is None
 
 
 def test_a_rollback_that_diverges_again_goes_further_back(run, begun):

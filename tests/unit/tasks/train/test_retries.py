@@ -33,6 +33,11 @@ def test_delays_double_until_the_budget_at_one_step_is_spent():
     assert [retries.delay_after(TrainFailed("x")) for _ in range(5)] == [5.0, 10.0, 20.0, None, None]
 
 
+def test_an_older_checkpoint_does_not_renew_the_budget():
+    retries = policy(limit=1, steps=(200, 100, 150))
+    assert [retries.delay_after(TrainFailed("x")) for _ in range(3)] == [5.0, None, 5.0]
+
+
 def test_a_newer_checkpoint_renews_the_budget_and_the_delay():
     retries = policy(limit=1, steps=(0, 100, 200, 200))
     assert [retries.delay_after(TrainFailed("x")) for _ in range(4)] == [5.0, 5.0, 5.0, None]
