@@ -10,7 +10,7 @@ from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.identity import run_id
-from infini_llama.tasks.runs.resolved_file import read_start, resolved_path
+from infini_llama.tasks.runs.resolved_file import read_start
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import read_lines, with_checksum
@@ -84,12 +84,11 @@ def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
 
 
 def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
-    """One attempt; None for one that never started."""
+    """One attempt; None for one that never started, or that cannot be counted."""
     try:
         begun = read_start(folder)
     except (OSError, Damaged) as fault:
-        if resolved_path(folder).exists():  # else it was killed before
-            log.warning("%s The time of %s is not counted.", fault, folder.name)
+        log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None
     start = begun.started.wall
     lines = read_lines(folder / LEDGER, _LedgerLine, run_id(folder.parents[1]) or "")

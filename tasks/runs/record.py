@@ -147,11 +147,12 @@ class RunRecord:
             return None
         for fault in checkpoints.faults(self.folder.checkpoints):
             log.warning("%s", fault)
-        return (
-            result
-            if checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest)
-            else None
-        )
+        if not checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest):
+            log.warning(
+                "%s is not of the checkpoint of its step; the run is not taken for finished.", self.folder.result
+            )
+            return None
+        return result
 
     @cached_property
     def step(self) -> int:
@@ -172,7 +173,10 @@ class RunRecord:
         dataset = self.lineage.dataset
         folder = self.path.parent.parent / dataset.path
         try:
-            return DatasetManifests(read_dataset(folder), read_row_table(folder / "chunks" / dataset.chunks))
+            manifests = DatasetManifests(read_dataset(folder), read_row_table(folder / "chunks" / dataset.chunks))
+            if manifests.tokens.digest != dataset.digest:
+                raise Damaged(f"{folder} is not the dataset that the run was trained on.")
+            return manifests
         except Damaged as fault:
             if folder.is_dir():  # else it was moved or removed
                 log.warning("%s What the dataset's manifests say is left out.", fault)

@@ -138,9 +138,9 @@ class RunFolder:
             )
 
     def write_config(self, config: JsonObject) -> None:
-        """Write config.yaml, for people and for comparisons of runs; its first line is a comment with the checksum of the others."""
+        """Write config.yaml, for people and for comparisons of runs; its first line has the checksum of the run's id and the others."""
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        write_atomic(self.config, f"# {_checksum(text)}\n{text}")
+        write_atomic(self.config, f"# {_checksum(text, self.id)}\n{text}")
 
     def read_config(self) -> JsonObject | None:
         """config.yaml, None without it; a file whose first line is not its checksum is used as it is.
@@ -155,10 +155,10 @@ class RunFolder:
         try:
             text = written.decode()
             first, _, rest = text.partition("\n")
-            if first.startswith("# blake3:") and first != f"# {_checksum(rest)}":
+            if first.startswith("# blake3:") and first != f"# {_checksum(rest, self.id)}":
                 raise Damaged(
-                    f"{self.config} does not match its own checksum. If you changed it on purpose, delete its first line; "
-                    "otherwise it is damaged."
+                    f"{self.config} does not match its own checksum, or is of another run. If you changed it on "
+                    "purpose, delete its first line; otherwise it is damaged."
                 )
             # through JSON, since YAML has dates and keys that are no text
             config: JsonValue = json.loads(json.dumps(yaml.safe_load(text), default=str))
@@ -173,8 +173,8 @@ class RunFolder:
         self.write(self.lineage, lineage)
 
 
-def _checksum(text: str) -> str:
-    return f"blake3:{blake3(text.encode()).hexdigest()}"
+def _checksum(text: str, run: str) -> str:
+    return f"blake3:{blake3((run + text).encode()).hexdigest()}"
 
 
 def size_of(path: Path) -> int:

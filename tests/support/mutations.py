@@ -27,7 +27,7 @@ VOLATILE = {"age", "bytes", "seconds", "created", "measured", "bytes_on_disk"}
 TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")
 NAME_OF_EXCEPTION = re.compile(r"\b[A-Z][A-Za-z]*(Error|Exception|Warning)\b|Traceback|unexpected [A-Z]")
 SECONDS = 120.0  # for one command
-# Commands that read nothing of a dataset, or nothing of a run; all commands read what else is in the home.
+# Commands that read nothing of a dataset, or nothing of a run; all others read what else is in the home. `gc` lists what is there.
 NO_DATASET, NO_RUN = {"runs", "gc", "doctor"}, {"report of a dataset", "verify", "preprocess", "repair"}
 ALLOWED = {("dry run", ".cached.dataset")}  # a damaged dataset is none: it is built again
 Leaf = tuple[Any, Any]  # a container and the key or index of one of its values
@@ -304,7 +304,7 @@ class Engine:
             drawn += pairs
         for kind, mutation in drawn[:count]:
             folder = kind.partition("/")[0]
-            without = {"datasets": NO_DATASET, "runs": NO_RUN}.get(folder, set[str]())
+            without = {"datasets": NO_DATASET, "runs": NO_RUN, "units": {"gc"}}.get(folder, set[str]())
             command = choose.choice([name for name in self.commands if name not in without])
             yield self.case(choose.choice(self.kinds[kind]), mutation, command, choose.randrange(2**32))
 
