@@ -52,6 +52,7 @@ def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
 
 def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> EvaluationLine | None:
     """The line of an earlier command with the same request; None if there is none."""
-    lines = reversed(read_lines(RunFolder(run_dir).evaluations, EVALUATION_LINE))
+    run = RunFolder(run_dir)
+    lines = reversed(read_lines(run.evaluations, EVALUATION_LINE, run.id))
     wanted = (line for line in lines if isinstance(line, PerplexityLine) == (kind == "perplexity"))
     return next((line for line in wanted if line.asked == request), None)

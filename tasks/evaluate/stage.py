@@ -211,8 +211,8 @@ def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequ
     measured = datetime.now(UTC).isoformat(timespec="seconds")
     asked = {} if request is None else {"asked": request}
     fields = {"kind": kind, "measured": measured} | result.to_json() | asked
-    path = RunFolder(run_dir).evaluations
+    run = RunFolder(run_dir)
     try:
-        append_line(path, EVALUATION_LINE.validate_python(fields))
+        append_line(run.evaluations, EVALUATION_LINE.validate_python(fields), run.id)
     except (OSError, Damaged) as error:
-        log.warning("the result was not written to %s (%s)", path, error)
+        log.warning("the result was not written to %s (%s)", run.evaluations, error)

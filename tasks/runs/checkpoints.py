@@ -75,6 +75,18 @@ def is_committed(path: Path) -> bool:
     return True
 
 
+def faults(folder: Path) -> list[str]:
+    """What is wrong with each checkpoint that `committed` leaves out, newest first; contents are not read."""
+    found: list[str] = []
+    for path in _named(folder):
+        try:
+            verify(path, checksums=False)
+        except Damaged as fault:
+            if path.is_dir():  # else it was pruned meanwhile
+                found.append(f"checkpoint {path.name} is damaged and left out: {fault}")
+    return found
+
+
 def committed(folder: Path) -> list[Path]:
     """Folders with the valid manifest of their step and every file at its size, newest first; contents are not read."""
     return [path for path in _named(folder) if is_committed(path)]

@@ -9,7 +9,8 @@ from pathlib import Path
 from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.resolved_file import read_start, resolved_path
+from infini_llama.tasks.runs.identity import run_id
+from infini_llama.tasks.runs.resolved_file import read_start
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import read_lines, with_checksum
@@ -83,15 +84,14 @@ def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
 
 
 def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
-    """One attempt; None for one that never started."""
+    """One attempt; None for one that never started, or that cannot be counted."""
     try:
         begun = read_start(folder)
     except (OSError, Damaged) as fault:
-        if resolved_path(folder).exists():  # else it was killed before
-            log.warning("%s The time of %s is not counted.", fault, folder.name)
+        log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None
     start = begun.started.wall
-    lines = read_lines(folder / LEDGER, _LedgerLine)
+    lines = read_lines(folder / LEDGER, _LedgerLine, run_id(folder.parents[1]) or "")
     recorded_until = lines[-1].time if lines else start
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)
@@ -105,7 +105,7 @@ class Ledger:
     """Written by the first rank: for each step the seconds in every phase, without a gap.
 
     Args:
-        path: of the attempt's ledger.
+        path: of the attempt's ledger, in logs/attempt-NN of the run.
         started: when the attempt started, by both clocks of its leader; the monotonic one is the same for all processes of a
             machine, and means nothing on another.
         before: of the attempts before this one.
@@ -113,6 +113,7 @@ class Ledger:
 
     def __init__(self, path: Path, started: StartTime, before: Goodput) -> None:
         self.file = path.open("a", encoding="utf-8")
+        self.run_id = run_id(path.parents[2]) or ""
         if started.machine != this_machine():
             monotonic = time.monotonic() - max(0.0, time.time() - started.wall)
             started = started.model_copy(update={"monotonic": monotonic})
@@ -131,7 +132,8 @@ class Ledger:
     def close_step(self, step: int) -> None:
         """Writes down what was counted since the last call, while `step` steps were complete."""
         wall = self.started.wall + self.last - self.started.monotonic
-        self.file.write(with_checksum(json.dumps({"step": step, "time": wall, "phases": self.phases})) + "\n")
+        fields = json.dumps({"step": step, "time": wall, "phases": self.phases})
+        self.file.write(with_checksum(fields, self.run_id) + "\n")
         self.file.flush()
         self.phases = {}
 

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -142,13 +141,18 @@ class RunRecord:
     def result(self) -> TrainingResult | None:
         """What the finished run left; None where it has not ended, or has trained since: its last checkpoint is another one."""
         result = self.folder.read_record(TrainingResult, self.folder.result)
+        if result is None and self.folder.summary.exists():
+            log.warning("%s is missing or damaged, although the run has a summary.", self.folder.result)
         if result is None or result.steps != self.step:
             return None
-        return (
-            result
-            if checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest)
-            else None
-        )
+        for fault in checkpoints.faults(self.folder.checkpoints):
+            log.warning("%s", fault)
+        if not checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest):
+            log.warning(
+                "%s is not of the checkpoint of its step; the run is not taken for finished.", self.folder.result
+            )
+            return None
+        return result
 
     @cached_property
     def step(self) -> int:
@@ -168,14 +172,22 @@ class RunRecord:
         """The manifests of its dataset; None where the dataset was moved, removed or damaged."""
         dataset = self.lineage.dataset
         folder = self.path.parent.parent / dataset.path
-        with suppress(Damaged):
-            return DatasetManifests(read_dataset(folder), read_row_table(folder / "chunks" / dataset.chunks))
-        return None
+        try:
+            manifests = DatasetManifests(read_dataset(folder), read_row_table(folder / "chunks" / dataset.chunks))
+            if manifests.tokens.digest != dataset.digest:
+                raise Damaged(f"{folder} is not the dataset that the run was trained on.")
+            return manifests
+        except Damaged as fault:
+            if folder.is_dir():  # else it was moved or removed
+                log.warning("%s What the dataset's manifests say is left out.", fault)
+            return None
 
     @cached_property
     def checkpoints(self) -> list[CheckpointFacts]:
         """The committed ones, newest first."""
         folder = self.folder.checkpoints
+        for fault in checkpoints.faults(folder):
+            log.warning("%s", fault)
         best = checkpoints.best(folder)
         return [
             CheckpointFacts(
@@ -198,13 +210,14 @@ class RunRecord:
         """What `evaluate` measured of its model, the oldest first."""
         if self.folder.evaluations.is_file() and not self.folder.evaluations.stat().st_size:
             log.warning("%s is empty: what it had is lost.", self.folder.evaluations)
-        return read_lines(self.folder.evaluations, EVALUATION_LINE)
+        return read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.id)
 
     @cached_property
     def samples(self) -> list[SampleLine]:
         """Texts by the model: those of samples.jsonl and, last, the finished model's."""
         texts = (self.result.sample, *self.result.samples) if self.result else ()
-        return read_lines(self.folder.samples, SampleLine) + [SampleLine(step=self.step, text=text) for text in texts]
+        written = read_lines(self.folder.samples, SampleLine, self.folder.id)
+        return written + [SampleLine(step=self.step, text=text) for text in texts]
 
     @cached_property
     def state(self) -> str:

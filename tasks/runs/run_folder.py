@@ -20,7 +20,7 @@ from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine, TrainLine
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.identity import read_of_run, write_of_run
+from infini_llama.tasks.runs.identity import read_of_run, run_id, write_of_run
 from infini_llama.tasks.runs.resolved_file import resolved_path
 from infini_llama.tasks.storage.artifacts import Damaged, readable, write_atomic
 from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
@@ -57,6 +57,11 @@ class RunFolder:
     result = _Entry("result.json")
     summary = _Entry("summary.json")
     config = _Entry("config.yaml")
+
+    @property
+    def id(self) -> str:
+        """The run's id; "" before its first record."""
+        return run_id(self.path) or ""
 
     def read(self, path: Path) -> JsonObject:
         """The fields of a record of this folder, {} while its file does not exist.
@@ -133,9 +138,9 @@ class RunFolder:
             )
 
     def write_config(self, config: JsonObject) -> None:
-        """Write config.yaml, for people and for comparisons of runs; its first line is a comment with the checksum of the others."""
+        """Write config.yaml, for people and for comparisons of runs; its first line has the checksum of the run's id and the others."""
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        write_atomic(self.config, f"# {_checksum(text)}\n{text}")
+        write_atomic(self.config, f"# {_checksum(text, self.id)}\n{text}")
 
     def read_config(self) -> JsonObject | None:
         """config.yaml, None without it; a file whose first line is not its checksum is used as it is.
@@ -150,10 +155,10 @@ class RunFolder:
         try:
             text = written.decode()
             first, _, rest = text.partition("\n")
-            if first.startswith("# blake3:") and first != f"# {_checksum(rest)}":
+            if first.startswith("# blake3:") and first != f"# {_checksum(rest, self.id)}":
                 raise Damaged(
-                    f"{self.config} does not match its own checksum. If you changed it on purpose, delete its first line; "
-                    "otherwise it is damaged."
+                    f"{self.config} does not match its own checksum, or is of another run. If you changed it on "
+                    "purpose, delete its first line; otherwise it is damaged."
                 )
             # through JSON, since YAML has dates and keys that are no text
             config: JsonValue = json.loads(json.dumps(yaml.safe_load(text), default=str))
@@ -168,8 +173,8 @@ class RunFolder:
         self.write(self.lineage, lineage)
 
 
-def _checksum(text: str) -> str:
-    return f"blake3:{blake3(text.encode()).hexdigest()}"
+def _checksum(text: str, run: str) -> str:
+    return f"blake3:{blake3((run + text).encode()).hexdigest()}"
 
 
 def size_of(path: Path) -> int:
@@ -198,19 +203,19 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
     Lines that cannot be read are removed, with a warning.
     """
-    _cut(run.metrics, METRICS_LINE, step)
-    _cut(run.samples, SampleLine, step)
+    _cut(run.metrics, METRICS_LINE, step, run.id)
+    _cut(run.samples, SampleLine, step, run.id)
 
 
-def _cut(path: Path, kind: Kind[AnyStep], step: int) -> None:
+def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
     if not path.exists():
         return
-    if fault := unreadable(path, kind):
+    if fault := unreadable(path, kind, run):
         log.warning("%s; removed.", fault)
     size = 0  # bytes that stay where they are
     rest: list[bytes] = []  # lines that stay behind one that does not
     cut = False
-    for _, line, record in scan(path, kind):
+    for _, line, record in scan(path, kind, run):
         if record is None or record.step > step:
             cut = True
         elif cut:
@@ -251,12 +256,12 @@ def warn_of_lacking_steps(run: RunFolder, step: int) -> None:
 
 def read_metrics(run: RunFolder) -> list[MetricsLine]:
     """Every line of metrics.jsonl that can be read; the next attempt removes the others."""
-    return read_lines(run.metrics, METRICS_LINE)
+    return read_lines(run.metrics, METRICS_LINE, run.id)
 
 
 def append_attempt(run: RunFolder, record: AttemptRecord) -> None:
     """Add the end of an attempt to attempts.jsonl."""
-    append_line(run.attempts, record)
+    append_line(run.attempts, record, run.id)
 
 
 def attempt_folders(run: RunFolder) -> list[Path]:
@@ -271,4 +276,4 @@ def number_of(attempt_dir: Path) -> int:
 
 def attempts(run: RunFolder) -> list[AttemptRecord]:
     """Every attempt at this run whose line can be read, oldest first."""
-    return read_lines(run.attempts, AttemptRecord)
+    return read_lines(run.attempts, AttemptRecord, run.id)

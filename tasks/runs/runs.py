@@ -1,6 +1,7 @@
 """Every run below home, one line per run, and one run in full."""
 
 import logging
+import os
 from pathlib import Path
 
 from infini_llama.tasks.records.summary import RunDescription, RunStatus
@@ -14,6 +15,9 @@ log = logging.getLogger("infini_llama.runs")
 def list_runs(home: Path) -> list[RunStatus]:
     """The runs of `home`, the one that was last worked on first; ages in seconds, sizes in bytes."""
     found: list[RunStatus] = []
+    for path in sorted((home / "runs").glob("*/checkpoints")):
+        if not os.path.lexists(path.parent / "lineage.json") and any(path.iterdir()):
+            log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.parent.name)
     for path in (home / "runs").glob("*/lineage.json"):
         try:
             found.append(_status(RunRecord(path.parent)))

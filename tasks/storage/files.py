@@ -4,6 +4,8 @@ import os
 import secrets
 from pathlib import Path
 
+from infini_llama.configs.errors import DataError
+
 
 def sync(path: Path) -> None:
     """Waits until a file or folder is on the disk."""
@@ -20,7 +22,11 @@ def temporary_name(path: Path) -> Path:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replaces `path` with `text` as a whole: a reader sees the old content or the new, also after a crash."""
+    """Replaces `path` with `text` as a whole: a reader sees the old content or the new, also after a crash.
+
+    Raises:
+        DataError: `path` is a folder.
+    """
     temporary = temporary_name(path)
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -28,6 +34,8 @@ def write_atomic(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder, but the name of a file; move it aside.") from None
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)

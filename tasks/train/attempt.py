@@ -119,7 +119,7 @@ def record_killed_attempts(run: RunFolder) -> int:
     begun = set(map(number_of, attempt_folders(run)))
     recorded = {record.attempt for record in attempts(run)}
     message = "the command was killed"
-    if fault := unreadable(run.attempts, AttemptRecord):
+    if fault := unreadable(run.attempts, AttemptRecord, run.id):
         log.warning("%s; its contents are skipped.", fault)
         message = "the command was killed, or the line of its end cannot be read"
     for missing in sorted(begun - recorded):

@@ -22,6 +22,7 @@ class Progress:
         self.offset = run.metrics.stat().st_size if run.metrics.exists() else 0
         self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
         self.steps_seen = 0
+        self.run_id = run.id
 
     def poll(self) -> None:
         for line in self._new_lines():
@@ -63,7 +64,7 @@ class Progress:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        lines = (parse_line(line, METRICS_LINE) for line in whole.splitlines())
+        lines = (parse_line(line, METRICS_LINE, self.run_id) for line in whole.splitlines())
         return [line for line in lines if line is not None]
 
     def _new_checkpoint(self) -> None:

@@ -121,6 +121,8 @@ def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary
     A summary that cannot be read is none: the attempt that follows has no step left to do and writes it again.
     """
     if not (fields := run.read_or_rebuild(run.summary)):
+        if run.result.exists() and not run.summary.exists():
+            log.warning("%s is missing, although the run has a result; it is written again.", run.summary)
         return None
     try:
         steps = steps if isinstance(steps := fields.get("steps"), int) else 0

@@ -9,6 +9,7 @@ from typing import TextIO
 import numpy as np
 
 from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
+from infini_llama.tasks.runs.identity import run_id
 from infini_llama.tasks.storage.json_lines import with_checksum
 from infini_llama.tasks.train.worker.callbacks.reporters import Reporter
 
@@ -27,7 +28,7 @@ class MetricsWriter:
     def __init__(self, run_dir: Path, log_every: int, reporters: list[Reporter]) -> None:
         self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self.texts = (run_dir / "samples.jsonl").open("a", encoding="utf-8")
-        self.log_every, self.reporters = log_every, reporters
+        self.log_every, self.reporters, self.run_id = log_every, reporters, run_id(run_dir) or ""
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 
@@ -87,7 +88,7 @@ class MetricsWriter:
 
     def _append(self, file: TextIO, line: StepLine) -> None:
         file.write(
-            with_checksum(line.model_dump_json(exclude_unset=True)) + "\n"
+            with_checksum(line.model_dump_json(exclude_unset=True), self.run_id) + "\n"
         )  # null for numbers that JSON cannot represent
         file.flush()
 

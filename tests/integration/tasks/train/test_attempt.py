@@ -1,7 +1,6 @@
 """An attempt's outcome on record, with real processes in the workers' place."""
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.resolved_file import write_resolved
@@ -45,7 +45,7 @@ time.sleep(100)
 def run(tmp_path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "mine")
     folder.checkpoints.mkdir(parents=True)
-    folder.lineage.write_text(json.dumps(LINEAGE))
+    folder.write_lineage(Lineage.from_json(LINEAGE))
     return folder
 
 

@@ -110,7 +110,7 @@ def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name
             with Lock(run.path / name):
                 pass
         else:
-            append_line(run.path / name, AttemptRecord(attempt=1, kind="done", code=0))
+            append_line(run.path / name, AttemptRecord(attempt=1, kind="done", code=0), run.id)
 
 
 def test_missing_lines_of_a_finished_run_are_named(run, caplog):
@@ -122,13 +122,17 @@ def test_missing_lines_of_a_finished_run_are_named(run, caplog):
 def test_an_altered_line_is_not_read(run, caplog):
     append_attempt(run, AttemptRecord(attempt=1, kind="done", code=0, seconds=25.0))
     append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0))
-    run.attempts.write_text(run.attempts.read_text().replace("25.0", "75.0"))
+    whole = run.attempts.read_text()
+    run.attempts.write_text(whole.replace("25.0", "75.0"))
     assert [record.attempt for record in attempts(run)] == [2] and f"{run.attempts}: line 1 " in caplog.text
+    run.attempts.write_text(whole)
+    run.lineage.write_text(json.dumps(LINEAGE | {"run_id": "another"}))
+    assert attempts(run) == [], "the lines are of another run"
 
 
 def test_an_altered_configuration_of_a_run_is_named(run, caplog):
     run.write_config({"train": {"learning_rate": 0.25}})
-    assert RunRecord(run.path).config == {"train": {"learning_rate": 0.25}} and not caplog.text
+    assert RunRecord(run.path).config == {"train": {"learning_rate": 0.25}} and str(run.config) not in caplog.text
     text = run.config.read_text().replace("0.25", "0.75")
     run.config.write_text(text)
     assert (
