@@ -168,6 +168,7 @@ def _loss(checkpoint: Path) -> float | None:
     try:
         expected = read_manifest(checkpoint, KIND).files[STATE_FILE]
         if file_checksum(checkpoint / STATE_FILE) != expected.checksum:
+            log.warning("%s is damaged; its validation loss is not used.", checkpoint / STATE_FILE)
             return None
         loss = read_state(checkpoint).validation_loss
     except (Damaged, KeyError):

@@ -145,6 +145,8 @@ class RunRecord:
             log.warning("%s is missing or damaged, although the run has a summary.", self.folder.result)
         if result is None or result.steps != self.step:
             return None
+        if not self.folder.summary.exists():
+            log.warning("%s is missing, although the run has a result; `run` writes it again.", self.folder.summary)
         for fault in checkpoints.faults(self.folder.checkpoints):
             log.warning("%s", fault)
         if not checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest):

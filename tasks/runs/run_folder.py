@@ -17,7 +17,14 @@ from pydantic import JsonValue
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.lineage import Lineage
-from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine, TrainLine
+from infini_llama.tasks.records.metrics import (
+    METRICS_LINE,
+    MetricsLine,
+    SampleLine,
+    StepLine,
+    TrainLine,
+    ValidationLine,
+)
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.identity import read_of_run, run_id, write_of_run
@@ -231,14 +238,27 @@ def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
 
 def lacking_steps(run: RunFolder, step: int) -> list[int]:
     """The steps of this run up to `step` that metrics.jsonl has no line of."""
+    there = {line.step for line in read_metrics(run) if isinstance(line, TrainLine)}
+    return [number for number in range(_first_step(run, step), step + 1) if number not in there]
+
+
+def _lacking_validations(run: RunFolder, step: int) -> list[int]:
+    """The steps up to `step` at which a validation was due, and metrics.jsonl has none."""
+    lineage = run.read_lineage()
+    if lineage is None or not isinstance(interval := lineage.train.eval_steps, int):
+        return []
+    there = {line.step for line in read_metrics(run) if isinstance(line, ValidationLine)}
+    due = range(interval, step + 1, interval)
+    return [number for number in due if number >= _first_step(run, step) and number not in there]
+
+
+def _first_step(run: RunFolder, step: int) -> int:
+    """The first step of this run: another one than 1 where it began from a checkpoint of another run."""
     lineage = run.read_lineage()
     start = lineage.resumed_from if lineage else None
-    began = 0
-    if start and Path(start).resolve().parent != run.checkpoints.resolve():  # at a step of another run's
-        begins = [record.from_step for record in attempts(run) if record.from_step is not None]
-        began = min(begins, default=step)
-    there = {line.step for line in read_metrics(run) if isinstance(line, TrainLine)}
-    return [number for number in range(began + 1, step + 1) if number not in there]
+    if not start or Path(start).resolve().parent == run.checkpoints.resolve():
+        return 1
+    return 1 + min((record.from_step for record in attempts(run) if record.from_step is not None), default=step)
 
 
 def warn_of_lacking_steps(run: RunFolder, step: int) -> None:
@@ -251,6 +271,12 @@ def warn_of_lacking_steps(run: RunFolder, step: int) -> None:
             len(lacking),
             step,
             lacking[0],
+        )
+    if lacking := _lacking_validations(run, step):
+        log.warning(
+            "%s has no validation of step %s: it is lost, or train.eval_steps was another one then.",
+            run.metrics,
+            ", ".join(map(str, lacking[:3])) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""),
         )
 
 
