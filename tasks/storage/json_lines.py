@@ -97,7 +97,9 @@ def with_checksum(fields: str, run: str) -> str:
 def parse_line(line: bytes, adapter: TypeAdapter[Line], run: str) -> Line | None:
     """The record in a line; None if it is not of this kind, or not as it was written."""
     stated = CHECKSUM.search(line)
-    if stated and stated[1].decode() != _checksum(line[: stated.start()], run):
+    if (stated is None and b'"crc32"' in line) or (
+        stated and stated[1].decode() != _checksum(line[: stated.start()], run)
+    ):
         return None
     try:
         return adapter.validate_json(line, strict=True)

@@ -130,6 +130,15 @@ def test_an_altered_line_is_not_read(run, caplog):
     assert attempts(run) == [], "the lines are of another run"
 
 
+def test_a_line_whose_checksum_is_not_its_last_field_is_not_read(run, caplog):
+    append_attempt(run, AttemptRecord(attempt=1, kind="failed", code=70))
+    fields = json.loads(run.attempts.read_text())
+    run.attempts.write_text(json.dumps({"crc32": fields.pop("crc32")} | fields) + "\n")
+    assert attempts(run) == [] and f"{run.attempts}: line 1 " in caplog.text
+    run.attempts.write_text(json.dumps(fields) + "\n")  # as one who changes it on purpose does
+    assert len(attempts(run)) == 1
+
+
 def test_an_altered_configuration_of_a_run_is_named(run, caplog):
     run.write_config({"train": {"learning_rate": 0.25}})
     assert RunRecord(run.path).config == {"train": {"learning_rate": 0.25}} and str(run.config) not in caplog.text
