@@ -68,25 +68,53 @@ def machine(name: str) -> str:
     return ", ".join([*filter(None, known), *([f"load {load[0]:.1f}"] if load else [])])
 
 
-def training_rows() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    rows = sorted(result("training-earlier.json")["rows"], key=lambda row: (row["processor"], -ord(row["size"][0])))
-    rows.sort(key=lambda row: (row["processor"], row["size"] != "s", row["vocabulary"]))
-    return [(row, row["contestants"]["ours eager, our allocator"]) for row in rows]
-
-
-def training_step() -> str:
-    peers = ("trainer", "litgpt")
-    rows = [
-        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", f"{ours['tokens_per_second']:,.0f}"]
-        + [stored(ours[f"over {peer}, our allocator"]["wall"]) for peer in peers]
-        for row, ours in training_rows()
+def training_ratio(row: dict[str, Any], mode: str, peer: str, allocator: str) -> tuple[float, float, float]:
+    """Time of a peer's step over ours in the same round and mode: median of each start, then their median, lowest and highest."""
+    starts = [
+        median(
+            theirs / ours
+            for theirs, ours in zip(
+                start["lanes"][f"{peer}, {mode}, {allocator}"]["wall"],
+                start["lanes"][f"ours, {mode}"]["wall"],
+                strict=True,
+            )
+        )
+        for start in row["starts"]
     ]
-    head = ["processor; model, vocabulary", "infini-llama: tokens per second", "Trainer", "litgpt"]
-    return table(head, rows, "training.py", "training-earlier.json")
+    return median(starts), min(starts), max(starts)
 
 
-def training_ratios(peer: str) -> str:
-    found = [ours[f"over {peer}, our allocator"]["wall"]["median"] for _, ours in training_rows()]
+def training(mode: str) -> str:
+    rows = sorted(
+        result("training.json")["rows"], key=lambda row: (row["processor"], row["size"] != "s", row["vocabulary"])
+    )
+    peers = [(peer, allocator) for peer in ("trainer", "litgpt") for allocator in ("as shipped", "our allocator")]
+    cells = [
+        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", training_speed(row, mode)]
+        + ["{:.2f} ({:.2f} to {:.2f})".format(*training_ratio(row, mode, peer, allocator)) for peer, allocator in peers]
+        for row in rows
+    ]
+    peers_of = [f"{'Trainer' if peer == 'trainer' else peer}, {allocator}" for peer, allocator in peers]
+    head = ["processor; model, vocabulary", "infini-llama: tokens per second", *peers_of]
+    return table(head, cells, "training.py", "training.json")
+
+
+def training_speed(row: dict[str, Any], mode: str) -> str:
+    tokens = row["tokens_per_step"] * row["steps_per_turn"]
+    return f"{median(tokens / median(start['lanes'][f'ours, {mode}']['wall']) for start in row['starts']):,.0f}"
+
+
+def training_eager() -> str:
+    return training("eager")
+
+
+def training_compiled() -> str:
+    return training("compiled")
+
+
+def training_ratios(mode: str, peer: str, allocator: str) -> str:
+    """The lowest and highest of the medians of all rows."""
+    found = [training_ratio(row, mode, peer, allocator)[0] for row in result("training.json")["rows"]]
     return f"{min(found):.2f} to {max(found):.2f}"
 
 
@@ -428,13 +456,18 @@ def all_of(name: str, field: str) -> str:
 
 
 TABLES: tuple[Callable[[], str], ...] = (
-    training_step, environment_settings, attention_backends, chunked_loss, preparation, preparation_small, preparation_kinds,
+    training_eager, training_compiled, environment_settings, attention_backends, chunked_loss, preparation, preparation_small,
+    preparation_kinds,
     surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
     context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console,
 )  # fmt: skip
 NUMBERS: dict[str, Callable[[], str]] = {
-    "trainer_ratio": lambda: training_ratios("trainer"),
-    "litgpt_ratio": lambda: training_ratios("litgpt"),
+    "trainer_shipped": lambda: training_ratios("eager", "trainer", "as shipped"),
+    "trainer_same": lambda: training_ratios("eager", "trainer", "our allocator"),
+    "litgpt_shipped": lambda: training_ratios("eager", "litgpt", "as shipped"),
+    "litgpt_same": lambda: training_ratios("eager", "litgpt", "our allocator"),
+    "trainer_compiled": lambda: training_ratios("compiled", "trainer", "our allocator"),
+    "litgpt_compiled": lambda: training_ratios("compiled", "litgpt", "our allocator"),
     "blocked_range": blocked_range,
     "loss_memory": loss_memory,
     "cpu_118mb": lambda: preparation_ratio("preparation.json", "cpu_seconds"),
