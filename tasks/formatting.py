@@ -1,4 +1,4 @@
-"""Human-readable formatting of values, sizes and durations, and pieces of Markdown cards."""
+"""Values, sizes, durations and results in the words that people read."""
 
 import contextlib
 import logging
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.manifest import RowCosts
@@ -48,6 +49,11 @@ def in_time(seconds: float) -> str:
         if count or (unit == "s" and not found):
             found.append(f"{count} {unit}")
     return " ".join(found[:2])
+
+
+def now() -> str:
+    """The time of writing, for people."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def packed(costs: RowCosts) -> dict[str, str]:
@@ -147,26 +153,3 @@ class RunPage:
     def key(self, kind: str) -> str:
         """Key of an artifact: lower-case letters, digits and dashes."""
         return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{self.series}".lower()).strip("-")
-
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """Lines of a Markdown table."""
-    heads = list(heads)
-    lines = [_line(heads), _line("---" for _ in heads)]
-    return [*lines, *(_line(map(cell, row)) for row in rows), ""]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def cell(value: object) -> str:
-    """A value within a table: on one line, and no bar that would end its column."""
-    return " ".join(str(value).replace("|", "\\|").split())
-
-
-def text_block(text: str, longest: int = 1200) -> list[str]:
-    """Text as it is, in a fence that nothing in it can close; a long one is cut."""
-    cut = text if len(text) <= longest else text[:longest] + " …"
-    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", cut)), default=0))
-    return [fence + "text", cut, fence, ""]

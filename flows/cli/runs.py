@@ -41,54 +41,53 @@ def _is_dataset(path: Path) -> bool:
 
 
 def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
-    from infini_llama.flows.cli.tables import run_text
-    from infini_llama.tasks.report.run import run_page, write_report
+    from infini_llama.flows.cli.tables import terminal
+    from infini_llama.tasks.document import markdown
+    from infini_llama.tasks.report.run import run_document, run_page, write_report
     from infini_llama.tasks.runs.record import RunRecord
     from infini_llama.tasks.runs.runs import describe_run
 
-    description = describe_run(path)
-    record, text = description.to_json(), run_text(description)
+    run = RunRecord(path)
+    record, text = describe_run(path).to_json(), terminal(markdown(run_document(run)))
     if html is not None:
-        page = written(html, run_page(RunRecord(path)))
+        page = written(html, run_page(run))
         return record | {"report": str(page)}, f"{text}\n\n{page}", page
     picture, page = write_report(path)
     return record | {"report": str(page), "loss_curve": str(picture)}, f"{text}\n\n{page}", page
 
 
 def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
-    from infini_llama.flows.cli.tables import dataset_text
+    from infini_llama.flows.cli.tables import terminal
+    from infini_llama.tasks.document import markdown
+    from infini_llama.tasks.preprocess.document import dataset_document
     from infini_llama.tasks.preprocess.summary import describe
-    from infini_llama.tasks.report.dataset import dataset_page
+    from infini_llama.tasks.report.dataset import measured_dataset
+    from infini_llama.tasks.report.page import page as as_page
     from infini_llama.tasks.storage.dataset_files import verify_dataset
 
     if html is None:
         verify_dataset(path)
         dataset = describe(path)
-        return dataset.to_json(), dataset_text(dataset), None
-    page = written(html, dataset_page(path))  # which verifies the dataset
-    dataset = describe(path)
-    return dataset.to_json() | {"report": str(page)}, f"{dataset_text(dataset)}\n\n{page}", page
+        return dataset.to_json(), terminal(markdown(dataset_document(dataset))), None
+    measured = measured_dataset(path)  # which verifies the dataset
+    page = written(html, as_page(measured))
+    return describe(path).to_json() | {"report": str(page)}, f"{terminal(markdown(measured))}\n\n{page}", page
 
 
 def compare(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import as_text
-    from infini_llama.tasks.report.comparison import (
-        NOT_THE_SAME,
-        columns_of_runs,
-        compare,
-        comparison_page,
-        rows_of_keys,
-    )
+    from infini_llama.flows.cli.tables import terminal
+    from infini_llama.tasks.document import markdown
+    from infini_llama.tasks.report.comparison import NOT_THE_SAME, compare, comparison_document
+    from infini_llama.tasks.report.page import page as as_page
 
     paths = [find(run, "runs") for run in arguments.runs]
     comparison = compare(paths)
-    record = comparison.to_json()
-    shown = {"differences": rows_of_keys(comparison), "results": columns_of_runs(comparison)}
-    text = as_text({part: rows for part, rows in shown.items() if rows})
+    document = comparison_document(paths, comparison)
+    record, text = comparison.to_json(), terminal(markdown(document))
     if not comparison.same_validation:
         log.warning(NOT_THE_SAME)
     if arguments.html is not None:
-        page = written(arguments.html, comparison_page(paths, comparison))
+        page = written(arguments.html, as_page(document))
         return record | {"report": str(page)}, f"{text}\n\n{page}"
     return record, text
 

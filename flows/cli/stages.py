@@ -126,9 +126,10 @@ def verify(arguments: Namespace) -> Answer:
     record: JsonObject = {"dataset": str(path), **whole.to_json(), "checks": checks}
     text = as_text(in_words(record))
     if arguments.html is not None:
-        from infini_llama.tasks.report.dataset import dataset_page
+        from infini_llama.tasks.report.dataset import measured_dataset
+        from infini_llama.tasks.report.page import page as as_page
 
-        page = written(arguments.html, dataset_page(path, whole))
+        page = written(arguments.html, as_page(measured_dataset(path, whole)))
         return record | {"report": str(page)}, f"{text}\n\n{page}"
     return record, text
 

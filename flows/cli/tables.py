@@ -1,13 +1,14 @@
-"""Datasets, runs and reports as text tables; --json prints the same records."""
+"""What commands print for people: records and documents as text. --json prints the same records."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import escaped
+from infini_llama.tasks.document import as_markdown
 from infini_llama.tasks.formatting import (
     Cells,
     control_rows,
@@ -15,39 +16,18 @@ from infini_llama.tasks.formatting import (
     in_bytes,
     in_time,
     in_words,
-    packed,
     passkey_rows,
-    shown,
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary
+    from infini_llama.tasks.records.dataset import DatasetRef
     from infini_llama.tasks.records.estimate import Estimate
     from infini_llama.tasks.records.evaluation import PasskeyRetrieval, Perplexity
-    from infini_llama.tasks.records.summary import RunDescription, RunStatus
+    from infini_llama.tasks.records.summary import RunStatus
     from infini_llama.tasks.runs.gc import Collected
 
 LEVELS = {"tokens": "tokens", "chunks": "row tables"}
 WIDTH = 140  # maximum columns of a table, and the width without a terminal
-
-
-def run_text(run: "RunDescription") -> str:
-    """A run as text: of each attempt, what fits a terminal; --json has all."""
-    record = run.to_json()
-    kept = ("attempt", "kind", "code", "from_step", "checkpoint_step", "seconds", "message")
-    attempts = [in_words({name: getattr(attempt, name) for name in kept}) for attempt in run.attempts]
-    shown = {name: value for name, value in record.items() if name not in ("model", "summary")}
-    shown |= {
-        "validation": [in_words(one.model_dump(exclude_unset=True)) for one in run.validation],
-        "attempts": attempts,
-    }
-    shown |= {"checkpoints": [in_words(dict(one)) for one in run.checkpoints], "summary": in_words(run.summary or {})}
-    return as_text(in_words({name: value for name, value in shown.items() if value} | {"model": run.model}))
-
-
-DATASET_WORDS = {"p5": "5th percentile", "p95": "95th percentile"}
 
 
 def reference_text(reference: "DatasetRef", home: Path) -> str:
@@ -65,37 +45,6 @@ def reference_text(reference: "DatasetRef", home: Path) -> str:
             "vocabulary": reference.vocab_size,
             "splits": {name: in_words(dict(split)) for name, split in splits.items()},
             "row tables": tables,
-        }
-    )
-
-
-def dataset_text(dataset: "DatasetSummary") -> str:
-    """A dataset as text: one line per split, and one per row table of a split."""
-    splits = dict(dataset.splits)
-    tables = [
-        {
-            "table": name,
-            "strategy": table.strategy,
-            "sequence length": table.sequence_length,
-            "split": split,
-            "rows": rows,
-            **(packed(table.packing[split]) if table.packing else {}),
-        }
-        for name, table in dataset.chunks.items()
-        for split, rows in table.rows
-    ]
-    left = {"splits", "chunks", "left_out", "samples"}
-    numbers = {name: split.model_dump(exclude={"document_tokens"}) for name, split in splits.items()}
-    return as_text(
-        in_words(dataset.model_dump(exclude=left, exclude_unset=True, by_alias=True))
-        | {
-            "splits": {name: in_words(split) for name, split in numbers.items()},
-            "tokens per document": {
-                name: _renamed(split.document_tokens.model_dump(), DATASET_WORDS) for name, split in splits.items()
-            },
-            "row tables": tables,
-            "skipped": in_words(dataset.left_out.model_dump(exclude_unset=True)),
-            "samples": dataset.samples,
         }
     )
 
@@ -195,55 +144,17 @@ def _bytes(size: int) -> str:
 
 def as_text(record: Cells) -> str:
     """A record as text: simple values first, then one table per collection of records and one block per longer text."""
+    return terminal(as_markdown(record))
+
+
+def terminal(markdown: str) -> str:
+    """Markdown as text in the width of the terminal; long words continue on the next line, and nothing is cut."""
     from rich.console import Console
+
+    from infini_llama.flows.cli.rendering import Plain
 
     target = StringIO()
     width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
     console = Console(file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None)
-    console.print(_facts({key: value for key, value in record.items() if not _is_nested(value)}))
-    for key, value in record.items():
-        if not _is_nested(value):
-            continue
-        console.print(f"\n{key}")
-        if isinstance(value, Mapping):
-            rows = [{"": name, **cells} for name, cells in value.items() if isinstance(cells, Mapping)]
-            console.print(_table(rows) if len(rows) == len(value) else _facts(value))
-        elif isinstance(value, Iterable):
-            rows = [cells for cells in value if isinstance(cells, Mapping)]
-            texts = [text for text in value if not isinstance(text, Mapping)]
-            if rows:
-                console.print(_table(rows))
-            for text in texts:
-                console.rule(style="none")
-                console.print(text)
+    console.print(Plain(markdown))
     return escaped("\n".join(line.rstrip() for line in target.getvalue().split("\n")).strip())
-
-
-def _is_nested(value: object) -> bool:
-    return isinstance(value, Mapping) or (
-        isinstance(value, list | tuple) and any(isinstance(item, Mapping) or "\n" in str(item) for item in value)
-    )
-
-
-def _facts(record: Cells) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for key, value in record.items():
-        table.add_row(str(key), shown(value))
-    return table
-
-
-def _table(records: Sequence[Cells]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")  # long words continue on the next line; nothing is cut
-    for record in records:
-        table.add_row(*(shown(record.get(column)) for column in columns))
-    return table

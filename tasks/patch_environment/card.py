@@ -1,6 +1,7 @@
 """What patch-environment found, chose and patched, as Markdown for Prefect's page of the run."""
 
-from infini_llama.tasks.formatting import cell, in_bytes, table
+from infini_llama.tasks.document import Document, bullets, cell, facts, markdown, part, section
+from infini_llama.tasks.formatting import Cells, in_bytes
 from infini_llama.tasks.patch_environment.planning.findings import assess
 from infini_llama.tasks.records.environment import EnvironmentRecord
 from infini_llama.tasks.records.machine import MachineFacts
@@ -9,36 +10,35 @@ from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan
 
 def card(record: EnvironmentRecord, plan: EnvironmentPlan) -> str:
     """The machine, the plan with its reasons, what needs attention (worst first), and the patches."""
-    shown = plan.model_dump(exclude={"env", "reasons", "findings", "patches"})
-    lines = ["## What was found", "", *table(("what", "value"), _machine(record.facts))]
     versions = [f"{name} {version}" for name, version in record.facts.versions.items() if version]
-    lines += [f"With {', '.join(versions)}.", "", "## What was chosen", ""]
-    lines += table(("setting", "value"), ((name, _value(value)) for name, value in shown.items()))
-    lines += ["### Why", ""]
-    # Not in the table, whose cells Prefect does not wrap.
-    reasons = [(name, plan.reasons.get(name)) for name in shown]
-    lines += [f"- {name}: {cell(why)}" for name, why in reasons if why] or ["As the configuration says."]
+    settings = plan.model_dump(exclude={"env", "reasons", "findings", "patches"})
+    reasons = (f"{name}: {cell(plan.reasons[name])}" for name in settings if plan.reasons.get(name))
     findings = [found for found in [*assess(record.facts), *plan.findings] if found.severity != "ok"]
     findings.sort(key=lambda found: SEVERITIES.index(found.severity))
-    lines += ["", "## What needs attention", ""]
-    lines += [
-        f"- **{found.severity}** {found.name}: {cell(found.value)}. {cell(found.sentence)}" for found in findings
-    ] or ["Nothing."]
-    lines += ["", "## What was patched in this run's workers", ""]
-    lines += [f"- [{patch.name}]({patch.reference}): {patch.fault}" for patch in record.patches] or ["Nothing."]
-    return "\n".join(lines)
+    attention = (
+        f"**{found.severity}** {found.name}: {cell(found.value)}. {cell(found.sentence)}" for found in findings
+    )
+    patches = (f"[{cell(patch.name)}]({patch.reference}): {cell(patch.fault)}" for patch in record.patches)
+    chosen = {name: _value(value) for name, value in settings.items()}
+    parts = (
+        *section("What was found", facts(_machine(record.facts)), cell(f"With {', '.join(versions)}.")),
+        *section("What was chosen", facts(chosen), part("Why", bullets(reasons) or "As the configuration says.")),
+        *section("What needs attention", bullets(attention) or "Nothing."),
+        *section("What was patched in this run's workers", bullets(patches) or "Nothing."),
+    )
+    return markdown(Document("Environment", parts))
 
 
-def _machine(facts: MachineFacts) -> list[tuple[str, str]]:
-    free = facts.disk.free
-    gpus = [f"{gpu.name} ({in_bytes(gpu.memory)})" for gpu in facts.gpus]
-    return [
-        ("machine", f"{facts.host}, {facts.cpu.model}, {facts.cores} core(s)"),
-        ("memory", f"{in_bytes(facts.memory.total)}, {in_bytes(facts.memory.available)} of it free"),
-        ("GPUs", ", ".join(gpus) or "none"),
-        ("disk", f"{facts.disk.kind or 'unknown'}, {in_bytes(free) if free is not None else 'unknown'} free"),
-        ("Python", facts.python),
-    ]
+def _machine(machine: MachineFacts) -> Cells:
+    free = machine.disk.free
+    gpus = [f"{gpu.name} ({in_bytes(gpu.memory)})" for gpu in machine.gpus]
+    return {
+        "machine": f"{machine.host}, {machine.cpu.model}, {machine.cores} core(s)",
+        "memory": f"{in_bytes(machine.memory.total)}, {in_bytes(machine.memory.available)} of it free",
+        "GPUs": ", ".join(gpus) or "none",
+        "disk": f"{machine.disk.kind or 'unknown'}, {in_bytes(free) if free is not None else 'unknown'} free",
+        "Python": machine.python,
+    }
 
 
 def _value(value: object) -> str:

@@ -1,17 +1,20 @@
 """Curves as SVG inside a page, drawn by matplotlib; their colours are the page's own, so that they follow its light or dark ground."""
 
+import html
 import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from infini_llama.tasks.report.page import LIGHT, text
+from infini_llama.tasks.document import Chart, Curve
 
+# The eight colours stay apart for colour-blind readers, on both grounds.
+LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#008300", "#4a3aa7", "#e34948")
+DARK = ("#3987e5", "#d95926", "#199e70", "#c98500", "#d55181", "#22a022", "#9085e9", "#e66767")
 INCHES = (4.6, 2.5)
 DIGIT = 0.08  # inches, of a number beside an axis
 MOST_VALUES = 60  # of one chart that show their values under the pointer
@@ -23,45 +26,16 @@ SERIES = tuple(f"#0301{number:02x}" for number in range(1, len(LIGHT) + 1))
 VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)}
 
 
-@dataclass(frozen=True)
-class Curve:
-    """y against x. `line` shows the mean, and where it was thinned also the range; `points` a mark for each value; `level` is
-    one value for all x; `bars` stand between neighbours of x, of which there is one more."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float | None]
-    kind: Literal["line", "points", "level", "bars"] = "line"
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What one picture shows; `marks` are vertical lines, such as the beginnings of attempts."""
-
-    title: str
-    curves: list[Curve]
-    x_label: str = "step"
-    log: bool = False
-    log_x: bool = False
-    marks: Sequence[float] = field(default=())
-
-
-def figures(charts: Sequence[Chart]) -> str:
-    """The charts that have anything to show, beside one another where the page is wide."""
-    drawn = "".join(figure(chart) for chart in charts if any(_finite(curve)[0].size for curve in chart.curves))
-    return f'<div class="charts">{drawn}</div>' if drawn else ""
-
-
 def figure(chart: Chart) -> str:
     key = ""
     if len(chart.curves) > 1:
         colours = _colours(chart)
         spans = (
-            f'<span><i style="background:{VARIABLES.get(colour, colour)}"></i>{text(curve.label)}</span>'
+            f'<span><i style="background:{VARIABLES.get(colour, colour)}"></i>{html.escape(curve.label)}</span>'
             for curve, colour in zip(chart.curves, colours, strict=True)
         )
         key = f'<div class="key">{"".join(spans)}</div>'
-    return f"<figure><figcaption>{text(chart.title)}</figcaption>{key}{svg(chart)}</figure>"
+    return f"<figure><figcaption>{html.escape(chart.title)}</figcaption>{key}{svg(chart)}</figure>"
 
 
 def svg(chart: Chart) -> str:
@@ -78,7 +52,7 @@ def svg(chart: Chart) -> str:
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in every chart of a page
     drawn = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", drawn)
     drawn = re.sub(r"#0[123]01[0-9a-f]{2}", lambda found: VARIABLES[found[0]], drawn.replace(LINE, VARIABLES[LINE]))
-    drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{text(chart.title)}" ', 1)
+    drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{html.escape(chart.title)}" ', 1)
     end = drawn.rindex("</svg>")
     return drawn[:end] + values + drawn[end:]
 
@@ -104,7 +78,7 @@ def _values_under_the_pointer(chart: Chart, drawn: Any) -> str:
             lines += [f"{label} {ys[nearest]:,.5g}".strip()] if abs(xs[nearest] - x) <= apart else []
         strips.append(
             f'<rect x="{left * scale:.1f}" y="{height - box.y1 * scale:.1f}" width="{(right - left) * scale:.1f}" '
-            f'height="{box.height * scale:.1f}" fill="none" pointer-events="all"><title>{text(chr(10).join(lines))}</title></rect>'
+            f'height="{box.height * scale:.1f}" fill="none" pointer-events="all"><title>{html.escape(chr(10).join(lines))}</title></rect>'
         )
     return "".join(strips)
 

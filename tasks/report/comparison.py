@@ -4,14 +4,14 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, dotted
-from infini_llama.tasks.formatting import in_time, share, side_by_side
+from infini_llama.tasks.document import Document, section, table
+from infini_llama.tasks.formatting import in_time, now, share, side_by_side
 from infini_llama.tasks.records.summary import Comparison, RunResults
-from infini_llama.tasks.report import page
-from infini_llama.tasks.report.charts import figures
+from infini_llama.tasks.report.charts import LIGHT
 from infini_llama.tasks.report.curves import charts_of_runs
 from infini_llama.tasks.runs.record import RunRecord
 
-MOST = len(page.LIGHT)  # as many as there are colours
+MOST = len(LIGHT)  # as many as there are colours
 OWN = ("runtime.name", "runtime.home")  # differ without a difference
 NOT_THE_SAME = (
     "The validation losses are not of the same sequences; if text or tokenizer differ, compare only bits per byte of the same "
@@ -60,18 +60,16 @@ def results(run: RunRecord) -> RunResults:
     )
 
 
-def comparison_page(paths: list[Path], comparison: Comparison) -> str:
-    """The page of `comparison`, which `compare` returned for the runs in these folders."""
+def comparison_document(paths: list[Path], comparison: Comparison) -> Document:
+    """What `compare` returned for the runs in these folders, with their curves."""
     runs = _records(paths)
-    warning = "" if comparison.same_validation else NOT_THE_SAME
-    return page.page(
-        "Runs compared",
-        f"<h1>{page.text(', '.join(runs))}</h1>",
-        f'<p class="note">written {page.now()}. {warning}</p>',
-        page.section("Results", page.table(columns_of_runs(comparison))),
-        page.section("Differences", page.table(rows_of_keys(comparison)) or "<p>None.</p>"),
-        page.section("Curves", figures(charts_of_runs(list(runs.values())))),
+    parts = (
+        f"Written {now()}." + ("" if comparison.same_validation else f" {NOT_THE_SAME}"),
+        *section("Results", table(columns_of_runs(comparison))),
+        *section("Differences", table(rows_of_keys(comparison)) or "None."),
+        *section("Curves", *charts_of_runs(list(runs.values()))),
     )
+    return Document(", ".join(runs), parts)
 
 
 def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
+from infini_llama.tasks.document import Chart, Curve
 from infini_llama.tasks.formatting import NATS_PER_BIT
 from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.metrics import PasskeyLine, TrainLine, ValidationLine
-from infini_llama.tasks.report.charts import Chart, Curve
 from infini_llama.tasks.runs.record import RunRecord
 
 Line = TypeVar("Line", TrainLine, ValidationLine)

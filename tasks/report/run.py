@@ -1,4 +1,4 @@
-"""The report of a run, report.html: results, data, speed, attempts. Written when a run ends, or any time by `infini-llama report`."""
+"""A run as a document: results, curves, time, attempts, checkpoints, samples, data, model, machine. Made while it goes on too."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -6,6 +6,19 @@ from pathlib import Path
 
 import yaml
 
+from infini_llama.tasks.document import (
+    Detail,
+    Document,
+    Part,
+    bullets,
+    cell,
+    code,
+    facts,
+    part,
+    section,
+    table,
+    text_block,
+)
 from infini_llama.tasks.formatting import (
     NATS_PER_BIT,
     Cells,
@@ -14,20 +27,23 @@ from infini_llama.tasks.formatting import (
     in_bytes,
     in_time,
     in_words,
+    now,
     packed,
     passkey_rows,
+    share,
     shown,
     side_by_side,
 )
 from infini_llama.tasks.records.manifest import SPLITS
-from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
-from infini_llama.tasks.report import page
-from infini_llama.tasks.report.charts import figures, save_picture
+from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine, SampleLine
+from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
-from infini_llama.tasks.runs.record import DatasetManifests, RunRecord
+from infini_llama.tasks.report.page import page
+from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.storage.artifacts import write_atomic
 
-MOST_VALIDATIONS = 40
+MOST_VALIDATIONS, MOST_ATTEMPTS, MOST_SAMPLES = 40, 20, 3  # the newest ones
 RELOAD_EVERY = 30  # seconds, of the page of a running run
 ARCHITECTURE = (
     "hidden_size",
@@ -61,32 +77,45 @@ def loss_picture(run: RunRecord) -> Path:
 
 
 def run_page(run: RunRecord) -> str:
+    return page(run_document(run), reload_every=RELOAD_EVERY if run.state == "running" else 0)
+
+
+def run_document(run: RunRecord, ended: str = "") -> Document:
+    """The run as far as it has come.
+
+    Args:
+        ended: one sentence on how training ended, where the caller knows it.
+    """
+    reached = f"{cell(run.state)}; step {run.step:,} of {run.max_steps:,}; written {now()}"
+    attempts, samples = list(reversed(run.attempts)), list(_newest_first(run.samples))
     config = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
-    return page.page(
-        f"Run {run.name}",
-        f"<h1>Run {page.text(run.name)}</h1>",
-        f'<p class="note">{page.text(run.state)}; step {run.step:,} of {run.max_steps:,}; written {page.now()}</p>',
-        page.tiles(headline(run)),
-        page.section(
-            "Curves",
-            figures(charts_of_run(run)),
-            page.details("Validation losses", page.table(_validations(run))),
+    parts = (
+        cell(ended),
+        reached,
+        facts(headline(run)),
+        *section("Curves", *charts_of_run(run), Detail("Validation losses", table(_validations(run)))),
+        *section("Time", table(_time(run))),
+        *section("Checkpoints", table(_checkpoints(run))),
+        *section(
+            "Attempts",
+            _attempts(attempts[:MOST_ATTEMPTS]),
+            Detail("Earlier attempts", _attempts(attempts[MOST_ATTEMPTS:])),
         ),
-        page.section("Time", _time(run)),
-        page.section("Evaluations", *_evaluations(run)),
-        page.section("Samples", *_samples(run)),
-        page.section("Data", page.facts(data_card(run)), *(_rows_and_filters(run.dataset) if run.dataset else ())),
-        page.section(
-            "Model",
-            page.facts(_model(run)),
-            page.details("Architecture in full", page.facts(run.lineage.model.to_dict())),
+        *section("Evaluations", *_evaluations(run)),
+        *section(
+            "Samples",
+            *(f"Step {one.step:,}:\n\n{text_block(one.text)}" for one in samples[:MOST_SAMPLES]),
+            Detail(
+                "Earlier samples",
+                "\n\n".join(f"Step {one.step:,}:\n\n{text_block(one.text)}" for one in samples[MOST_SAMPLES:]),
+            ),
         ),
-        page.section("Environment", *_environment(run)),
-        page.section("Checkpoints", page.table(_checkpoints(run))),
-        page.section("Attempts", page.table(_attempts(run))),
-        page.section("Configuration", page.details("config.yaml", page.preformatted(config))),
-        reload_every=RELOAD_EVERY if run.state == "running" else 0,
+        *section("Data", facts(data_card(run)), *_rows_and_filters(run)),
+        *section("Model", facts(_model(run)), Detail("Architecture in full", facts(run.lineage.model.to_dict()))),
+        *section("Environment", *_environment(run)),
+        *section("Files", _places(run.path), Detail("config.yaml", text_block(config, len(config)))),
     )
+    return Document(f"Run {run.name}", tuple(filter(None, parts)))
 
 
 def headline(run: RunRecord) -> dict[str, str]:
@@ -97,12 +126,13 @@ def headline(run: RunRecord) -> dict[str, str]:
     found = {
         "training loss, nats per token": f"{losses[-1]:.4f}" if losses else None,
         "validation loss, nats per token": last and ("not finite" if last.loss is None else f"{last.loss:.4f}"),
+        "best validation loss": f"{min(run.validation_losses):.4f}" if run.validation_losses else None,
         "bits per byte": None if bits is None else f"{bits:.3f}",
         "parameters": run.result and run.result.parameters and f"{run.result.parameters:,}",
         "tokens seen": f"{run.tokens:,}" if run.trained else None,
         "tokens per second": speed and f"{speed:,.0f}",
-        "MFU": None if mfu is None else f"{mfu:.1%}",
-        "goodput": f"{run.goodput.share:.1%}" if wall else None,
+        "MFU": None if mfu is None else share(mfu),
+        "goodput": share(run.goodput.share) if wall else None,
         "since the first attempt": in_time(wall) if wall else None,
     }
     return {name: text for name, text in found.items() if isinstance(text, str)}
@@ -116,24 +146,58 @@ def _validations(run: RunRecord) -> list[Cells]:
     ]
 
 
-def _time(run: RunRecord) -> str:
-    parts = {name.replace("_", " "): seconds for name, seconds in run.goodput.parts().items()}
-    return page.parts_of_a_whole(dict(sorted(parts.items(), key=lambda part: -part[1])), "s")
+def _time(run: RunRecord) -> list[Cells]:
+    """Where the time since the first attempt went, the largest part first."""
+    spent = sorted(run.goodput.parts().items(), key=lambda part: -part[1])
+    wall = run.goodput.wall
+    return [
+        {"part": name.replace("_", " "), "time": in_time(seconds), "share": share(seconds / wall)}
+        for name, seconds in spent
+        if wall and seconds >= 0.05
+    ]
 
 
-def _evaluations(run: RunRecord) -> list[str]:
+def _checkpoints(run: RunRecord) -> list[Cells]:
+    return [
+        {
+            "checkpoint": one.name,
+            "validation loss, nats per token": "not evaluated there"
+            if one.validation_loss is None
+            else f"{one.validation_loss:.4f}",
+            "size": in_bytes(one.bytes),
+            "": one.pointers,
+        }
+        for one in run.checkpoints
+    ]
+
+
+def _attempts(attempts: list[AttemptRecord]) -> str:
+    rows = [
+        {
+            "attempt": one.attempt,
+            "from step": one.from_step,
+            "newest checkpoint": one.checkpoint_step,
+            "took": in_time(one.seconds) if one.seconds is not None else "unknown",
+            "end": f"{one.kind} ({one.code})",
+        }
+        for one in attempts
+    ]
+    why = bullets(f"attempt {one.attempt}: {cell(one.message)}" for one in attempts if one.code)
+    return "\n\n".join(filter(None, (table(rows), why)))
+
+
+def _evaluations(run: RunRecord) -> Iterator[Part]:
     """What was measured of the model by itself: losses of text, and numbers found in it by length and depth."""
-    losses = chain.from_iterable(_losses(line) for line in run.evaluations if isinstance(line, PerplexityLine))
-    found = list(chain.from_iterable(_passkeys(line) for line in run.evaluations if isinstance(line, PasskeyLine)))
-    across = list(chain.from_iterable(_distances(line) for line in run.evaluations if isinstance(line, PasskeyLine)))
-    heading = "<h3>Passkey: numbers found, by length and depth</h3>" if found else ""
-    far = "<h3>Passkey: numbers found, by segment boundaries</h3>" if across else ""
-    drawn = figures(charts_of_evaluations(run))
-    pictures = f"<h3>By distance and part</h3>{drawn}" if drawn else ""
-    controls = list(chain.from_iterable(_controls(line) for line in run.evaluations if isinstance(line, PasskeyLine)))
-    swapped = "<h3>Passkey: numbers found with a memory that is not the text's own</h3>" if controls else ""
-    tables = [heading, page.table(found), far, page.table(across), swapped, page.table(controls)]
-    return [page.table(list(losses)), *tables, pictures]
+    yield table(
+        list(chain.from_iterable(_losses(line) for line in run.evaluations if isinstance(line, PerplexityLine)))
+    )
+    passkeys = [line for line in run.evaluations if isinstance(line, PasskeyLine)]
+    found, across = chain.from_iterable(map(_passkeys, passkeys)), chain.from_iterable(map(_distances, passkeys))
+    controls = chain.from_iterable(map(_controls, passkeys))
+    yield part("Passkey: numbers found, by length and depth", table(list(found)))
+    yield part("Passkey: numbers found, by segment boundaries", table(list(across)))
+    yield part("Passkey: numbers found with a memory that is not the text's own", table(list(controls)))
+    yield from charts_of_evaluations(run)
 
 
 def _losses(line: PerplexityLine) -> Iterator[Cells]:
@@ -157,11 +221,10 @@ def _controls(line: PasskeyLine) -> Iterator[Cells]:
     yield from ({"step": line.step, **row} for row in control_rows(line.memory or ()))
 
 
-def _samples(run: RunRecord) -> Iterator[str]:
-    """Texts by step, the newest first."""
-    for step in sorted({sample.step for sample in run.samples}, reverse=True):
-        yield f"<h3>Step {step:,}</h3>"
-        yield from (page.preformatted(sample.text) for sample in run.samples if sample.step == step)
+def _newest_first(samples: list[SampleLine]) -> Iterator[SampleLine]:
+    """By step; those of one step in the order of their prompts."""
+    for step in sorted({sample.step for sample in samples}, reverse=True):
+        yield from (sample for sample in samples if sample.step == step)
 
 
 def data_card(run: RunRecord) -> Cells:
@@ -196,13 +259,12 @@ def data_card(run: RunRecord) -> Cells:
     }
 
 
-def _rows_and_filters(dataset: DatasetManifests) -> list[str]:
+def _rows_and_filters(run: RunRecord) -> Iterator[Part]:
     """How well the rows are filled, and what was left out of the text."""
-    costs = dataset.rows.meta.packing
-    return [
-        page.table(side_by_side({split: packed(costs[split]) for split in SPLITS}) if costs else []),
-        page.details("Records read and skipped", page.facts(in_words(dict(dataset.tokens.meta.left_out)))),
-    ]
+    if run.dataset:
+        costs = run.dataset.rows.meta.packing
+        yield table(side_by_side({split: packed(costs[split]) for split in SPLITS}) if costs else [])
+        yield Detail("Records read and skipped", facts(in_words(dict(run.dataset.tokens.meta.left_out))))
 
 
 def _model(run: RunRecord) -> Cells:
@@ -215,48 +277,29 @@ def _model(run: RunRecord) -> Cells:
     }
 
 
-def _environment(run: RunRecord) -> list[str]:
+def _environment(run: RunRecord) -> Iterator[Part]:
     if not (record := run.environment):
-        return []
-    facts, plan = record.facts, record.plan
-    machine = {
-        "machine": f"{facts.host}, {facts.platform}",
-        "CPU": f"{facts.cpu.model}, {facts.cores} usable core(s)",
-        "GPUs": [gpu.name for gpu in facts.gpus],
-        "memory": in_bytes(facts.memory.total) if facts.memory.total else None,
-        "Python": facts.python,
+        return
+    machine, plan = record.facts, record.plan
+    about = {
+        "machine": f"{machine.host}, {machine.platform}",
+        "CPU": f"{machine.cpu.model}, {machine.cores} usable core(s)",
+        "GPUs": [gpu.name for gpu in machine.gpus],
+        "memory": in_bytes(machine.memory.total) if machine.memory.total else None,
+        "Python": machine.python,
     }
     settings = {name: value for name, value in plan or () if not isinstance(value, dict | tuple)}
-    patches = [{"patch": patch.name, "fixes": patch.fault} for patch in record.patches]
-    versions = page.facts(facts.versions) + page.facts(plan.env if plan else {})
-    return [
-        page.facts(machine | in_words(settings)),
-        page.table(patches),
-        page.details("Versions and environment variables", versions),
-    ]
+    yield facts(about | in_words(settings))
+    yield table([{"patch": patch.name, "fixes": patch.fault} for patch in record.patches])
+    versions = facts(machine.versions), facts(plan.env if plan else {})
+    yield Detail("Versions and environment variables", "\n\n".join(filter(None, versions)))
 
 
-def _checkpoints(run: RunRecord) -> list[Cells]:
-    return [
-        {
-            "checkpoint": one.name,
-            "validation loss": one.validation_loss,
-            "size": in_bytes(one.bytes),
-            "": one.pointers,
-        }
-        for one in run.checkpoints
-    ]
-
-
-def _attempts(run: RunRecord) -> list[Cells]:
-    return [
-        {
-            "attempt": record.attempt,
-            "from step": record.from_step,
-            "newest checkpoint": record.checkpoint_step,
-            "took": in_time(record.seconds) if record.seconds is not None else None,
-            "end": f"{record.kind} ({record.code})",
-            "": record.message,
-        }
-        for record in run.attempts
-    ]
+def _places(path: Path) -> str:
+    places = {
+        "run folder": path,
+        "report": path / "report.html",
+        "logs of the workers": path / "logs",
+        "TensorBoard": f"tensorboard --logdir {path / 'tensorboard'}",
+    }
+    return bullets(f"{name}: {code(place)}" for name, place in places.items())

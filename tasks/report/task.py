@@ -1,5 +1,6 @@
 """The closing card of training on Prefect's page of the run, however training ended."""
 
+import base64
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact
 
 from infini_llama.configs.errors import Preempted
+from infini_llama.tasks.document import Document, cell, markdown
 from infini_llama.tasks.formatting import RunPage, best_effort
-from infini_llama.tasks.report.card import card
+from infini_llama.tasks.report.run import loss_picture, run_document
+from infini_llama.tasks.runs.record import RunRecord
 
 
 @contextlib.contextmanager
@@ -35,3 +38,19 @@ def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
             create_markdown_artifact(
                 card(run, ended[-1]), key=page.key("training"), description=f"How run {run.name} went"
             )
+
+
+def card(path: Path, ended: str) -> str:
+    """The run's document as Markdown, with its loss curve inside: Prefect's page needs neither network nor file.
+
+    Args:
+        path: of the run's folder.
+        ended: one sentence: how training ended.
+    """
+    if not (path / "lineage.json").exists():  # refused before it began
+        return markdown(Document(f"Run {path.name}", (cell(ended),)))
+    run, picture = RunRecord(path), ""
+    if run.trained:
+        inside = base64.b64encode(loss_picture(run).read_bytes()).decode()
+        picture = f"![Training and validation loss against the step](data:image/png;base64,{inside})"
+    return markdown(run_document(run, ended), picture)

@@ -9,8 +9,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
+from infini_llama.tasks.document import markdown
 from infini_llama.tasks.formatting import RunPage, best_effort
-from infini_llama.tasks.preprocess.card import card
+from infini_llama.tasks.preprocess.document import dataset_document
 from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.storage.results import PLAIN
@@ -32,7 +33,7 @@ def verify_data(reference: DatasetRef, home: Path, page: RunPage) -> VerifyRepor
     report = verify(reference, home, "quick")
     with best_effort("the dataset's card"):  # here, since preprocess itself does not run where its result is cached
         create_markdown_artifact(
-            card(describe(home / reference.path), reference, report),
+            markdown(dataset_document(describe(home / reference.path), report, reference)),
             key=page.key("dataset"),
             description=f"The dataset that run {page.run} trains on",
         )

@@ -8,7 +8,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from support.browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="lays the page out: needs Chromium")
-BEYOND = """[...document.querySelectorAll('td, th, svg, pre, .tile')].filter(one => one.offsetParent !== null &&
+BEYOND = """[...document.querySelectorAll('td, th, svg, pre')].filter(one => one.offsetParent !== null &&
   (one.getBoundingClientRect().right > innerWidth + 1 || one.getBoundingClientRect().left < -1)).map(one => one.outerHTML)"""
 
 

@@ -10,7 +10,7 @@ import pytest
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.evaluate.stage import evaluate, filler_tokens
 from infini_llama.tasks.export.writing import export
-from infini_llama.tasks.report.dataset import dataset_page
+from infini_llama.tasks.report.dataset import measured_dataset
 from infini_llama.tasks.runs.load import dataset_of, load_run
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
     run, model = run_of()
     dataset = dataset_of(run)
     path = damaged(run, name, damage)
-    readers = [lambda: evaluate(run), lambda: dataset_page(dataset)]
+    readers = [lambda: evaluate(run), lambda: measured_dataset(dataset)]
     if name in ("shard", "rows"):
         readers += [lambda: filler_tokens(run, load_run(run).tokenizer, "text")]
     if name in READ_BY_MODEL:

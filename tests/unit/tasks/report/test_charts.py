@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from infini_llama.tasks.report.charts import MOST_POINTS, Chart, Curve, figures, svg, thinned
+from infini_llama.tasks.document import Chart, Curve
+from infini_llama.tasks.report.charts import MOST_POINTS, figure, svg, thinned
 
 
 def points_of(drawn: str, colour: str) -> list[tuple[float, float]]:
@@ -29,11 +30,10 @@ def test_a_curve_matches_its_values():
 def test_missing_and_non_finite_values_are_skipped():
     drawn = svg(Chart("loss", [Curve("a", [1, 2, 3, 4], [3.0, None, float("nan"), 2.0])]))
     assert len(points_of(drawn, "--series-1")) == 2
-    assert figures([Chart("nothing", [Curve("a", [1], [None])]), Chart("no curve", [])]) == ""
 
 
 def test_no_colour_but_the_page_s_own():
-    drawn = figures([Chart("loss", [Curve("a", [1, 2], [1, 2]), Curve("level", [0], [1.5], "level")], marks=[1.5])])
+    drawn = figure(Chart("loss", [Curve("a", [1, 2], [1, 2]), Curve("level", [0], [1.5], "level")], marks=[1.5]))
     assert not re.findall(r"#[0-9a-fA-F]{6}", drawn)
     assert {"var(--series-1)", "var(--soft)", "var(--line)"} <= set(re.findall(r"var\(--[a-z0-9-]+\)", drawn))
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.report.comparison import compare, comparison_page
+from infini_llama.tasks.report.comparison import compare, comparison_document
+from infini_llama.tasks.report.page import page as as_page
 from infini_llama.tasks.storage.record_file import read_fields, write_fields
 from support.records import make_plan
 
@@ -37,11 +38,11 @@ def test_another_machine_and_another_dataset(two):
     record = compare(two)
     assert record.differences["plan.precision"] == {"one": "fp32", "two": "bf16"}
     assert "dataset.digest" in record.differences and not record.same_validation
-    assert "are not of the same sequences" in comparison_page(two, record)
+    assert "are not of the same sequences" in as_page(comparison_document(two, record))
 
 
 def test_the_page(two, read_page):
-    page = read_page(comparison_page(two, compare(two)))
+    page = read_page(as_page(comparison_document(two, compare(two))))
     assert "train.learning_rate 0.001 0.5" in page.text
     assert page.elements.count("svg") == 7  # no MFU and no gates
     assert "are not of the same sequences" not in page.text

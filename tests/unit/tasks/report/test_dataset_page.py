@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from infini_llama.tasks.records.dataset import VerifyReport
-from infini_llama.tasks.report.dataset import _widths, dataset_page, token_counts
+from infini_llama.tasks.report.dataset import _widths, measured_dataset, token_counts
+from infini_llama.tasks.report.page import page as as_page
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset
 from support.stages import preprocess, verify
 
 
 def test_a_dataset_as_a_page(built, read_page):
     home, reference = built
-    page = read_page(dataset_page(home / reference["path"]))
+    page = read_page(as_page(measured_dataset(home / reference["path"])))
     documents = reference["train"]["documents"] + reference["validation"]["documents"]
     for words in (
-        f"{documents:,} documents",
+        f"documents {documents:,}",
         "Tokens per document",
-        "Skipped documents and duplicates",
         "not stated",
         "Of ",
     ):
@@ -28,16 +28,16 @@ def test_a_dataset_as_a_page(built, read_page):
 def test_findings_of_verify_are_on_the_page(built, read_page):
     home, reference = built
     report = verify(reference, str(home), "deep", 0)
-    page = read_page(dataset_page(home / reference["path"], VerifyReport.from_json(report)))
+    page = read_page(as_page(measured_dataset(home / reference["path"], VerifyReport.from_json(report))))
     for words in ("Checks", "all checks passed", "no training document is in the validation text"):
         assert words in page.text, words
-    assert "all checks passed" not in read_page(dataset_page(home / reference["path"])).text
+    assert "all checks passed" not in read_page(as_page(measured_dataset(home / reference["path"]))).text
 
 
 def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     home, _ = built
     reference = preprocess(data(packing="best_fit"), str(home))
-    page = read_page(dataset_page(home / reference["path"]))
+    page = read_page(as_page(measured_dataset(home / reference["path"])))
     assert page.elements.count("svg") == 4
     assert f"Fraction of a sequence that is targets ({reference['chunks']})" in page.text
 
@@ -57,7 +57,7 @@ def test_tokens_are_counted(built, monkeypatch):
 
 def test_a_folder_that_is_not_a_dataset(tmp_path):
     with pytest.raises(Damaged):
-        dataset_page(tmp_path)
+        measured_dataset(tmp_path)
 
 
 def test_one_long_token_keeps_the_table_readable():

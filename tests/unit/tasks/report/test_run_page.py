@@ -19,9 +19,9 @@ def test_a_finished_run(make_run, read_page):
     page = read_page(written)
     for words in (
         "finished; step 60 of 60",
-        "5.4000 training loss, nats",
-        "5.5000 validation loss, nats",
-        "1,234 parameters",
+        "training loss, nats per token 5.4000",
+        "validation loss, nats per token 5.5000",
+        "parameters 1,234",
         "Mean gate: fraction of memory in Infini-attention's output",
         "def f(): </pre><script>",
         "a second text",
@@ -73,7 +73,7 @@ def test_records_of_other_versions_are_shown(make_run, read_page):
     (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
     write_report(folder)
     page = read_page((folder / "report.html").read_text())
-    assert "25.0% MFU" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
+    assert "MFU 25.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
     assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.tasks.report.card import card
+from infini_llama.tasks.report.task import card
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path
 from infini_llama.tasks.storage.artifacts import commit, staging
 from support.made_up_runs import LINEAGE
@@ -58,9 +58,9 @@ def test_a_finished_run_shows_curve_metrics_checkpoints_attempts_samples_and_pla
     assert picture and base64.b64decode(picture[1]).startswith(b"\x89PNG")
     for words in (
         "Training finished: 20 steps.",
-        "| step | 20 of 20 |",
+        "step 20 of 20;",
         "| validation loss, nats per token | 5.2500 |",
-        "| best validation loss, nats per token | 5.2500 |",
+        "| best validation loss | 5.2500 |",
         "| parameters | 1,234,567 |",
         "| latest best |",
         "| step-00000010 | not evaluated there |",
@@ -81,6 +81,5 @@ def test_a_long_run_has_no_larger_card(run):
 
 def test_a_run_that_was_refused_before_it_began_has_a_card_too(run):
     assert (
-        card(run, "Training failed: data.files is | gone.")
-        == "## Run one\n\nTraining failed: data.files is \\| gone.\n"
+        card(run, "Training failed: data.files is | gone.") == "# Run one\n\nTraining failed: data.files is \\| gone.\n"
     )

@@ -1,8 +1,9 @@
-"""The dataset's card: what its page says, in words."""
+"""The document of a dataset: what its page says, in words."""
 
 import pytest
 
-from infini_llama.tasks.preprocess.card import card
+from infini_llama.tasks.document import markdown
+from infini_llama.tasks.preprocess.document import dataset_document
 from infini_llama.tasks.preprocess.summary import describe
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.manifest import LeftOut
@@ -18,17 +19,18 @@ def parts(built):
 
 @pytest.fixture
 def text(parts) -> str:
-    return card(*parts)
+    dataset, reference, report = parts
+    return markdown(dataset_document(dataset, report, reference))
 
 
 def test_the_description_has_source_counts_lengths_checks_and_text(text, parts):
     dataset, reference, _ = parts
     for words in (
-        "| source | files |",
+        "\n\nfiles, built ",
         "| license | not stated |",
-        f"| train | {reference.train.documents:,} | {reference.train.tokens:,} |",
-        "| whole: ",
-        "### Tokens per document",
+        f"| tokens | {reference.train.tokens:,} | {reference.validation.tokens:,} |",
+        ", all checks passed",
+        "## Tokens per document",
         f"`{dataset.path}`",
         dataset.samples[0].strip()[:40],
     ):
@@ -45,7 +47,7 @@ def test_nothing_in_its_tables_is_raw_python(text):
 def test_skipped_documents_are_counted_by_reason(parts):
     dataset, reference, report = parts
     left_out = LeftOut(records=1234, empty=3, duplicates=2, bad=("a.json: no text",))
-    shown = card(dataset.model_copy(update={"left_out": left_out}), reference, report)
+    shown = markdown(dataset_document(dataset.model_copy(update={"left_out": left_out}), report, reference))
     assert "Of 1,234 records read" in shown and "| empty | 3 |" in shown and "- a.json: no text" in shown
     assert "exact duplicates (kept" in shown and "too short" not in shown
-    assert "Skipped" not in card(dataset.model_copy(update={"left_out": LeftOut(records=5)}), reference, report)
+    assert "Skipped" not in markdown(dataset_document(dataset.model_copy(update={"left_out": LeftOut(records=5)})))

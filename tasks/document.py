@@ -1,0 +1,165 @@
+"""What a run, a dataset or a machine is described in: Markdown with charts, which Prefect, a page and a terminal show alike."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from infini_llama.tasks.formatting import Cells, shown
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y against x. `line` shows the mean, and where it was thinned also the range; `points` a mark for each value; `level` is
+    one value for all x; `bars` stand between neighbours of x, of which there is one more."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    kind: Literal["line", "points", "level", "bars"] = "line"
+
+    @property
+    def has_values(self) -> bool:
+        return any(value is not None and math.isfinite(value) for value in self.y)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one picture shows; `marks` are vertical lines, such as the beginnings of attempts."""
+
+    title: str
+    curves: list[Curve]
+    x_label: str = "step"
+    log: bool = False
+    log_x: bool = False
+    marks: Sequence[float] = field(default=())
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Markdown that a page folds under `title`, and that Prefect and a terminal leave out."""
+
+    title: str
+    text: str
+
+
+Part = str | Chart | Detail  # a str is a block of Markdown
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    parts: tuple[Part, ...]
+
+
+def markdown(document: Document, picture: str = "") -> str:
+    """As Prefect shows it: without details and charts; `picture`, an image, stands where the first chart would."""
+    blocks = [f"# {cell(document.title)}"]
+    for part in document.parts:
+        if isinstance(part, Chart) and picture:
+            blocks.append(picture)
+            picture = ""
+        elif isinstance(part, str):
+            blocks.append(part)
+    # a section of nothing but charts and details has no heading here
+    kept = [
+        block
+        for block, after in pairwise([*blocks, "## "])
+        if not (block.startswith("## ") and after.startswith("## "))
+    ]
+    return "\n\n".join(kept) + "\n"
+
+
+def section(title: str, *parts: Part) -> tuple[Part, ...]:
+    """A heading and what is below it; nothing at all where nothing is."""
+    there = tuple(part for part in parts if _has_content(part))
+    return (f"## {title}", *there) if there else ()
+
+
+def part(title: str, text: str) -> str:
+    """A heading of a section's part and what is below it, as one block; nothing at all where nothing is."""
+    return f"### {title}\n\n{text}" if text else ""
+
+
+def _has_content(part: Part) -> bool:
+    if isinstance(part, Chart):
+        return any(curve.has_values for curve in part.curves)
+    return bool(part.text if isinstance(part, Detail) else part)
+
+
+def table(records: Sequence[Cells]) -> str:
+    """A column for each key that any record has; numbers are right-aligned."""
+    if not records:
+        return ""
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    is_number = {key: all(_is_number(record.get(key)) for record in records) for key in columns}
+    rules = ("---:" if is_number[key] else "---" for key in columns)
+    rows = (_line(cell(shown(record.get(key))) for key in columns) for record in records)
+    return "\n".join((_line(map(cell, columns)), _line(rules), *rows))
+
+
+def facts(values: Cells) -> str:
+    """Names and values, one a line, in a table without heads; None and empty ones are left out."""
+    there = {name: value for name, value in values.items() if value not in (None, "", [], (), {})}
+    rows = (_line((cell(name), cell(shown(value)))) for name, value in there.items())
+    return "\n".join(("|  |  |", "| --- | --- |", *rows)) if there else ""
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A list of lines, which are Markdown. What has long values stands here: Prefect does not wrap the cells of a table."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def cell(value: object) -> str:
+    """A value as text on one line, in which nothing is Markdown or ends a column."""
+    line = " ".join(str(value).split())
+    return re.sub(r"[\\`*\[\]<>|~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)", r"\\\g<0>", line)
+
+
+def code(value: object) -> str:
+    """A path, digest or command as it is, to be copied."""
+    line = " ".join(str(value).split(" ")).replace("\n", " ")
+    fence = "`" * (1 + _longest_run_of_ticks(line))
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def text_block(text: str, longest: int = 1200) -> str:
+    """Text as it is, in a fence that nothing in it can close; a long one is cut."""
+    cut = text if len(text) <= longest else text[:longest] + " …"
+    fence = "`" * max(3, 1 + _longest_run_of_ticks(cut))
+    return f"{fence}text\n{cut}\n{fence}"
+
+
+def as_markdown(record: Cells) -> str:
+    """A record: simple values first, then one table per collection of records and one block per longer text."""
+    blocks = [facts({key: value for key, value in record.items() if not _is_nested(value)})]
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            rows = [{"": name, **cells} for name, cells in value.items() if isinstance(cells, Mapping)]
+            blocks.append(part(cell(key), table(rows) if len(rows) == len(value) else facts(value)))
+        elif isinstance(value, list | tuple) and _is_nested(value):
+            rows = [cells for cells in value if isinstance(cells, Mapping)]
+            texts = [text_block(str(text), len(str(text))) for text in value if not isinstance(text, Mapping)]
+            blocks.append(part(cell(key), "\n\n".join(filter(None, (table(rows), *texts)))))
+    return "\n\n".join(filter(None, blocks))
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list | tuple) and any(isinstance(item, Mapping) or "\n" in str(item) for item in value)
+    )
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _longest_run_of_ticks(text: str) -> int:
+    return max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
