@@ -28,8 +28,8 @@ from typing import Any
 from agreement import require_equal
 
 from infini_llama.flows.server import lasting_api
-from infini_llama.tasks.records.goodput import StartTime
-from infini_llama.tasks.runs.resolved_file import read_resolved, resolved_path, write_resolved
+from infini_llama.tasks.records.metrics import StartTime
+from infini_llama.tasks.runs.run_folder import read_resolved, resolved_path, write_resolved
 
 KINDS = ("first_step", "total", "cpu", "server_cpu")
 Case = Callable[[str], dict[str, Any]]

@@ -7,8 +7,8 @@ from torch import nn
 
 from infini_llama.model.backends import causal_attention
 from infini_llama.model.config import LlamaConfig
+from infini_llama.model.layers import RMSNorm
 from infini_llama.model.layout import Rows, Segments
-from infini_llama.model.norm import RMSNorm
 from infini_llama.model.rope import Rotary
 
 

@@ -16,10 +16,9 @@ from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.model.config import BY_TOKEN, LlamaConfig
 from infini_llama.model.context import Context
 from infini_llama.model.infini_attention import InfiniAttention
+from infini_llama.model.layers import MLP, RMSNorm
 from infini_llama.model.layout import Rows, Segments, rows, segments
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from infini_llama.model.mlp import MLP
-from infini_llama.model.norm import RMSNorm
 from infini_llama.model.rope import Rotary, rotary, scaled_frequencies
 
 

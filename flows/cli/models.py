@@ -88,7 +88,7 @@ def _passkey(arguments: Namespace) -> Answer:
 def export(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     from infini_llama.flows.cli.tables import as_text
-    from infini_llama.tasks.export.writing import export
+    from infini_llama.tasks.export.exporting import export
 
     record = export(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
     if record.custom_code:
@@ -101,8 +101,7 @@ def export(arguments: Namespace) -> Answer:
 
 def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
-    from infini_llama.tasks.export.hub import folder_of
-    from infini_llama.tasks.export.starting import write_configuration
+    from infini_llama.tasks.export.importing import folder_of, write_configuration
 
     folder = folder_of(arguments.model, arguments.revision)
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")

@@ -23,7 +23,7 @@ from infini_llama.tasks.records.environment import (
 )
 from infini_llama.tasks.records.machine import Disk, MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
-from infini_llama.tasks.runs.identity import read_of_run
+from infini_llama.tasks.runs.run_folder import read_of_run
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.record_file import as_record
 

@@ -9,8 +9,8 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.goodput import Goodput, StartTime
 from infini_llama.tasks.records.lineage import Lineage
+from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 

@@ -73,3 +73,11 @@ class AttemptRecord(Record):
     seconds: float | None = None
     step: int | None = None
     error: RankError | None = None
+
+
+class Endpoint(Record):
+    """rendezvous.json of an attempt: where torchrun of the leading node listens for the others; host: its name."""
+
+    address: str
+    port: int
+    host: str

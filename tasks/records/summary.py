@@ -7,8 +7,7 @@ from pydantic import ConfigDict
 
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.evaluation import Evaluations
-from infini_llama.tasks.records.goodput import Goodput
-from infini_llama.tasks.records.metrics import CheckpointFacts, ValidationLine
+from infini_llama.tasks.records.metrics import CheckpointFacts, Goodput, ValidationLine
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 

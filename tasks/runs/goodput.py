@@ -6,12 +6,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from infini_llama.tasks.records.goodput import Goodput, StartTime
+from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.identity import run_id
-from infini_llama.tasks.runs.resolved_file import read_start
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of, read_start, run_id
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import read_lines, with_checksum
 from infini_llama.tasks.storage.lease import this_machine

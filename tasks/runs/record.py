@@ -8,13 +8,13 @@ from pathlib import Path
 
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.environment import EnvironmentRecord
-from infini_llama.tasks.records.goodput import Goodput
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.manifest import DatasetManifest, RowTableManifest
 from infini_llama.tasks.records.metrics import (
     EVALUATION_LINE,
     CheckpointFacts,
     EvaluationLine,
+    Goodput,
     MetricsLine,
     SampleLine,
     TrainLine,

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,12 +27,49 @@ from infini_llama.tasks.records.metrics import (
     ValidationLine,
 )
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.records.resolved_run import AttemptStart, ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.identity import read_of_run, run_id, write_of_run
-from infini_llama.tasks.runs.resolved_file import resolved_path
 from infini_llama.tasks.storage.artifacts import Damaged, readable, write_atomic
 from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
-from infini_llama.tasks.storage.record_file import as_record
+from infini_llama.tasks.storage.record_file import as_record, read_fields, write_fields
+
+RUN_ID, LINEAGE = "run_id", "lineage.json"  # the first record of a run
+
+
+def run_id(run_dir: Path) -> str | None:
+    """The id in a run's lineage.json; that of its other records where they agree on another one. None before the first record."""
+    own = _id_in(run_dir / LINEAGE)
+    attempts = sorted(
+        (run_dir / "logs").glob("attempt-*/resolved.json"), key=lambda path: (len(path.parent.name), path)
+    )
+    others = [found for path in [*attempts[-1:], run_dir / "environment.json"] if (found := _id_in(path))]
+    return own if own in others or not others else others[0]
+
+
+def _id_in(path: Path) -> str | None:
+    with suppress(Damaged):
+        found = read_fields(path).get(RUN_ID) if path.exists() else None
+        return found if isinstance(found, str) else None
+    return None
+
+
+def write_of_run(run_dir: Path, path: Path, record: Record) -> None:
+    """Replace the record in `path` of the run in `run_dir`."""
+    own = run_id(run_dir) or (secrets.token_hex(8) if path.name == LINEAGE else None)
+    write_fields(path, ({RUN_ID: own} if own else {}) | record.to_json())
+
+
+def read_of_run(run_dir: Path, path: Path) -> JsonObject:
+    """The fields of the record in `path`; a record without an id may be of any run.
+
+    Raises:
+        Damaged: there is none, it is not as it was written, or it is of another run.
+    """
+    fields, own = read_fields(path), run_id(run_dir)
+    if (found := fields.pop(RUN_ID, own)) != own and own is not None:
+        raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {found}, and this run's is {own}.")
+    return fields
+
 
 RecordType = TypeVar("RecordType", bound=Record)
 AnyStep = TypeVar("AnyStep", bound=StepLine)
@@ -303,3 +341,35 @@ def number_of(attempt_dir: Path) -> int:
 def attempts(run: RunFolder) -> list[AttemptRecord]:
     """Every attempt at this run whose line can be read, oldest first."""
     return read_lines(run.attempts, AttemptRecord, run.id)
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+
+def resolved_path(attempt_dir: Path) -> Path:
+    """The file of an attempt."""
+    return attempt_dir / "resolved.json"
+
+
+def read_resolved(attempt_dir: Path) -> ResolvedRun:
+    """What the workers of an attempt are given.
+
+    Raises:
+        Damaged: there is no such file, or it is not as it was written.
+    """
+    return _read(ResolvedRun, attempt_dir)
+
+
+def read_start(attempt_dir: Path) -> AttemptStart:
+    """When and from which step an attempt started; as `read_resolved`, without its other fields."""
+    return _read(AttemptStart, attempt_dir)
+
+
+def _read(kind: type[RecordType], attempt_dir: Path) -> RecordType:
+    path = resolved_path(attempt_dir)
+    return as_record(kind, read_of_run(attempt_dir.parents[1], path), path)
+
+
+def write_resolved(attempt_dir: Path, resolved: ResolvedRun) -> None:
+    """Write what the workers of an attempt are given."""
+    write_of_run(attempt_dir.parents[1], resolved_path(attempt_dir), resolved)

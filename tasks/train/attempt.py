@@ -14,7 +14,6 @@ from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.outcome import Outcome, classify
-from infini_llama.tasks.runs.resolved_file import read_start, write_resolved
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
@@ -22,20 +21,23 @@ from infini_llama.tasks.runs.run_folder import (
     attempts,
     cut_metrics,
     number_of,
+    read_start,
     remove_staging,
     warn_of_lacking_steps,
+    write_resolved,
 )
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
 from infini_llama.tasks.storage.artifacts import Busy, Lock
 from infini_llama.tasks.storage.json_lines import unreadable
-from infini_llama.tasks.train.grace import grace_period, request_time_to_stop
 from infini_llama.tasks.train.launch import Workers, start
 from infini_llama.tasks.train.progress import Progress
+from infini_llama.tasks.train.resolve import grace_period
 from infini_llama.tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
+ENDING_SECONDS = 5.0  # that this process takes after its workers
 # Kept free in the attempt's folder for the record of its end, which a full disk would refuse.
 RESERVE, RESERVE_BYTES = "reserve", 2**16
 
@@ -239,3 +241,16 @@ def request_stop(resolved: ResolvedRun, workers: Workers) -> None:
     log.warning("stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace)
     request_time_to_stop(grace)
     workers.stop(grace)
+
+
+def request_time_to_stop(seconds: float) -> None:
+    """Request of systemd, where it is the one that stops this process, for the time that the checkpoint takes (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    microseconds = int((seconds + ENDING_SECONDS) * 1e6)
+    path = "\0" + address[1:] if address.startswith("@") else address
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.connect(path)
+        notify.sendall(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}".encode())
+        log.info("asked systemd for %.0f s to stop", seconds + ENDING_SECONDS)

@@ -15,14 +15,27 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted
 from infini_llama.configs.secrets import MASK
-from infini_llama.tasks.records.cluster import Endpoint
 from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.status import Endpoint
 from infini_llama.tasks.runs.outcome import classify
-from infini_llama.tasks.runs.resolved_file import read_resolved, resolved_path
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    attempt_folders,
+    attempts,
+    number_of,
+    read_resolved,
+    resolved_path,
+)
 from infini_llama.tasks.storage.artifacts import write_atomic
-from infini_llama.tasks.train.addresses import interface_towards, own_address
-from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, worker_environment
+from infini_llama.tasks.train.launch import (
+    STEP,
+    Workers,
+    interface_towards,
+    own_address,
+    spawn,
+    torchrun,
+    worker_environment,
+)
 
 ENDPOINT = "rendezvous.json"
 POLL_SECONDS = 0.5

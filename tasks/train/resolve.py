@@ -12,21 +12,20 @@ from infini_llama.configs.deepspeed import refuse_contradictions
 from infini_llama.configs.durations import count
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, JsonValue
-from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
+from infini_llama.configs.schema import DataConfig, PipelineConfig, RuntimeConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.goodput import StartTime
 from infini_llama.tasks.records.lineage import Lineage, LineageDataset, LineageStage
+from infini_llama.tasks.records.metrics import MetricsLine, StartTime, TrainLine, ValidationLine
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
 from infini_llama.tasks.storage.lease import this_machine
-from infini_llama.tasks.train.grace import grace_period
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 
 log = logging.getLogger("infini_llama.train")
@@ -280,3 +279,22 @@ def _refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan)
             plan.world_size,
         )
     return state.step
+
+
+def stop_seconds(lines: list[MetricsLine]) -> float:
+    """Seconds from a request to the last rank's end, by the slowest of what these lines have measured.
+
+    The step that is under way, an evaluation where one is due, the end of a save in the background and the save itself; half
+    as much again, since the next one may be slower. 0 before anything was measured.
+    """
+    steps = [line for line in lines if isinstance(line, TrainLine)]
+    step = max((line.step_time for line in steps), default=0.0)
+    save = max((line.save_time for line in steps), default=0.0)
+    write = max((line.save_write_time for line in steps), default=0.0)
+    evaluation = max((line.evaluation_time for line in lines if isinstance(line, ValidationLine)), default=0.0)
+    return 1.5 * (step + evaluation + save + 2 * max(write, save))
+
+
+def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
+    """Seconds that the workers get: `runtime.grace_period`, or what a save has been seen to need, where that is more."""
+    return max(runtime.grace_period, stop_seconds(read_metrics(run)))

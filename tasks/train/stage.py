@@ -1,29 +1,34 @@
 """The training stage: takes the run's folder and makes attempts until the run is finished or a person has to act."""
 
+import contextlib
 import logging
 import math
+import os
+import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.environment import PatchedEnvironment
+from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.metrics import ValidationLine
+from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import Damaged, Lock
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.lease import Lease
+from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.storage.record_file import as_record
 from infini_llama.tasks.train.attempt import attempt
-from infini_llama.tasks.train.gpu_locks import gpus_of, locked
-from infini_llama.tasks.train.grace import grace_period
-from infini_llama.tasks.train.resolve import bind, is_retry, resolve_run
+from infini_llama.tasks.train.resolve import bind, grace_period, is_retry, resolve_run
 from infini_llama.tasks.train.retries import next_attempt
 
 log = logging.getLogger("infini_llama.train")
@@ -190,3 +195,39 @@ def paths_of(run: RunFolder, steps: int) -> JsonObject:
         report=run.path / "report.html",
     )
     return {"checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, steps)), "paths": paths.to_json()}
+
+
+SAY_AGAIN = 60.0  # seconds between two lines about the same wait
+
+
+def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
+    """Identities of the GPUs that the plan names, in one order for all runs; [] on a CPU."""
+    if plan.device != "cuda":
+        return []
+    return sorted(facts.gpus[number].uuid or f"number-{number}" for number in plan.gpus)
+
+
+@contextlib.contextmanager
+def locked(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Generator[list[Lock]]:
+    """Inside, no other run of this user computes on these GPUs; waits for one that does.
+
+    Args:
+        gpus: of `gpus_of`; the same order everywhere, so that two runs never wait for each other.
+        each_wait: called every second of a wait; what it raises ends the wait.
+        folder: of the locks, the same for all runs of the machine.
+    """
+    folder = folder or Path(tempfile.gettempdir()) / f"infini-llama-{os.getuid()}"
+    with contextlib.ExitStack() as locks:
+        yield [_take(locks, folder / f"gpu-{gpu}.lock", each_wait) for gpu in gpus]
+
+
+def _take(locks: contextlib.ExitStack, path: Path, each_wait: Callable[[], None]) -> Lock:
+    seconds = 0.0
+    while True:
+        try:
+            return locks.enter_context(Lock(path, wait=1.0))
+        except Busy as other:
+            if seconds % SAY_AGAIN == 0:
+                log.warning("waiting for a GPU: %s", other)
+            seconds += 1
+            each_wait()

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.resolved_file import read_resolved
+from infini_llama.tasks.runs.run_folder import read_resolved
 from infini_llama.tasks.storage.artifacts import commit, staging
 from support.laboratory import exact_metrics, inject, kill
 from support.waiting import wait_until

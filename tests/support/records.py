@@ -6,8 +6,8 @@ from typing import Any
 from infini_llama.configs.schema import DataConfig, ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.goodput import StartTime
 from infini_llama.tasks.records.lineage import Lineage, LineageDataset
+from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infini_llama.tasks.patch_environment.patches.registry import apply
 from infini_llama.tasks.patch_environment.patches.rendezvous import PATCH
-from infini_llama.tasks.runs.resolved_file import read_resolved
+from infini_llama.tasks.runs.run_folder import read_resolved
 
 RENDEZVOUS = PATCH.name
 PR_SET_PDEATHSIG = 1

@@ -14,8 +14,7 @@ from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.resolved_file import write_resolved
-from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging, write_resolved
 from infini_llama.tasks.train.resolve import bind, resolve_run
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server

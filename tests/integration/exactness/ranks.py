@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.runs.resolved_file import read_resolved
+from infini_llama.tasks.runs.run_folder import read_resolved
 from infini_llama.tasks.train.worker import trainer
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks

@@ -12,8 +12,8 @@ from prefect.results import ResultStore
 from prefect.serializers import JSONSerializer
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.tasks.export.starting import write_configuration
-from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.export.exporting import export
+from infini_llama.tasks.export.importing import write_configuration
 from infini_llama.tasks.runs.checkpoints import read_state
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, checksum_of, file_checksum

@@ -9,7 +9,7 @@ from typing import TextIO
 import numpy as np
 
 from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
-from infini_llama.tasks.runs.identity import run_id
+from infini_llama.tasks.runs.run_folder import run_id
 from infini_llama.tasks.storage.json_lines import with_checksum
 from infini_llama.tasks.train.worker.callbacks.reporters import Reporter
 

@@ -1,13 +1,17 @@
 """One line of metrics per step: loss, rates, times, throughput, and in steps that are logged what costs communication."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+import importlib
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.model.flops import flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import TrainLine
@@ -19,7 +23,6 @@ from infini_llama.tasks.storage.tensors import full_tensor, local_shard
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
 from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_shares
 from infini_llama.tasks.train.worker.callbacks.memory import memory_peak
-from infini_llama.tasks.train.worker.callbacks.metrics_hook import call_hook, load_hook
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
 from infini_llama.tasks.train.worker.callbacks.reporters import reporters
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
@@ -173,3 +176,41 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
         seconds = time.perf_counter() - started
         best, spent = min(best, seconds), spent + seconds
     return 2.0 * size**3 / best
+
+
+Hook = Callable[[Llama, dict[str, Any]], dict[str, float]]
+NUMBERS = TypeAdapter(dict[str, bool | float])
+
+
+def load_hook(name: str | None) -> Hook | None:
+    """The function that `module:function` names, None for None.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    if name is None:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), function)
+    except Exception as error:  # the module's own, too
+        raise ConfigError(
+            f"train.metrics_hook={name} cannot be imported ({error}); install its module, or add its folder to "
+            "environment.env.PYTHONPATH."
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"train.metrics_hook={name} is not a function.")
+    return cast(Hook, found)
+
+
+def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str, float]:
+    """The hook's numbers for this step.
+
+    Raises:
+        ConfigError: it returned something else.
+    """
+    found = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
+    try:
+        return {key: float(value) for key, value in NUMBERS.validate_python(found, strict=True).items()}
+    except ValidationError:
+        raise ConfigError(f"train.metrics_hook={name} returned {found!r}; it must return numbers by name.") from None

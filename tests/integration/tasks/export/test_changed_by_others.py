@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 from infini_llama.model import hf
+from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.modeling_infini_llama import BESIDE
-from infini_llama.tasks.export.writing import export
 from infini_llama.tasks.storage.hf_folder import open_folder
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from infini_llama.model.rope import scaled_frequencies
-from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.runs.load import load_run
 from support.trained_runs import ranks as ranks
 from support.trained_runs import run_of as run_of

@@ -12,7 +12,7 @@ from transformers.utils import logging as their_logging
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.generate import generate
-from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import Damaged, file_checksum
 

@@ -9,8 +9,8 @@ from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.modeling_infini_llama import InfiniLlamaConfig, InfiniLlamaForCausalLM
-from infini_llama.tasks.export.writing import export
 
 KINDS = {"softmax": {}, "infini": {"attention": "infini"}}
 PACKED = torch.tensor([[*range(9), *range(20), *range(11)], [*range(40)]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.tasks.storage.locks import Lock
-from infini_llama.tasks.train.gpu_locks import locked
+from infini_llama.tasks.train.stage import locked
 
 HOLD = """
 import sys, time

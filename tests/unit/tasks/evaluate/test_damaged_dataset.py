@@ -9,7 +9,7 @@ import pytest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.evaluate.stage import evaluate, filler_tokens
-from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.report.dataset import measured_dataset
 from infini_llama.tasks.runs.load import dataset_of, load_run
 from infini_llama.tasks.storage.artifacts import read_dataset

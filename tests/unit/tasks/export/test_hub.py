@@ -7,8 +7,8 @@ import pytest
 from huggingface_hub import constants
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.export import hub
-from infini_llama.tasks.export.hub import folder_of
+from infini_llama.tasks.export import importing as hub
+from infini_llama.tasks.export.importing import folder_of
 
 COMMIT = "a" * 40
 

@@ -15,8 +15,8 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema import ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.export.starting import write_configuration
-from infini_llama.tasks.export.writing import export
+from infini_llama.tasks.export.exporting import export
+from infini_llama.tasks.export.importing import write_configuration
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder

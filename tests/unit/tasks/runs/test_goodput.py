@@ -5,11 +5,10 @@ import time
 
 import pytest
 
-from infini_llama.tasks.records.goodput import Goodput, StartTime
+from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
-from infini_llama.tasks.runs.resolved_file import write_resolved
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, write_resolved
 from infini_llama.tasks.storage.lease import this_machine
 from support.records import make_resolved
 

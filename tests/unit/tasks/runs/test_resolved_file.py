@@ -1,7 +1,7 @@
 """resolved.json: what the workers of an attempt are given."""
 
 from infini_llama.configs.schema import DataConfig, EnvironmentConfig, PipelineConfig
-from infini_llama.tasks.runs.resolved_file import read_resolved, read_start, resolved_path, write_resolved
+from infini_llama.tasks.runs.run_folder import read_resolved, read_start, resolved_path, write_resolved
 from support.records import make_plan, make_resolved
 
 

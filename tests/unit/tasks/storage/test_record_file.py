@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.runs.identity import read_of_run, write_of_run
+from infini_llama.tasks.runs.run_folder import read_of_run, write_of_run
 from infini_llama.tasks.storage.artifacts import SELF_CHECKSUM, Damaged
 from infini_llama.tasks.storage.record_file import read_fields, read_record, write_record
 

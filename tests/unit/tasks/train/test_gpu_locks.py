@@ -4,7 +4,7 @@ import pytest
 
 from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts
 from infini_llama.tasks.storage.locks import Lock
-from infini_llama.tasks.train.gpu_locks import gpus_of, locked
+from infini_llama.tasks.train.stage import gpus_of, locked
 from support.records import make_plan
 
 

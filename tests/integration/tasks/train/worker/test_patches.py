@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from infini_llama.tasks.runs.resolved_file import write_resolved
+from infini_llama.tasks.runs.run_folder import write_resolved
 from support.records import make_plan, make_resolved
 
 

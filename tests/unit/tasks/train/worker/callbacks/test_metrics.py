@@ -16,11 +16,10 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
-from infini_llama.tasks.train.worker.callbacks.metrics_hook import call_hook, load_hook
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
 from infini_llama.tasks.train.worker.callbacks.reporters import TensorBoard, flat
-from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops, utilization
+from infini_llama.tasks.train.worker.callbacks.step_metrics import call_hook, load_hook, peak_flops, utilization
 
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 

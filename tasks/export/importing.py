@@ -1,4 +1,4 @@
-"""`infini-llama import`: a configuration that starts from the weights in a Hugging Face folder."""
+"""`infini-llama import`: the folder of a model that is named, and a configuration that starts from its weights."""
 
 import math
 import re
@@ -6,6 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config, refuse_as_new
@@ -16,6 +25,43 @@ from infini_llama.model import hf
 from infini_llama.model.config import Attention
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder
+
+NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"  # OWNER/NAME
+# Weights, configuration and tokenizer; never code or pickles.
+FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
+
+
+def folder_of(model: str, revision: str | None) -> Path:
+    """A folder as it is, or a model of the Hub, downloaded once; a token is taken from HF_TOKEN or `hf auth login`.
+
+    Raises:
+        ConfigError: the Hub has no such model or revision, does not give it to this account, or cannot be reached.
+    """
+    folder = Path(model).expanduser()
+    if folder.exists() or not re.fullmatch(NAME, model):
+        if revision is not None:
+            raise ConfigError(f"--revision {revision} is for a model of the Hub, but {model} is a folder; remove it.")
+        return folder
+    about = f"{model}@{revision}" if revision else model
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))
+    except GatedRepoError:
+        raise ConfigError(
+            f"{about} is gated: accept its terms on its page of the Hub, then run `hf auth login` or set HF_TOKEN."
+        ) from None
+    except RevisionNotFoundError:
+        raise ConfigError(f"{model} has no revision {revision}; name a branch, tag or commit of it.") from None
+    except RepositoryNotFoundError:
+        raise ConfigError(
+            f"{model} is neither a folder here nor a model of the Hub that this account sees; correct the name, or set HF_TOKEN."
+        ) from None
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"{about} cannot be downloaded and is not complete in the local cache ({why}); check the network and HF_HUB_OFFLINE, "
+            "or name a folder."
+        ) from None
+
 
 # Decided by the run, not by the configuration's `model` section.
 OF_THE_RUN = {"vocab_size", "max_position_embeddings"}

@@ -1,6 +1,7 @@
 """A run's model as a folder that Hugging Face's programs open: weights, configuration, tokenizer, model card."""
 
 import json
+import re
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -11,13 +12,12 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from infini_llama import model
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.export.card import model_card
-from infini_llama.tasks.export.code import AUTO_MAP, write_code
-from infini_llama.tasks.export.facts import Exported, ModelFacts
+from infini_llama.tasks.export.card import Exported, ModelFacts, model_card
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
@@ -185,3 +185,46 @@ def publish(staged: Path, output: Path) -> None:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+WRAPPER = Path(__file__).with_name("modeling_infini_llama.py")
+AUTO_MAP = {
+    "AutoConfig": f"{WRAPPER.stem}.InfiniLlamaConfig",
+    "AutoModel": f"{WRAPPER.stem}.InfiniLlamaModel",
+    "AutoModelForCausalLM": f"{WRAPPER.stem}.InfiniLlamaForCausalLM",
+}
+IMPORT = re.compile(r"^(\s*)from infini_llama\.model(\.\w+)? import (.+)$", re.MULTILINE)
+
+
+def write_code(folder: Path) -> None:
+    """Copies the class and every file of `model` that it needs, with relative imports in place of absolute ones."""
+    waiting, seen = [WRAPPER], {WRAPPER.stem}
+    while waiting:
+        file = waiting.pop()
+        text = file.read_text(encoding="utf-8")
+        for name in needed(text):
+            if name not in seen:
+                seen.add(name)
+                waiting.append(Path(str(model.__path__[0])) / f"{name}.py")
+        origin = f"# From infini-llama {version('infini-llama')} (Apache-2.0)\n"
+        (folder / file.name).write_text(origin + IMPORT.sub(_relative, text), encoding="utf-8")
+
+
+def needed(text: str) -> set[str]:
+    """Files of `model` that a source text imports."""
+    found: set[str] = set()
+    for _, module, names in IMPORT.findall(text):
+        found |= {module[1:]} if module else {name.strip() for name in names.split(",")}
+    return found
+
+
+def _relative(match: re.Match[str]) -> str:
+    """`from infini_llama.model.x import y` as `from .x import y`.
+
+    Hugging Face's loader does not follow `from . import x`, so a second line names the file in the way that it does.
+    """
+    indent, module, names = match.groups()
+    if module:
+        return f"{indent}from {module} import {names}"
+    files = [name.strip() for name in names.split(",")]
+    return "\n".join(f"{indent}from . import {file}\n{indent}from .{file} import __name__ as _" for file in files)
