@@ -4,14 +4,15 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from infini_llama.configs.errors import ConfigError
 
 JsonObject = dict[str, JsonValue]
+Model = TypeVar("Model", bound=BaseModel)
 TAG = "tag:yaml.org,2002:"
 LARGEST = 2**18  # bytes; PyYAML reads some 30,000 entries per second
 
@@ -177,3 +178,17 @@ def read_mapping(file: Path) -> JsonObject:
         kind = "a list" if isinstance(content, list) else "a single value"
         raise ConfigError(f"{file} contains {kind}, not sections such as data, model and train.")
     return content
+
+
+def changed(record: Model, **values: Any) -> Model:
+    """A record or a section of the configuration with other values of these fields, validated as if they had been given.
+
+    Raises:
+        TypeError: it has no such field.
+        pydantic.ValidationError: a value that the field does not take.
+    """
+    kind = type(record)
+    if unknown := values.keys() - kind.model_fields.keys():
+        raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
+    given = {name: getattr(record, name) for name in record.model_fields_set}
+    return kind.model_validate(given | values, by_name=True)

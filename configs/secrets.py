@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import changed
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -95,7 +96,7 @@ def _is_reference(value: str) -> bool:
 
 
 def _with_variables(config: "PipelineConfig", env: dict[str, str]) -> "PipelineConfig":
-    return config.model_copy(update={"environment": config.environment.model_copy(update={"env": env})})
+    return changed(config, environment=changed(config.environment, env=env))
 
 
 def refuse_secrets(config: "PipelineConfig") -> None:

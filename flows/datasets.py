@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.tables import dataset_ref, table_ref, with_curriculum
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -27,7 +28,7 @@ def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
     found = references(dataset, home)
     reference, *stages = [_with_rows(section, found, dataset) for section in with_curriculum(data)]
     curriculum = tuple(table_ref(dataset / "chunks" / stage.chunks) for stage in stages)
-    return reference.model_copy(update={"curriculum": curriculum})
+    return changed(reference, curriculum=curriculum)
 
 
 def _with_rows(data: DataConfig, found: list[DatasetRef], dataset: Path) -> DatasetRef:

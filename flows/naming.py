@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schedulers import with_scheduler
 
 if TYPE_CHECKING:
@@ -51,20 +52,19 @@ def resolved(config: "PipelineConfig", due: datetime | None = None) -> "Pipeline
         due: scheduled start, for names with {date} or {time} (local time zone); None: now.
     """
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
-    runtime = config.runtime.model_copy(update={"home": home, "name": name})
+    runtime = changed(config.runtime, home=home, name=name)
     environment = with_scheduler(config.environment, os.environ)
     from infini_llama.configs.deepspeed import read_json
 
     train = config.train
     if train.deepspeed_config is not None:
-        train = train.model_copy(update={"deepspeed_config": read_json(train.deepspeed_config)})
-    return config.model_copy(
-        update={
-            "train": train,
-            "runtime": runtime,
-            "environment": environment,
-            "deployment": type(config.deployment)(),
-        }
+        train = changed(train, deepspeed_config=read_json(train.deepspeed_config))
+    return changed(
+        config,
+        train=train,
+        runtime=runtime,
+        environment=environment,
+        deployment=type(config.deployment)(),
     )
 
 

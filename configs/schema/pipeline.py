@@ -85,7 +85,8 @@ class PipelineConfig(Section):
     def with_vocab_size(self, vocab_size: int) -> PipelineConfig:
         """The vocabulary size that the tokenizer turned out to have, which may be below the schema's minimum."""
         tokenizer = self.data.tokenizer.model_copy(update={"vocab_size": vocab_size})
-        return self.model_copy(update={"data": self.data.model_copy(update={"tokenizer": tokenizer})})
+        data = self.data.model_copy(update={"tokenizer": tokenizer})
+        return self.model_copy(update={"data": data})  # not validated: see above
 
     @model_validator(mode="after")
     def _sections_agree(self) -> PipelineConfig:

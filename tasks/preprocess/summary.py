@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths
 from infini_llama.tasks.records.dataset import (
     DatasetSummary,
@@ -43,7 +44,7 @@ def describe(path: Path) -> DatasetSummary:
         left_out=meta.left_out,
         samples=_samples(path, tables[0].name) if tables else (),
     )
-    return summary.model_copy(update={"sources": _sources(meta.sources, content)}) if meta.sources else summary
+    return changed(summary, sources=_sources(meta.sources, content)) if meta.sources else summary
 
 
 def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str, SourceSummary]:

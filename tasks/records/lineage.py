@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import PositiveInt
 
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.record import Record
@@ -75,12 +76,12 @@ class Lineage(Record):
 
     def with_limit(self, micro_batch_size: int) -> Self:
         """After an out-of-memory error."""
-        return self.model_copy(update={"micro_batch_limit": micro_batch_size})
+        return changed(self, micro_batch_limit=micro_batch_size)
 
     def skipping(self, ranges: tuple[SampleRange, ...]) -> Self:
         """After a rollback: with exactly these ranges left out."""
-        return self.model_copy(update={"skipped_samples": ranges})
+        return changed(self, skipped_samples=ranges)
 
     def resuming(self, checkpoint: str) -> Self:
         """Of a run that goes on from a checkpoint that runtime.resume names."""
-        return self.model_copy(update={"resumed_from": checkpoint})
+        return changed(self, resumed_from=checkpoint)

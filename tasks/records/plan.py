@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
+from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import masked
 from infini_llama.tasks.records.record import Record
 
@@ -84,8 +85,8 @@ class EnvironmentPlan(PinnedSettings):
 
     def masked(self) -> Self:
         """As it may be written down and shown: values of `env` that may be secret are masked."""
-        return self.model_copy(update={"env": masked(self.env)})
+        return changed(self, env=masked(self.env))
 
     def with_environment(self, env: dict[str, str], findings: tuple[Finding, ...]) -> Self:
         """With variables and findings, which follow from the other settings."""
-        return self.model_copy(update={"env": env, "findings": findings})
+        return changed(self, env=env, findings=findings)

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import ConfigDict
 
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.metrics import CheckpointFacts, Goodput, ValidationLine
 from infini_llama.tasks.records.record import Record
@@ -136,7 +136,7 @@ class RunSummary(TrainingResult):
 
     def finished_before(self) -> Self:
         """As the result of a command that found nothing left to do."""
-        return self.model_copy(update={"already_finished": True})
+        return changed(self, already_finished=True)
 
 
 class PipelineResult(RunSummary):

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
@@ -114,7 +115,7 @@ class Ledger:
         self.run_id = run_id(path.parents[2]) or ""
         if started.machine != this_machine():
             monotonic = time.monotonic() - max(0.0, time.time() - started.wall)
-            started = started.model_copy(update={"monotonic": monotonic})
+            started = changed(started, monotonic=monotonic)
         self.started, self.before = started, before
         self.last = started.monotonic
         self.phases: dict[str, float] = {}

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from infini_llama.configs.errors import no_space
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.status import RankError, RankState, RankStatus
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.lease import this_machine
@@ -46,9 +47,9 @@ def write_status(
         if error is None or not no_space(full):
             raise
         # The status "running" has a block of the disk already; a short text fits into it.
-        short = error.model_copy(update={"traceback": "", "sample_rows": None})
+        short = changed(error, traceback="", sample_rows=None)
         with path.open("r+", encoding="utf-8") as file:
-            file.write(record_text(status.model_copy(update={"error": short}).to_json()))
+            file.write(record_text(changed(status, error=short).to_json()))
             file.truncate()
 
 

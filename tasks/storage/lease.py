@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import write_atomic
 from infini_llama.tasks.storage.locks import Busy
@@ -131,4 +132,4 @@ class Lease:
         )
 
     def _write(self, count: int) -> None:
-        write_atomic(self.path, self.mine.model_copy(update={"renewed": count}).model_dump_json())
+        write_atomic(self.path, changed(self.mine, renewed=count).model_dump_json())

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted
+from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint
@@ -119,7 +120,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
         newest, ends = _open_attempt(run), attempts(run)
         last = ends[-1].code if ends else None
         if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):
-            here = endpoint.model_copy(update={"address": master_addr or endpoint.address})
+            here = changed(endpoint, address=master_addr or endpoint.address)
             if _reaches(here, since):
                 taken.add(newest)
                 log.info("%s exited with %d on this node", newest.name, take_part(newest, here))

@@ -5,6 +5,7 @@ import re
 import subprocess
 from typing import NamedTuple
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.patch_environment.patches.flash_faults import explain
 from infini_llama.tasks.patch_environment.probe.machine import ANSWER, ATTENTION, Machine
 from infini_llama.tasks.records.machine import Driver, Gpu, GpuFacts, GpuProcess
@@ -31,14 +32,13 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
         return GpuFacts(gpus=(), driver=installed, gpu_fault=last)
     answer = GpuFacts.from_json(json.loads(child.stdout.splitlines()[-1]))
     reports = _driver_reports(machine)
-    return answer.model_copy(
-        update={
-            "driver": installed,
-            "attention": explained(answer.attention),
-            "gpus": tuple(
-                _merged(gpu, _report_of(gpu, index, len(answer.gpus), reports)) for index, gpu in enumerate(answer.gpus)
-            ),
-        }
+    return changed(
+        answer,
+        driver=installed,
+        attention=explained(answer.attention),
+        gpus=tuple(
+            _merged(gpu, _report_of(gpu, index, len(answer.gpus), reports)) for index, gpu in enumerate(answer.gpus)
+        ),
     )
 
 
@@ -97,7 +97,7 @@ def _report_of(gpu: Gpu, index: int, count: int, reports: list[_Report]) -> _Rep
 def _merged(gpu: Gpu, report: _Report | None) -> Gpu:
     if report is None:
         return gpu
-    return gpu.model_copy(update={"busy": report.busy, "mig": report.mig, "processes": report.processes})
+    return changed(gpu, busy=report.busy, mig=report.mig, processes=report.processes)
 
 
 def _rows(machine: Machine, query: str, fields: int) -> list[list[str]]:

@@ -5,6 +5,7 @@ import re
 import tempfile
 from pathlib import Path
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.records.machine import Disk
 from infini_llama.tasks.runs.run_folder import size_of
@@ -42,8 +43,8 @@ def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
             skew = round((before / "file").stat().st_mtime - machine.clock(), 1)
             before.rename(after)
     except OSError as error:
-        return facts.model_copy(update={"works": False, "fault": error.strerror or str(error)})
-    return facts.model_copy(update={"skew": skew})
+        return changed(facts, works=False, fault=error.strerror or str(error))
+    return changed(facts, skew=skew)
 
 
 def file_system(folder: Path, machine: Machine) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.chunking import ComputeRows, compute_rows
 from infini_llama.tasks.preprocess.rows.devices import resolve_device, rows_on
@@ -98,7 +99,7 @@ def lengths_by_source(dataset: Path, shards: Sequence[Shard]) -> dict[str, np.nd
 
 def with_curriculum(data: DataConfig) -> list[DataConfig]:
     """The section `data` for each row table of a run: that of data.sequence_length, then those of the curriculum's stages."""
-    stages = [data.model_copy(update={"sequence_length": stage.sequence_length}) for stage in data.curriculum]
+    stages = [changed(data, sequence_length=stage.sequence_length, curriculum=[]) for stage in data.curriculum]
     return [data, *stages]
 
 

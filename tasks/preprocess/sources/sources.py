@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import escaped
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources import formats, hub
@@ -161,7 +162,7 @@ def describe(data: DataConfig) -> Provenance:
     for source in _by_name(data):
         own = _provenance(source)
         license = source.license if source.license != "not stated" else own.license
-        several.append(own.model_copy(update={"name": source.name, "weight": source.weight, "license": license}))
+        several.append(changed(own, name=source.name, weight=source.weight, license=license))
     licenses = sorted({source.license for source in several})
     return Provenance(source="mixture", sources=tuple(several), license="; ".join(licenses))
 

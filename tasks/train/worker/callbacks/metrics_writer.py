@@ -8,6 +8,7 @@ from typing import TextIO
 
 import numpy as np
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
 from infini_llama.tasks.runs.run_folder import run_id
 from infini_llama.tasks.storage.json_lines import with_checksum
@@ -39,7 +40,7 @@ class MetricsWriter:
             return
         p50, p90, p99 = np.percentile(self.times, (50, 90, 99)).tolist()
         spread = StepTimeSpread(p50=p50, p90=p90, p99=p99)
-        self._append(self.metrics, line.model_copy(update={"step_time_spread": spread}))
+        self._append(self.metrics, changed(line, step_time_spread=spread))
         curves = _group("train", line, TRAIN) + _group("system", line, SYSTEM)
         curves += [(f"system/step_time_{name}", value) for name, value in spread]
         curves += [(f"goodput/{part}", seconds) for part, seconds in line.goodput or ()]
