@@ -188,7 +188,7 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams |= {"svg.hashsalt": "infini-llama", "font.size": 9}
-    figure, axes = plt.subplots(figsize=(7, 3.4))
+    figure, axes = plt.subplots(figsize=(7, 4))
     lines: dict[str, dict[int, list[float]]] = {}
     for one in results("memory_passkey"):
         if (one["place"], one["filler"]) == ("start", "random"):
@@ -208,7 +208,7 @@ def draw() -> None:
     axes.plot([1000 * x for x in tokens], found, "k--x", ms=5, label="paper, 1B model, linear, fine-tuned at 5K tokens")
     axes.axvspan(16, 112, color="0.9", lw=0, label="distances of our training")
     axes.set(xscale="log", ylim=(-3, 104), xlabel="tokens between number and question", ylabel="numbers found, %")
-    axes.legend(fontsize=7.5, loc="lower center", framealpha=0.9)
+    axes.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(PLOT, metadata={"Date": None})
