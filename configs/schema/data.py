@@ -20,25 +20,11 @@ class CurriculumStage(Section):
         description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it. Every "
         "step has the same number of tokens.",
     )
-    until_step: Annotated[int, Field(ge=1)] | None = fixed(
-        default=None,
-        title="Until step",
-        description="Last step of this stage.",
+    until: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1, strict=True)] = fixed(
+        title="Until",
+        description="Last step of this stage: a step, or below 1 a fraction of the steps of the run. A fraction is "
+        "fixed at the start; a later change of train.max_steps does not move it.",
     )
-    until_fraction: Annotated[float, Field(gt=0, lt=1)] | None = fixed(
-        default=None,
-        title="Until fraction",
-        description="Last step of this stage, as a fraction of the steps of the run. It is fixed at the start; a "
-        "later change of train.max_steps does not move it.",
-    )
-
-    @model_validator(mode="after")
-    def _ends_once(self) -> CurriculumStage:
-        if (self.until_step is None) == (self.until_fraction is None):
-            raise ValueError(
-                f"until_step={self.until_step} and until_fraction={self.until_fraction}: set exactly one of them"
-            )
-        return self
 
 
 class DataConfig(TextConfig):
@@ -164,10 +150,10 @@ class DataConfig(TextConfig):
                 raise ValueError(
                     f"stride={self.stride} is more than a stage's sequence_length={stage.sequence_length}: tokens would be left out"
                 )
-        ends = [stage.until_fraction or stage.until_step or 0 for stage in self.curriculum]
-        if len({stage.until_step is None for stage in self.curriculum}) > 1:
+        ends = [stage.until for stage in self.curriculum]
+        if len({end < 1 for end in ends}) > 1:
             raise ValueError(
-                "curriculum has stages with until_step and stages with until_fraction; give all of them the same"
+                f"curriculum has stages that end at {ends}; give all of them steps, or all of them fractions"
             )
         if any(after <= before for before, after in pairwise(ends)):
             raise ValueError(

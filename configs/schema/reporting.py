@@ -44,20 +44,16 @@ class ReportingConfig(Section):
         title="Evaluation tokens",
         description="Validation tokens per evaluation, for example 1M; the same each time. Default: 64 sequences.",
     )
-    sample_prompts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = free(
+    sample_prompts: list[Annotated[str, Field(min_length=1)]] = free(
         default=["def "],
         title="Sample prompts",
-        description="Prompts for samples of the trained model. The texts are in result.json and in the report.",
+        description="Prompts that the model continues at each evaluation and at the end. The texts are in samples.jsonl, "
+        "result.json and the report. Empty: no samples.",
     )
     sample_tokens: Annotated[int, Field(ge=1)] = free(
         default=128,
         title="Sample length",
         description="Tokens per sample.",
-    )
-    sample_at_evaluation: bool = free(
-        default=True,
-        title="Samples at evaluation",
-        description="Also generate samples at each evaluation. They are in samples.jsonl and in the report.",
     )
 
     @model_validator(mode="after")

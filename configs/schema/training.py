@@ -78,8 +78,9 @@ class TrainingConfig(OptimizationConfig):
     zero_stage: Literal[1, 2, 3] | None = exact(
         default=None,
         title="ZeRO stage",
-        description="ZeRO stage of train.parallel=deepspeed: shards optimizer state (1), also gradients (2), also "
-        "parameters (3). Default: the stage in train.deepspeed_config, otherwise 2.",
+        description="What is sharded: optimizer state (1, deepspeed only), also gradients (2), also parameters (3). With fsdp and "
+        "hsdp, 2 keeps a layer's parameters between forward and backward, with more memory and less communication. Default: 3 "
+        "with fsdp and hsdp; with deepspeed the stage in train.deepspeed_config, otherwise 2.",
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = exact(
         default=None,
@@ -93,12 +94,6 @@ class TrainingConfig(OptimizationConfig):
         title="Shard size",
         description="Number of workers that shard one copy of the model with train.parallel=hsdp. auto: the workers "
         "of one machine.",
-    )
-    reshard_after_forward: bool = exact(
-        default=True,
-        title="Reshard after forward",
-        description="With fsdp and hsdp, free the parameters of a layer between forward and backward (ZeRO-3). false: keep them "
-        "(ZeRO-2), with more memory and less communication.",
     )
     context_parallel: Annotated[int, Field(ge=1)] = exact(
         default=1,
@@ -164,10 +159,12 @@ class TrainingConfig(OptimizationConfig):
             )
         if self.parallel != "deepspeed" and self.deepspeed_config is not None:
             raise ValueError(f"deepspeed_config is given, but parallel={self.parallel}; use parallel=deepspeed")
-        if self.parallel != "deepspeed" and self.zero_stage is not None:
+        if self.parallel == "ddp" and self.zero_stage is not None:
             raise ValueError(
-                f"zero_stage={self.zero_stage} is given, but parallel={self.parallel}; use parallel=deepspeed"
+                f"zero_stage={self.zero_stage} is given, but parallel=ddp shards nothing; use parallel=fsdp"
             )
+        if self.parallel in ("fsdp", "hsdp") and self.zero_stage == 1:
+            raise ValueError(f"parallel={self.parallel} has no zero_stage=1; use 2, or parallel=deepspeed")
         return self
 
     @model_validator(mode="after")

@@ -188,7 +188,7 @@ def summary_text(summary: "RunSummary") -> str:
         ("checkpoint", summary.checkpoint),
         ("report", summary.paths.report),
         ("loss curve", summary.paths.loss_curve),
-        ("sample", ""),
+        *([("sample", "")] if summary.samples else []),
     ]  # fmt: skip
     text = "\n".join(f"{name:<11} {value}".rstrip() for name, value in rows)
-    return f"{text}\n{summary.sample}"
+    return "\n".join((text, *summary.samples[:1]))

@@ -96,7 +96,7 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
         vocabulary=vocabulary,
         weights_sha256=state_hash(model_tensors(model), "model."),
         infini_llama=version("infini-llama"),
-        sample_prompt=train.sample_prompts[0],
+        sample_prompt=next(iter(train.sample_prompts), "Once"),
         global_batch_size=train.global_batch_size,
         learning_rate=train.learning_rate,
         seed=train.seed,

@@ -21,8 +21,7 @@ class LineageStage(Record):
     """A stage of data.curriculum, and the digest of its row table."""
 
     sequence_length: int
-    until_step: int | None = None
-    until_fraction: float | None = None
+    until: int | float
     chunks_digest: str
 
 

@@ -19,7 +19,7 @@ class TrainingResult(Record):
         stopped_early: train.early_stopping_patience, if that ended the run.
         parameters, weights_sha256, optimizer_sha256: None: an older version did not record them.
         checkpoint_digest: of the checkpoint of this step, whose weights these are; None: it has none.
-        sample: text that continues the first of train.sample_prompts; samples: those of the others.
+        samples: texts that continue train.sample_prompts.
     """
 
     steps: int
@@ -28,7 +28,6 @@ class TrainingResult(Record):
     weights_sha256: str | None = None
     optimizer_sha256: str | None = None
     checkpoint_digest: str | None = None
-    sample: str
     samples: tuple[str, ...] = ()
 
 

@@ -217,7 +217,7 @@ class RunRecord:
     @cached_property
     def samples(self) -> list[SampleLine]:
         """Texts by the model: those of samples.jsonl and, last, the finished model's."""
-        texts = (self.result.sample, *self.result.samples) if self.result else ()
+        texts = self.result.samples if self.result else ()
         written = read_lines(self.folder.samples, SampleLine, self.folder.id)
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 

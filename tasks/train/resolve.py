@@ -199,10 +199,9 @@ def _refuse_stages(config: PipelineConfig) -> None:
 
 
 def _last_steps(data: DataConfig, max_steps: int) -> tuple[int, ...]:
-    """The last step of each stage of data.curriculum, shares counted of `max_steps`."""
-    return tuple(
-        stage.until_step or max(1, round((stage.until_fraction or 0.0) * max_steps)) for stage in data.curriculum
-    )
+    """The last step of each stage of data.curriculum, fractions counted of `max_steps`."""
+    ends = [stage.until for stage in data.curriculum]
+    return tuple(end if isinstance(end, int) else max(1, round(end * max_steps)) for end in ends)
 
 
 def _warn_of_unused_stages(data: DataConfig, lineage: Lineage) -> None:

@@ -5,7 +5,7 @@ import pytest
 from support.laboratory import exact_metrics, kill
 
 STAGES = (
-    "data.curriculum=[{sequence_length: 16, until_step: 13}, {sequence_length: 32, until_step: 30}]",
+    "data.curriculum=[{sequence_length: 16, until: 13}, {sequence_length: 32, until: 30}]",
     "environment.nproc_per_node=2",
     "model.attention=infini",
     "model.segment_length=8",

@@ -93,8 +93,7 @@ def make_run(
             parameters=1234,
             weights_sha256="ab12",
             checkpoint_digest=digest_at(run.checkpoints, steps),
-            sample="def f(): </pre><script>",
-            samples=("a second text",),
+            samples=("def f(): </pre><script>", "a second text"),
         )
         run.write(run.result, result)
     return run.path

@@ -56,7 +56,7 @@ def bytes_needed(
     layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
     if shards > 1:
         root = total - layers * layer
-        weights += root + layer * (2 if train.reshard_after_forward else layers)
+        weights += root + layer * (layers if train.zero_stage == 2 else 2)
         gradients += max(layer, root)
     chunk = chunk_of(device, tokens, model.vocab_size) if train.loss_chunk == "auto" else train.loss_chunk
     # At once the product, its fp32 copy and gradient; in parts the softmax is in place, and its copy in half precision comes after it.

@@ -16,7 +16,6 @@ def write_result(resolved: ResolvedRun, strategy: Strategy, step: int, ranks: Ra
     weights, moments = state_hash(tensors, "model."), state_hash(tensors, "optimizer.")
     model = strategy.to_plain_model()
     if model is not None:
-        sample, *samples = texts_of(resolved, model)
         run = RunFolder(resolved.run_dir)
         result = TrainingResult(
             steps=step,
@@ -25,8 +24,7 @@ def write_result(resolved: ResolvedRun, strategy: Strategy, step: int, ranks: Ra
             weights_sha256=weights,
             optimizer_sha256=moments,
             checkpoint_digest=checkpoints.digest_at(run.checkpoints, step),
-            sample=sample,
-            samples=tuple(samples),
+            samples=tuple(texts_of(resolved, model)),
         )
         run.write(run.result, result)
     ranks.barrier()

@@ -19,9 +19,9 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 STRATEGIES = {
     "ddp": {"parallel": "ddp"},
-    "zero3": {"parallel": "fsdp", "reshard_after_forward": True},
-    "zero2": {"parallel": "fsdp", "reshard_after_forward": False},
-    "hsdp": {"parallel": "hsdp", "shard_size": 2, "reshard_after_forward": True},
+    "zero3": {"parallel": "fsdp", "zero_stage": 3},
+    "zero2": {"parallel": "fsdp", "zero_stage": 2},
+    "hsdp": {"parallel": "hsdp", "shard_size": 2, "zero_stage": 3},
 }
 CONTEXT = 2  # ranks that share rows, in the cells that have any
 CLIP = 0.05

@@ -103,6 +103,7 @@ def test_json_that_is_not_an_object_is_refused(tmp_path, content):
         ({"compile": "whole"}, "compile=whole"),
         ({"context_parallel": 2}, "context_parallel=2"),
         ({"parallel": "ddp", "zero_stage": 2}, "zero_stage=2"),
+        ({"parallel": "fsdp", "zero_stage": 1}, "zero_stage=1"),
         ({"parallel": "fsdp", "deepspeed_config": {}}, "deepspeed_config"),
     ],
 )

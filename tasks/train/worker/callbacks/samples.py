@@ -16,7 +16,7 @@ from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 
 class Samples(Callback):
-    """train.sample_at_evaluation: texts into samples.jsonl and the reporters after each evaluation but the last one.
+    """Continuations of train.sample_prompts, into samples.jsonl and the reporters after each evaluation but the last one.
 
     Those of the finished run are in result.json.
     """
@@ -29,7 +29,7 @@ class Samples(Callback):
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         train = self.resolved.config.train
-        if not train.sample_at_evaluation or self.evaluation.last_step != state.step:
+        if not train.sample_prompts or self.evaluation.last_step != state.step:
             return
         if state.is_finished(self.resolved.max_steps, train.early_stopping_patience):
             return

@@ -146,7 +146,7 @@ class FSDP(SingleRank):
     """FSDP2: parameters, gradients and optimizer state of every layer are split over all ranks, or for hsdp over groups of
     `train.shard_size` ranks, between which they are copied.
 
-    (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054: stage 3, or 2 where `train.reshard_after_forward` is off.) The parameters
+    (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054: `train.zero_stage` 3, or 2.) The parameters
     of the model keep their names and become DTensors in place.
     """
 
@@ -154,9 +154,10 @@ class FSDP(SingleRank):
         shape = mesh_shape(self.train, self.ranks)
         names = ("replicas", "shards")[-len(shape) :]
         mesh = init_device_mesh(self.ranks.device.type, shape, mesh_dim_names=names)
+        reshard = self.train.zero_stage != 2
         for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=self.train.reshard_after_forward)
-        fully_shard(module, mesh=mesh, reshard_after_forward=self.train.reshard_after_forward)  # in place
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard)  # in place
         return module
 
     def _synchronized(self, last: bool) -> AbstractContextManager[None]:

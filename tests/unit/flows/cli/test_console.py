@@ -65,7 +65,7 @@ def test_summary():
     summary = {
         "run": "tiny", "steps": 300, "tokens": 1_228_800, "tokens_per_second": 12_345.6, "validation_loss": 3.0,
         "validation_bits_per_token": 4.328, "unigram_entropy_bits": 9.2, "bits_per_byte": 1.2, "checkpoint": "/c",
-        "paths": {"run": "/x", "tensorboard": "/t", "report": "/r", "loss_curve": "/l"}, "sample": "def f():\n    [pass]",
+        "paths": {"run": "/x", "tensorboard": "/t", "report": "/r", "loss_curve": "/l"}, "samples": ["def f():\n    [pass]"],
     }  # fmt: skip
     text = console.summary_text(RunSummary.from_json(summary))
     for words in (

@@ -49,8 +49,7 @@ def test_a_finished_run_shows_curve_metrics_checkpoints_attempts_samples_and_pla
         "steps": 20,
         "parameters": 1234567,
         "weights_sha256": "ab" * 32,
-        "sample": "def ```f():",
-        "samples": ["2"],
+        "samples": ["def ```f():", "2"],
     }
     (run / "result.json").write_text(json.dumps(result))
     text = card(run, "Training finished: 20 steps.")

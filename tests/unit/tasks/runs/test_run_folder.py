@@ -32,7 +32,7 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
 
 def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     """Of 100 steps the first 50 are of short rows; stopped at 60 and resumed with 200, step 61 stays one of long rows."""
-    stage = {"sequence_length": 8, "until_fraction": 0.5}
+    stage = {"sequence_length": 8, "until": 0.5}
     data = {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}
     dataset = make_dataset(curriculum=[{"chunks": "short", "chunks_digest": "same", "sequence_length": 8, "rows": 9}])
     configs = [config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5}) for steps in (100, 200)]

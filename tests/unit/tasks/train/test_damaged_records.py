@@ -30,7 +30,7 @@ from infini_llama.tasks.train.stage import finished, summarize
 from support.made_up_runs import LINEAGE, add_checkpoint
 
 DAMAGE = ["", "{", "[1, 2]", "null", "7", "[" * 100_000, "\0\0", '{"a": 1e', "{}", '{"dataset": {}, "steps": "16"}']
-SUMMARY = {"run": "one", "steps": 16, "stopped_early": None, "sample": "", "validation_loss": 2.0, "tokens": 9}
+SUMMARY = {"run": "one", "steps": 16, "stopped_early": None, "samples": [""], "validation_loss": 2.0, "tokens": 9}
 SUMMARY |= {"validation_bits_per_token": 3, "unigram_entropy_bits": 4.0, "bits_per_byte": 1.0, "tokens_per_second": 1.0}
 
 
@@ -174,7 +174,7 @@ def test_a_run_beyond_a_lowered_max_steps_is_finished(run):
 
 
 def test_a_summary_without_metrics_uses_the_checkpoint(run):
-    (run.path / "result.json").write_text(json.dumps({"steps": 16, "stopped_early": None, "sample": ""}))
+    (run.path / "result.json").write_text(json.dumps({"steps": 16, "stopped_early": None, "samples": [""]}))
     summary = summarize(run, 4.0)
     assert (summary.steps, summary.tokens, summary.validation_loss) == (16, 0, None)
     assert finished(run, 16, None) == summary

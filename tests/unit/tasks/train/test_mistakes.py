@@ -77,7 +77,7 @@ def add_checkpoint(path: Path, model: dict) -> None:
             {
                 "train": {"context_parallel": 2},
                 "model": INFINI,
-                "data": {"source": "python-stdlib", "curriculum": [{"sequence_length": 32, "until_step": 5}]},
+                "data": {"source": "python-stdlib", "curriculum": [{"sequence_length": 32, "until": 5}]},
             },
             ["train.context_parallel=2", "data.curriculum", "model.segment_length=32"],
         ),

@@ -83,9 +83,9 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
         lineage = bind(settings, dataset, make_plan())
         return make_resolved(tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage).shorter_rows
 
-    shares = [length | {"until_fraction": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
+    shares = [length | {"until": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
     assert shorter_rows("shares", shares) == (("a", 200), ("b", 400)) and not caplog.text
-    steps = [length | {"until_step": step} for length, step in zip(lengths, (25, 100), strict=True)]
+    steps = [length | {"until": step} for length, step in zip(lengths, (25, 100), strict=True)]
     assert shorter_rows("steps", steps) == (("a", 200), ("b", 800))
     assert "train.max_steps=100" in caplog.text
     with pytest.raises(ConfigError, match=r"data\.curriculum"):
@@ -97,12 +97,12 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([{"sequence_length": 12, "until_step": 3}], "does not divide"),
-        ([{"sequence_length": 64, "until_step": 3}], "does not divide"),
-        ([{"sequence_length": 8}], "set exactly one of them"),
-        ([{"sequence_length": 8, "until_step": 3, "until_fraction": 0.1}], "set exactly one of them"),
-        ([{"sequence_length": 8, "until_step": 3}, {"sequence_length": 16, "until_fraction": 0.5}], "all of them the same"),
-        ([{"sequence_length": 8, "until_step": 3}, {"sequence_length": 16, "until_step": 3}], "end later"),
+        ([{"sequence_length": 12, "until": 3}], "does not divide"),
+        ([{"sequence_length": 64, "until": 3}], "does not divide"),
+        ([{"sequence_length": 8}], "until"),
+        ([{"sequence_length": 8, "until": 1.0}], "until"),
+        ([{"sequence_length": 8, "until": 3}, {"sequence_length": 16, "until": 0.5}], "all of them"),
+        ([{"sequence_length": 8, "until": 3}, {"sequence_length": 16, "until": 3}], "end later"),
     ],
 )  # fmt: skip
 def test_stages_that_do_not_fit_are_refused(stages, message):
@@ -112,7 +112,7 @@ def test_stages_that_do_not_fit_are_refused(stages, message):
 
 @pytest.fixture
 def staged(data) -> dict:
-    return data(curriculum=[{"sequence_length": 4, "until_step": 2}, {"sequence_length": 8, "until_step": 5}])
+    return data(curriculum=[{"sequence_length": 4, "until": 2}, {"sequence_length": 8, "until": 5}])
 
 
 def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_path):
