@@ -78,7 +78,7 @@ EXIT_CODES = """Exit codes:
    71  out of memory, and the micro-batch cannot be halved
    72  loss or gradient not finite, also after rollbacks
    75  training was stopped; run the command again to resume
-   76  a rank hangs again at the same checkpoint
+   76  a rank hung, also after retries
   130, 143  stopped before or after training"""
 EVERY = """Set any key of the configuration with section.key=value, for example
 train.max_steps=500. Every command has --json (one JSON object on stdout),

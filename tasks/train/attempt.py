@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError, Preempted, no_space
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.resolved_run import ResolvedRun
-from infini_llama.tasks.records.status import AttemptRecord, RankError
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.outcome import Outcome, classify
 from infini_llama.tasks.runs.run_folder import (
@@ -136,9 +137,6 @@ def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: 
     """Add the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
     start_of = read_start(attempt_dir)
     step = checkpoints.latest_step(run.checkpoints)
-    error = None
-    if (found := outcome.error) is not None and found.phase:
-        error = RankError(type=found.type, phase=found.phase, sample_rows=found.sample_rows, memory=found.memory)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
         invocation=invocation,
@@ -149,7 +147,7 @@ def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: 
         code=outcome.code,
         message=outcome.message,
         step=outcome.step,
-        error=error,
+        error=changed(outcome.error, message="", traceback="") if outcome.error else None,
     )
     reserve = attempt_dir / RESERVE
     try:

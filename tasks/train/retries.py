@@ -1,35 +1,37 @@
-"""What follows a failed attempt: another one at once, changed by the failure; or, by the caller's retries, one after a delay."""
+"""What follows an attempt that did not finish, by its exit code (docs/resume.md).
+
+`next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75). `failure`: for every other end, the
+exception that leaves the stage. `Retries`: whether and when the caller, Prefect or `pipeline.run`, enters the stage again after it.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infini_llama.configs.errors import ExitCode, PipelineError, TrainFailed
+from infini_llama.configs.errors import ConfigError, DataError, ExitCode, PipelineError, TrainFailed
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.outcome import Outcome
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.resolve import resolve_again
 
 LONGEST_DELAY = 600.0
+MAY_PASS = (ExitCode.UNEXPECTED, ExitCode.HUNG)  # what went wrong may not go wrong again
 log = logging.getLogger("infini_llama.train")
 
 
 def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
     """The attempt that this stage makes after one that did not finish; None: it makes none.
 
-    A preempted attempt resumes, a hung one within `runtime.retries`, one that ran out of memory with smaller micro-batches, and a
-    diverged one from an older checkpoint, without the samples since. Whatever else failed is for `Retries`.
+    A preempted attempt resumes, one that ran out of memory with smaller micro-batches, and a diverged one from an older
+    checkpoint, without the samples since.
     """
     if outcome.code == ExitCode.PREEMPTED:
         log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
         return resolve_again(resolved)
-    if outcome.code == ExitCode.HUNG:
-        log.warning("%s; the workers were ended", outcome.message)
-        return resolve_again(resolved) if _hangs_without_progress(resolved) <= resolved.config.runtime.retries else None
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         log.warning("out of memory: %s", outcome.message)
         changed = _with_smaller_micro_batch(resolved)
@@ -41,12 +43,13 @@ def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
     return None if changed is None else resolve_again(resolved, changed)
 
 
-def _hangs_without_progress(resolved: ResolvedRun) -> int:
-    """Hung attempts of this command since the checkpoint that is the newest now."""
-    run = RunFolder(resolved.run_dir)
-    step = checkpoints.latest_step(run.checkpoints)
-    mine = [record for record in attempts(run) if record.invocation == resolved.invocation]
-    return sum(record.code == ExitCode.HUNG and record.checkpoint_step == step for record in mine)
+def failure(outcome: Outcome) -> PipelineError:
+    """The exception for an attempt after which this stage makes no other."""
+    if outcome.code == ExitCode.INVALID_CONFIG:
+        return ConfigError(outcome.message)
+    if outcome.code == ExitCode.INVALID_DATA:
+        return DataError(outcome.message)
+    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code in MAY_PASS)
 
 
 def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:
@@ -152,7 +155,10 @@ class Retries:
 
     def delay_after(self, error: BaseException) -> float | None:
         """Seconds to wait before the next attempt, None where `error` or the budget forbids one."""
-        if not _may_pass(error):
+        if isinstance(error, PipelineError):  # else a defect, or a fault of this machine
+            if not (isinstance(error, TrainFailed) and error.retryable):
+                return None
+        elif not isinstance(error, Exception):  # a request to stop
             return None
         step = self.newest_step()
         self.failures = 1 if step > self.failed_at else self.failures + 1
@@ -176,13 +182,6 @@ class Retries:
             self.limit,
         )
         return delay
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Failed workers and the unexpected may pass; what a person must change, a full lock or a request to stop do not."""
-    if isinstance(error, PipelineError):
-        return isinstance(error, TrainFailed) and error.retryable
-    return isinstance(error, Exception)
 
 
 def retries_for(runtime: RuntimeConfig) -> Retries:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, DataError, ExitCode, TrainFailed, disk_full_as
+from infini_llama.configs.errors import TrainFailed, disk_full_as
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -20,7 +20,6 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged
@@ -29,7 +28,7 @@ from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.storage.record_file import as_record
 from infini_llama.tasks.train.attempt import attempt
 from infini_llama.tasks.train.resolve import bind, grace_period, is_retry, resolve_run
-from infini_llama.tasks.train.retries import next_attempt
+from infini_llama.tasks.train.retries import failure, next_attempt
 
 log = logging.getLogger("infini_llama.train")
 
@@ -143,15 +142,6 @@ def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary
         log.warning("%s is not of checkpoint %s; it is written again.", run.summary, summary.checkpoint.name)
         return None
     return summary
-
-
-def failure(outcome: Outcome) -> Exception:
-    """The exception for a failed attempt; `retries.py` decides whether an unexpected end is retried."""
-    if outcome.code == ExitCode.INVALID_CONFIG:
-        return ConfigError(outcome.message)
-    if outcome.code == ExitCode.INVALID_DATA:
-        return DataError(outcome.message)
-    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code == ExitCode.UNEXPECTED)
 
 
 def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:

@@ -3,7 +3,8 @@
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
-from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries
+from infini_llama.tasks.runs.outcome import Outcome
+from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, failure
 
 
 def policy(limit=3, first_delay=5.0, steps=(0,)):
@@ -26,6 +27,12 @@ def test_not_retried(error):
 @pytest.mark.parametrize("error", [TrainFailed("rank 1 died"), ValueError("unexpected"), OSError(5, "I/O error")])
 def test_retried(error):
     assert policy().delay_after(error) == 5.0
+
+
+@pytest.mark.parametrize(("code", "delay"), [(64, None), (65, None), (70, 5.0), (71, None), (72, None), (76, 5.0)])
+def test_an_attempt_that_failed_or_hung_is_retried_and_no_other(code, delay):
+    error = failure(Outcome("failed", code, "x"))
+    assert error.exit_code == code and policy().delay_after(error) == delay
 
 
 def test_delays_double_until_the_budget_at_one_step_is_spent():
