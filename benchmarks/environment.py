@@ -101,7 +101,7 @@ def child(job: str) -> None:
     import torch
 
     from infini_llama.model.config import LlamaConfig
-    from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+    from infini_llama.tasks.train.worker.data.loader import GlobalBatch
     from infini_llama.tasks.train.worker.initial_model import build_model
     from infini_llama.tasks.train.worker.optimizer import build_optimizer
     from infini_llama.tasks.train.worker.strategies.compiling import Compiled

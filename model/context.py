@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from infini_llama.model.config import MemoryUpdate
-from infini_llama.model.memory import Memory, delta_factors, of_segments, running_sums
-from infini_llama.model.scan import Product, scan
+from infini_llama.model.memory import Memory, Product, delta_factors, of_segments, running_sums, scan
 
 # torch 2.13's names for what was all_gather_into_tensor and reduce_scatter_tensor.
 _NEW = hasattr(dist, "all_gather_single")

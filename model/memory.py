@@ -5,12 +5,40 @@ positions. Everything is computed in fp32 at least, whatever the inputs' type; c
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportConstantRedefinition=false
+# pyright: reportUnknownMemberType=false, reportConstantRedefinition=false
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from infini_llama.model.config import MemoryUpdate
-from infini_llama.model.scan import scan
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def scan(A: torch.Tensor, B: torch.Tensor, product: Product) -> torch.Tensor:
+    """Every x_s, from x_(-1) = 0, in 2 log2(S) parallel steps (Blelloch 1990, "Prefix sums and their applications", section 1.4).
+
+    Neighbours are joined, x_(2i+1) = (A A') x_(2i-1) + (A B' + B), which is the same problem of half the length; the others
+    follow from it in one step.
+
+    Args:
+        A: [b, S, …], and B: [b, S, …], such that product(A, A) and product(A, B) are defined segment by segment.
+        product: torch.mul or torch.matmul.
+
+    Returns:
+        x, of the shape of B.
+    """
+    length = B.shape[1]
+    if length == 1:
+        return B
+    A_even, A_odd, B_even, B_odd = A[:, 0::2], A[:, 1::2], B[:, 0::2], B[:, 1::2]
+    pairs = length // 2
+    odd = scan(product(A_odd, A_even[:, :pairs]), product(A_odd, B_even[:, :pairs]) + B_odd, product)
+    even = torch.cat((B_even[:, :1], product(A_even[:, 1:], odd[:, : A_even.shape[1] - 1]) + B_even[:, 1:]), dim=1)
+    together = torch.stack((even[:, :pairs], odd), dim=2).flatten(1, 2)
+    return torch.cat((together, even[:, pairs:]), dim=1) if length % 2 else together
+
 
 # sigma(q) z sums positive terms: only a memory that hardly anything was written to, or a query far below 0, comes below this.
 SMALLEST_DENOMINATOR = 1e-6

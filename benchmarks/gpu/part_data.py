@@ -15,13 +15,11 @@ from case import Case, Row, model_config, seconds_of
 from infini_llama.configs.schema import DataConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import PADDING, positions, rows, segments
-from infini_llama.tasks.preprocess.rows.chunking import compute_rows
 from infini_llama.tasks.preprocess.rows.devices import rows_by_torch, rows_on
-from infini_llama.tasks.preprocess.rows.packing import RowArrays
+from infini_llama.tasks.preprocess.rows.packing import RowArrays, compute_rows
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
-from infini_llama.tasks.train.worker.data.prefetch import Prefetch
+from infini_llama.tasks.train.worker.data.loader import Prefetch, TrainBatches, stages_of
 
 STEP = 1024  # tokens from row to row
 CONFIG = {"source": "python-stdlib", "validation_fraction": 0.05, "device": "cpu"}

@@ -10,8 +10,8 @@ from infini_llama.model.attention import Attention
 from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.layout import rows, segments
 from infini_llama.model.llama import Llama
-from infini_llama.model.scan import Product
-from infini_llama.model.scan import scan as affine_scan
+from infini_llama.model.memory import Product
+from infini_llama.model.memory import scan as affine_scan
 
 SEGMENT = 2048
 LENGTHS = (4096, 8192, 32768, 131072)

@@ -13,7 +13,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
 from infini_llama.tasks.patch_environment.planning.speed import chunk_of
-from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy

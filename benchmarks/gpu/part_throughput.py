@@ -28,7 +28,7 @@ from infini_llama.model.flops import flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
-from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy

@@ -1,4 +1,4 @@
-"""How the model is trained."""
+"""How the model is trained: what is reported, how long and over which batches, by which optimizer, saved when, spread how."""
 
 from __future__ import annotations
 
@@ -6,18 +6,199 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from infini_llama.configs.durations import DURATION, duration
-from infini_llama.configs.schema.optimization import OptimizationConfig
-from infini_llama.configs.schema.section import exact, free
+from infini_llama.configs.durations import COUNT, DURATION, count, duration
+from infini_llama.configs.schema.section import Section, exact, fixed, free
 
+Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
 
 
-class TrainingConfig(OptimizationConfig):
+class TrainingConfig(Section):
     """How the model is trained. The number of gradient accumulation steps is global_batch_size / (micro_batch_size × workers)
     and must be an integer.
     """
 
+    log_every: Annotated[int, Field(ge=1)] = free(
+        default=10,
+        title="Log every",
+        description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard. "
+        "metrics.jsonl has every step.",
+    )
+    report_to: list[Literal["tensorboard", "wandb"]] = free(
+        default=["tensorboard"],
+        title="Report to",
+        description="Loggers in addition to metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with "
+        "WANDB_MODE=offline).",
+    )
+    metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = free(
+        default=None,
+        title="Metrics hook",
+        description="A function (module:function) that every worker calls at logged steps with the model and the "
+        "step's record. It returns a dict of numbers, which are logged under custom.",
+    )
+    profile_steps: list[Annotated[int, Field(ge=1)]] | None = free(
+        default=None,
+        title="Profile",
+        description="First and last step for torch's profiler, for example [20, 24]. Traces and a table are written "
+        "to `profile` in the run's folder.",
+    )
+    eval_tokens: Count | None = free(
+        default=None,
+        title="Evaluation tokens",
+        description="Validation tokens per evaluation, for example 1M; the same each time. Default: 64 sequences.",
+    )
+    sample_prompts: list[Annotated[str, Field(min_length=1)]] = free(
+        default=["def "],
+        title="Sample prompts",
+        description="Prompts that the model continues at each evaluation and at the end. The texts are in samples.jsonl, "
+        "result.json and the report. Empty: no samples.",
+    )
+    sample_tokens: Annotated[int, Field(ge=1)] = free(
+        default=128,
+        title="Sample length",
+        description="Tokens per sample.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = fixed(
+        default=1234,
+        title="Seed",
+        description="Seed of the initial weights and of the sample order.",
+    )
+    init_from: str | None = fixed(
+        default=None,
+        title="Initial weights",
+        description="Hugging Face folder of a Llama, or a folder written by export, with the initial weights "
+        "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
+        min_length=1,
+    )
+    init_gate: float | list[float] = exact(
+        default=-2.0,
+        title="Initial gates",
+        description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
+        " of the memory. A list has a value per layer and also sets the gates of random weights, which otherwise start at 0.",
+    )
+    max_steps: Annotated[int, Field(ge=1)] | None = exact(
+        default=None,
+        title="Steps",
+        description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set.",
+    )
+    num_epochs: Annotated[float, Field(gt=0)] | None = exact(
+        default=None,
+        title="Epochs",
+        description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
+    )
+    max_tokens: Count | None = exact(
+        default=None,
+        title="Tokens",
+        description="Training tokens (targets), instead of max_steps, for example 300M.",
+    )
+    repeat_data: bool = free(
+        default=True,
+        title="Repeat data",
+        description="Allow more than one epoch. false: a run that needs more than one is refused before its first "
+        "step.",
+    )
+    global_batch_size: Annotated[int, Field(ge=1)] = fixed(
+        default=32,
+        title="Global batch size",
+        description="Sequences per optimizer step, over all workers and accumulation steps.",
+    )
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
+        default=8,
+        title="Micro-batch size",
+        description="Sequences per forward pass of one worker (per-device batch size). auto: as many as fit into "
+        "memory, by the estimate.",
+    )
+    document_masking: bool = exact(
+        default=False,
+        title="Document isolation",
+        description="Isolate packed documents: attention stays inside each document, positions restart, and "
+        "Infini-attention's memory is empty at its start.",
+    )
+    prefer_long_documents: Annotated[float, Field(ge=0, le=4)] = fixed(
+        default=0.0,
+        title="Prefer long documents",
+        description="Oversample long documents: a document of twice the length is used 2 to this power times as "
+        "often. 0: every sequence once per epoch. Needs about 36 bytes of memory per sequence and 30 per "
+        "document at the start.",
+    )
+    dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = free(
+        default=0,
+        title="Data loader workers",
+        description="Threads per worker that prepare the next batches, in pinned memory for a GPU. 0: none. The "
+        "batches do not depend on it.",
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = exact(
+        default=1e-3,
+        title="Learning rate",
+        description="Peak learning rate, after the warm-up.",
+    )
+    lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = exact(
+        default="cosine",
+        title="Schedule",
+        description="Learning-rate schedule after the warm-up. wsd (warmup-stable-decay) stays at the peak until the "
+        "last part of the run.",
+    )
+    lr_power: Annotated[float, Field(gt=0)] = exact(
+        default=2.0,
+        title="Polynomial power",
+        description="Exponent of the polynomial schedule.",
+    )
+    lr_decay_ratio: Annotated[float, Field(gt=0, le=1)] = exact(
+        default=0.2,
+        title="Decay ratio",
+        description="Fraction of all steps in which the wsd schedule decays.",
+    )
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = exact(
+        default=0.1,
+        title="Final learning rate ratio",
+        description="Final learning rate as a fraction of the peak.",
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = exact(
+        default=100,
+        title="Warm-up steps",
+        description="Steps of linear warm-up from zero. Must be fewer than max_steps.",
+    )
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] = exact(
+        default="adamw",
+        title="Optimizer",
+        description="Optimizer. muon is used for the matrices of the layers, with adamw for all other parameters. In "
+        "adam and sgd, weight decay is added to the gradient.",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = exact(
+        default=0.95,
+        title="Momentum",
+        description="Momentum of sgd and muon.",
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = exact(
+        default=0.1,
+        title="Weight decay",
+        description="Weight decay of matrices. Norms, gates and embeddings have none.",
+    )
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = exact(
+        default=0.9,
+        title="Adam beta 1",
+        description="Decay of the first moment.",
+    )
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = exact(
+        default=0.95,
+        title="Adam beta 2",
+        description="Decay of the second moment.",
+    )
+    adam_epsilon: Annotated[float, Field(gt=0)] = exact(
+        default=1e-8,
+        title="Adam epsilon",
+        description="Added to the denominator.",
+    )
+    gate_learning_rate: Annotated[float, Field(gt=0)] = exact(
+        default=0.01,
+        title="Gate learning rate",
+        description="Peak learning rate of Infini-attention's gates, with the same schedule and without weight decay.",
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] = exact(
+        default=1.0,
+        title="Gradient clipping",
+        description="Gradient clipping: maximum norm of the gradient.",
+    )
     loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = exact(
         default="auto",
         title="Loss chunk",
@@ -126,6 +307,14 @@ class TrainingConfig(OptimizationConfig):
         " example 8. null: never.",
     )
 
+    def planned_steps(self, sequence_length: int) -> int:
+        """About how many steps a run has, before its dataset is at hand: an epoch is taken for 1000, every position for a target."""
+        if self.max_steps is not None:
+            return self.max_steps
+        if self.max_tokens is not None:
+            return max(1, count(self.max_tokens) // (self.global_batch_size * sequence_length))
+        return max(1, round(1000 * (self.num_epochs or 1.0)))
+
     def groups(self, workers: int) -> int:
         """Groups of workers that have rows of their own, among which a global batch is split; at least 1."""
         return max(1, workers // self.context_parallel)
@@ -137,6 +326,26 @@ class TrainingConfig(OptimizationConfig):
         if self.parallel == "fsdp":
             return workers
         return workers_per_node if self.shard_size == "auto" else self.shard_size
+
+    @model_validator(mode="after")
+    def _a_span_of_steps(self) -> TrainingConfig:
+        span = self.profile_steps
+        if span is not None and (len(span) != 2 or span[0] > span[1]):
+            raise ValueError(f"profile_steps={span} is not a first and a last step, for example [20, 24]")
+        return self
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainingConfig:
+        given = {name: getattr(self, name) for name in ("max_steps", "num_epochs", "max_tokens")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1:
+            settings = " and ".join(f"{name}={value}" for name, value in given.items())
+            raise ValueError(f"{settings} both set the length of the run; set all but one to null")
+        if not given:
+            self.max_steps = 1000
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} must be fewer than max_steps={self.max_steps}")
+        return self
 
     @model_validator(mode="after")
     def _exact_by_steps_alone(self) -> TrainingConfig:

@@ -20,7 +20,7 @@ def generate(arguments: Namespace) -> Answer:
     prompts = [*arguments.prompt, *(_text_of(file) for file in arguments.prompt_file)]
     if not prompts:
         raise ConfigError("generate needs a prompt; give --prompt TEXT or --prompt-file FILE (both can be repeated).")
-    from infini_llama.model.sampling import Sampling
+    from infini_llama.model.generate import Sampling
     from infini_llama.tasks.runs.generation import Writer
     from infini_llama.tasks.runs.load import end_of_text_of, load_run
 

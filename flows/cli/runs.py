@@ -13,7 +13,7 @@ log = logging.getLogger("infini_llama.report")
 
 def runs(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import runs_text
-    from infini_llama.tasks.runs.runs import list_runs
+    from infini_llama.tasks.runs.record import list_runs
 
     found, home = list_runs(home_folder()), home_folder()
     nothing = f"no run in {home / 'runs'}; call it in the folder where runs were started, or set INFINI_LLAMA_HOME"
@@ -44,8 +44,7 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
     from infini_llama.flows.cli.tables import terminal
     from infini_llama.tasks.document import markdown
     from infini_llama.tasks.report.run import run_document, run_page, write_report
-    from infini_llama.tasks.runs.record import RunRecord
-    from infini_llama.tasks.runs.runs import describe_run
+    from infini_llama.tasks.runs.record import RunRecord, describe_run
 
     run = RunRecord(path)
     record, text = describe_run(path).to_json(), terminal(markdown(run_document(run)))

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
 
 
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.rows.tables import dataset_ref, table_ref, with_curriculum
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.storage.artifacts import is_moved_aside, read_manifest, read_row_table
+
+
 def run(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.console import summary_text
@@ -102,8 +110,8 @@ def preprocess(arguments: Namespace) -> Answer:
 
 
 def verify(arguments: Namespace) -> Answer:
+    from infini_llama.flows.cli.stages import references
     from infini_llama.flows.cli.tables import as_text
-    from infini_llama.flows.datasets import references
     from infini_llama.tasks.formatting import in_words
     from infini_llama.tasks.records.dataset import VerifyReport
     from infini_llama.tasks.verify_data.checks import verify
@@ -168,7 +176,7 @@ def estimate(arguments: Namespace) -> Answer:
 def train(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.console import summary_text
-    from infini_llama.flows.datasets import reference_for
+    from infini_llama.flows.cli.stages import reference_for
     from infini_llama.flows.naming import resolved
     from infini_llama.flows.pipeline import verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
@@ -216,3 +224,37 @@ def _joins(config: "PipelineConfig") -> Answer | None:
         return None
     address = None if environment.master_addr == "auto" else environment.master_addr
     return _join(runtime.home / "runs" / runtime.name, address)
+
+
+def references(dataset: Path, home: Path) -> list[DatasetRef]:
+    """A reference, as `preprocess` returns it, for each row table of the dataset in this folder.
+
+    Raises:
+        DataError: no dataset is there, or it has no row table.
+    """
+    read_manifest(dataset, "dataset")
+    tables = [path for path in sorted((dataset / "chunks").glob("[!.]*")) if path.is_dir() and not is_moved_aside(path)]
+    if not tables:
+        raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
+    return [dataset_ref(dataset, table, home, built=[], curriculum=[]) for table in tables]
+
+
+def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
+    """The reference whose rows are those that the section `data` requests, with the row tables of its curriculum."""
+    found = references(dataset, home)
+    reference, *stages = [_with_rows(section, found, dataset) for section in with_curriculum(data)]
+    curriculum = tuple(table_ref(dataset / "chunks" / stage.chunks) for stage in stages)
+    return changed(reference, curriculum=curriculum)
+
+
+def _with_rows(data: DataConfig, found: list[DatasetRef], dataset: Path) -> DatasetRef:
+    for reference in found:
+        content = read_row_table(dataset / "chunks" / reference.chunks).content
+        requested = (data.sequence_length, data.packing, data.stride)
+        if (content.sequence_length, content.strategy, content.stride) == requested:
+            return reference
+    lengths = ", ".join(str(reference.sequence_length) for reference in found)
+    raise ConfigError(
+        f"{dataset} has rows of {lengths} tokens, none of data.sequence_length={data.sequence_length} "
+        f"made by data.packing={data.packing}; change that."
+    )

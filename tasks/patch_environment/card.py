@@ -3,9 +3,8 @@
 from infini_llama.tasks.document import Document, bullets, cell, facts, markdown, part, section
 from infini_llama.tasks.formatting import Cells, in_bytes
 from infini_llama.tasks.patch_environment.planning.findings import assess
-from infini_llama.tasks.records.environment import EnvironmentRecord
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan
+from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, EnvironmentRecord
 
 
 def card(record: EnvironmentRecord, plan: EnvironmentPlan) -> str:

@@ -12,9 +12,8 @@ from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.requirements import unmet
 from infini_llama.tasks.patch_environment.stage import read_record, summarize
-from infini_llama.tasks.records.environment import PatchSummary
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, Finding, finding
+from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, Finding, PatchSummary, finding
 from infini_llama.tasks.records.record import Record
 
 WARNED = 1

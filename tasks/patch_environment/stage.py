@@ -11,18 +11,19 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.patches.patch import Patch
 from infini_llama.tasks.patch_environment.patches.registry import PATCHES
 from infini_llama.tasks.patch_environment.planning.compare import differences
-from infini_llama.tasks.patch_environment.planning.disk_space import CHECKPOINT_SPACE
+from infini_llama.tasks.patch_environment.planning.estimate import CHECKPOINT_SPACE
 from infini_llama.tasks.patch_environment.planning.findings import assess
 from infini_llama.tasks.patch_environment.planning.plan import explicit, resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe, probe_by_srun
-from infini_llama.tasks.records.environment import (
+from infini_llama.tasks.records.machine import Disk, MachineFacts
+from infini_llama.tasks.records.plan import (
+    EnvironmentPlan,
     EnvironmentRecord,
     PatchedEnvironment,
     PatchSummary,
+    PinnedSettings,
 )
-from infini_llama.tasks.records.machine import Disk, MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs.run_folder import read_of_run
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.record_file import as_record

@@ -8,7 +8,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.card import card
-from infini_llama.tasks.records.environment import PatchedEnvironment
+from infini_llama.tasks.records.plan import PatchedEnvironment
 
 
 @task(

@@ -1,4 +1,4 @@
-"""What the workers run on: the result of patch-environment."""
+"""What the workers run on: the result of patch-environment, and what is kept of it for later attempts."""
 
 from typing import Literal, Self
 
@@ -6,6 +6,7 @@ from pydantic import Field
 
 from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import masked
+from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.record import Record
 
 Severity = Literal["error", "warning", "note", "ok"]
@@ -90,3 +91,33 @@ class EnvironmentPlan(PinnedSettings):
     def with_environment(self, env: dict[str, str], findings: tuple[Finding, ...]) -> Self:
         """With variables and findings, which follow from the other settings."""
         return changed(self, env=env, findings=findings)
+
+
+class PatchSummary(Record):
+    """A patch that the run's workers apply. reference: where the fault is described upstream."""
+
+    name: str
+    fault: str
+    reference: str
+
+
+class EnvironmentRecord(Record):
+    """Written as environment.json by the training stage, once it has locked the run.
+
+    Attributes:
+        pinned_at: ISO 8601, of the first attempt.
+        plan: of the last attempt; values of `env` are masked.
+    """
+
+    pinned: PinnedSettings
+    pinned_at: str
+    plan: EnvironmentPlan
+    patches: tuple[PatchSummary, ...] = ()
+    facts: MachineFacts
+
+
+class PatchedEnvironment(Record):
+    """The result of patch-environment. plan: with the real values of `env`; record: to be written by the training stage."""
+
+    plan: EnvironmentPlan
+    record: EnvironmentRecord

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from infini_llama.model.generate import generate_batch
+from infini_llama.model.generate import Sampling, generate_batch
 from infini_llama.model.llama import Llama
-from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.runs.load import TrainedRun, end_of_text_of
 
 GREEDY = Sampling(temperature=0.0)

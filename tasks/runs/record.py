@@ -1,13 +1,13 @@
-"""What a run's folder says of it, while it goes on as well as afterwards; nothing is judged and no tensor is read."""
+"""What a run's folder says of it, while it goes on as well as afterwards, and the list of all runs; no tensor is read."""
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from infini_llama.configs.reading import JsonObject
-from infini_llama.tasks.records.environment import EnvironmentRecord
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.manifest import DatasetManifest, RowTableManifest
 from infini_llama.tasks.records.metrics import (
@@ -20,8 +20,9 @@ from infini_llama.tasks.records.metrics import (
     TrainLine,
     ValidationLine,
 )
+from infini_llama.tasks.records.plan import EnvironmentRecord
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.records.summary import TrainingResult
+from infini_llama.tasks.records.summary import RunDescription, RunStatus, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
@@ -241,3 +242,54 @@ class RunRecord:
         """Seconds since anything was last recorded."""
         files = [path for path in (self.folder.metrics, self.folder.lineage, self.folder.summary) if path.exists()]
         return max(0.0, time.time() - max(path.stat().st_mtime for path in files))
+
+
+def list_runs(home: Path) -> list[RunStatus]:
+    """The runs of `home`, the one that was last worked on first; ages in seconds, sizes in bytes."""
+    found: list[RunStatus] = []
+    for path in sorted((home / "runs").glob("*/checkpoints")):
+        if not os.path.lexists(path.parent / "lineage.json") and any(path.iterdir()):
+            log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.parent.name)
+    for path in (home / "runs").glob("*/lineage.json"):
+        try:
+            found.append(_status(RunRecord(path.parent)))
+        except Damaged as fault:
+            log.warning("run %s is skipped: %s", path.parent.name, fault)
+    return sorted(found, key=lambda run: run.age)
+
+
+def _status(run: RunRecord) -> RunStatus:
+    return RunStatus(
+        run=run.name,
+        state=run.state,
+        step=run.step,
+        max_steps=run.max_steps,
+        train_loss=run.train_losses[-1] if run.train_losses else None,
+        validation_loss=run.validated[-1].loss if run.validated else None,
+        attempts=len(run.attempts),
+        age=run.age,
+        bytes=size_of(run.path),
+        dataset=run.lineage.dataset.path,
+    )
+
+
+def describe_run(path: Path) -> RunDescription:
+    """Progress, losses, checkpoints and attempts of the run in folder `path`.
+
+    Raises:
+        ConfigError: it is the folder of no run.
+        Damaged: lineage.json cannot be read, and no attempt has a copy.
+    """
+    run = RunRecord(path)
+    return RunDescription(
+        run=run.name,
+        finished=run.folder.summary.exists(),
+        dataset=run.lineage.dataset.path,
+        model=run.lineage.model.to_dict(),
+        step=run.step,
+        train_loss=run.trained[-1].loss if run.trained else None,
+        validation=tuple(run.validated),
+        checkpoints=tuple(run.checkpoints),
+        attempts=tuple(run.attempts),
+        summary=run.folder.read_or_rebuild(run.folder.summary) or None,
+    )

@@ -1,14 +1,21 @@
-"""A lock that dies with its holder: `flock`, which the kernel frees at any end of a process, `kill -9` included."""
+"""Who may write: `Lock` among the processes of a machine, `Lease` among machines whose file system shares no locks.
+
+A lock dies with its holder: `flock`, which the kernel frees at any end of a process, `kill -9` included.
+"""
 
 import fcntl
 import os
 import socket
+import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.storage.artifacts import write_atomic
 
 
 class Busy(PipelineError):
@@ -93,3 +100,122 @@ def _who(descriptor: int) -> str:
         return f"process {record.pid} on {record.host} since {record.since}"
     except ValueError:  # it has the lock and has not written yet
         return "another process"
+
+
+RENEW = 5.0  # seconds between renewals
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+EXPIRED = 30.0  # seconds without one after which the holder is taken for dead
+
+
+def running_kernel() -> str:
+    """Of this boot of this machine; the host's name where the system does not say."""
+    try:
+        return BOOT.read_text(encoding="utf-8").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def this_machine() -> str:
+    """What tells processes with one number apart: this kernel, and the set of process numbers that this process lives in.
+
+    Containers and pods on one kernel have their own numbers.
+    """
+    try:
+        return f"{running_kernel()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return running_kernel()
+
+
+class LeaseRecord(Record):
+    """What the file holds: a process, and how often it has renewed the lease."""
+
+    kernel: str
+    host: str
+    pid: int
+    renewed: int = 0
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Lease:
+    """Held from entering to leaving, and renewed by a thread meanwhile.
+
+    Whether a holder lives is seen by its file changing, so that no two clocks need to agree.
+
+    Args:
+        path: of the lease's file; its folder exists.
+        kernel: what tells this machine from others: the identity of its running kernel, which containers on it share, as
+            they do its locks.
+
+    Raises:
+        Busy: on entering, when a holder on another machine renews it; names host and process.
+    """
+
+    def __init__(self, path: Path, kernel: str | None = None, renew: float = RENEW, expired: float = EXPIRED) -> None:
+        self.path, self.renew, self.expired = path, renew, expired
+        self.mine = LeaseRecord(kernel=kernel or running_kernel(), host=socket.gethostname(), pid=os.getpid())
+        self.ended, self.taken_by = threading.Event(), ""
+
+    def __enter__(self) -> "Lease":
+        rival = self._rival()
+        if rival:
+            self._outlast(rival)
+        self._write(0)
+        if rival:
+            time.sleep(self.renew)  # of several that found it expired, the last to write has it
+            if rival := self._rival():
+                raise self._busy(rival)
+        self.thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+        if not self._rival():
+            self.path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raises Busy once another machine has taken the lease: this one was away for longer than it lasts."""
+        if self.taken_by:
+            raise Busy(
+                f"{self.path} was taken over by {self.taken_by} while this process did not respond; it must not continue here."
+            )
+
+    def _keep(self) -> None:
+        count = 0
+        while not self.ended.wait(self.renew):
+            if rival := self._rival():
+                self.taken_by = str(rival)
+                return
+            count += 1
+            with suppress(OSError):  # a full or absent disk: the workers will say so
+                self._write(count)
+
+    def _outlast(self, rival: LeaseRecord) -> None:
+        """Waits until `rival` has not renewed for as long as a lease lasts."""
+        until = time.monotonic() + self.expired
+        while time.monotonic() < until:
+            time.sleep(self.renew / 5)
+            now = self._rival()
+            if now is None:  # it has ended
+                return
+            if now != rival:
+                raise self._busy(now)
+
+    def _rival(self) -> LeaseRecord | None:
+        """What another machine has written there."""
+        try:
+            found = LeaseRecord.model_validate_json(self.path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if found.kernel != self.mine.kernel else None
+
+    def _busy(self, rival: LeaseRecord) -> Busy:
+        return Busy(
+            f"{self.path.parent} is in use by {rival}; wait until it ends, or stop it, and run the same command again."
+        )
+
+    def _write(self, count: int) -> None:
+        write_atomic(self.path, changed(self.mine, renewed=count).model_dump_json())

@@ -25,7 +25,7 @@ from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
-from infini_llama.tasks.storage.lease import this_machine
+from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 
 log = logging.getLogger("infini_llama.train")

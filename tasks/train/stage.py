@@ -13,18 +13,16 @@ from infini_llama.configs.errors import TrainFailed, disk_full_as
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.environment import PatchedEnvironment
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.metrics import ValidationLine
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan, PatchedEnvironment
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.lease import Lease
-from infini_llama.tasks.storage.locks import Busy, Lock
+from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.storage.record_file import as_record
 from infini_llama.tasks.train.attempt import attempt
 from infini_llama.tasks.train.resolve import bind, grace_period, is_retry, resolve_run

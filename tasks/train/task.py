@@ -24,8 +24,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.progress import Live
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.environment import PatchedEnvironment
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan, PatchedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.retries import Retries

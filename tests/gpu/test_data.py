@@ -6,9 +6,8 @@ import torch
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import boundaries, positions, rows, segments
-from infini_llama.tasks.preprocess.rows.chunking import compute_rows
 from infini_llama.tasks.preprocess.rows.devices import ON_A_GPU, resolve_device, rows_on
-from infini_llama.tasks.preprocess.rows.packing import PACKED
+from infini_llama.tasks.preprocess.rows.packing import PACKED, compute_rows
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from infini_llama.configs.schema import EnvironmentConfig, PipelineConfig
 from infini_llama.tasks.patch_environment.planning.choices import Choices
-from infini_llama.tasks.patch_environment.planning.findings_gpu import is_busy
+from infini_llama.tasks.patch_environment.planning.findings import is_busy
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import Device, PinnedSettings
 

@@ -1,21 +1,24 @@
-"""How much memory a worker needs, before it is started, and the micro-batch that fits."""
+"""What a run needs, before it is started: memory of a worker, the micro-batch that fits, and disk space for checkpoints."""
 
 from dataclasses import replace
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.flops import parameters
+from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.patch_environment.planning.choices import Choices
 from infini_llama.tasks.patch_environment.planning.devices import Devices, indivisible
-from infini_llama.tasks.patch_environment.planning.findings_gpu import GIB
+from infini_llama.tasks.patch_environment.planning.findings import GIB
 from infini_llama.tasks.patch_environment.planning.speed import chunk_of
-from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import Device, EnvironmentPlan, PinnedSettings, Precision
+from infini_llama.tasks.records.machine import Disk, MachineFacts
+from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Finding, PinnedSettings, Precision, finding
 
 # Of what is free, for what no estimate sees: fragments, kernels' workspaces, Python and its libraries.
 SHARE, FIXED = 0.8, 1 * GIB
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
+CHECKPOINT_SPACE = "disk space for checkpoints"
+BYTES = 12  # per parameter in a checkpoint: the weight and both moments of Adam, in fp32
 
 
 def model_of(config: PipelineConfig) -> LlamaConfig:
@@ -127,3 +130,27 @@ def describe(need: dict[str, int], have: int) -> str:
     """'3.2 GiB (weights 0.3, gradients 0.3, …) of 24.0 GiB'."""
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in need.items())
     return f"{sum(need.values()) / GIB:.1f} GiB ({parts}) of {have / GIB:.1f} GiB"
+
+
+def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
+    """A finding if the checkpoints that are kept at a time do not fit.
+
+    These are the newest, the best, those of train.save_permanent_every, and one more while it is written. The severity is error
+    where not even one fits. None where they fit, or where the free space is unknown.
+    """
+    train = config.train
+    each = BYTES * parameters(model_of(config))
+    steps = train.planned_steps(config.data.sequence_length)
+    permanent = steps // train.save_permanent_every if train.save_permanent_every else 0
+    count = train.save_total_limit + 2 + permanent
+    have = None if disk.free is None else disk.free + disk.run_bytes
+    if have is None or count * each <= have:
+        return None
+    moments = {"adamw": 2, "adam": 2, "muon": 1, "sgd": 1 if train.momentum else 0}[train.optimizer]
+    if have < each // 3 * (1 + moments):
+        sentence = f"Not one checkpoint fits at {disk.path}; free space, or set runtime.home to a larger disk."
+        value = f"{in_bytes(have)}, and one takes {in_bytes(each)}"
+        return finding(CHECKPOINT_SPACE, value, "error", sentence)
+    value = f"{in_bytes(have)} for {count} checkpoints of {in_bytes(each)}"
+    fix = "Saving will fail when the disk is full; free space, lower train.save_total_limit or set runtime.home to a larger disk."
+    return finding(CHECKPOINT_SPACE, value, "warning", fix)

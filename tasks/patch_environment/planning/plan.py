@@ -9,8 +9,8 @@ from infini_llama.tasks.patch_environment.patches.registry import needed_patches
 from infini_llama.tasks.patch_environment.planning import estimate, speed
 from infini_llama.tasks.patch_environment.planning.choices import Choices, refuse
 from infini_llama.tasks.patch_environment.planning.devices import choose_device, choose_workers
-from infini_llama.tasks.patch_environment.planning.disk_space import check_disk_space
-from infini_llama.tasks.patch_environment.planning.findings_gpu import is_busy
+from infini_llama.tasks.patch_environment.planning.estimate import check_disk_space
+from infini_llama.tasks.patch_environment.planning.findings import is_busy
 from infini_llama.tasks.patch_environment.planning.worker_env import replaced_variables, worker_environment
 from infini_llama.tasks.records.machine import MachineFacts, PortCheck
 from infini_llama.tasks.records.plan import EnvironmentPlan, Finding, PinnedSettings, finding

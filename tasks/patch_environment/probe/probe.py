@@ -15,8 +15,7 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.probe import software
 from infini_llama.tasks.patch_environment.probe.gpus import gpus
-from infini_llama.tasks.patch_environment.probe.limits import memory, usable_cores
-from infini_llama.tasks.patch_environment.probe.machine import Machine
+from infini_llama.tasks.patch_environment.probe.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.probe.storage import disk, free_bytes
 from infini_llama.tasks.records.machine import Cpu, MachineFacts, PortCheck
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.preprocess.rows.chunking import ComputeRows, compute_rows
-from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays
+from infini_llama.tasks.preprocess.rows.packing import PACKED, ComputeRows, RowArrays, compute_rows
 
 DEVICES = Path("/dev")
 ON_A_GPU = ("concat", "window", "padded", "greedy")  # the strategies that `tensors` computes

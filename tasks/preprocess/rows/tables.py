@@ -13,9 +13,8 @@ import numpy as np
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.rows.chunking import ComputeRows, compute_rows
 from infini_llama.tasks.preprocess.rows.devices import resolve_device, rows_on
-from infini_llama.tasks.preprocess.rows.packing import PACKED, costs_of
+from infini_llama.tasks.preprocess.rows.packing import PACKED, ComputeRows, compute_rows, costs_of
 from infini_llama.tasks.preprocess.tokens.keys import CHUNKS_VERSION
 from infini_llama.tasks.preprocess.tokens.reader import document_lengths
 from infini_llama.tasks.preprocess.tokens.shards import save_array

@@ -6,8 +6,7 @@ Not of first_fit and best_fit: there the row of a piece depends on what all rows
 import numpy as np
 import torch
 
-from infini_llama.tasks.preprocess.rows.chunking import row_count
-from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays
+from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays, row_count
 
 
 def compute_rows(

@@ -12,8 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, rank_file
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 
 EOS = "<|endoftext|>"
 EOS_ID = 0

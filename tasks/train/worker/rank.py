@@ -21,8 +21,7 @@ from infini_llama.tasks.runs.status import write_status
 from infini_llama.tasks.train.worker.callbacks.memory import dump_gpu_memory, memory
 from infini_llama.tasks.train.worker.callbacks.update_policy import Diverged
 from infini_llama.tasks.train.worker.strategies.consistency import require_same_nodes
-from infini_llama.tasks.train.worker.strategies.preflight import preflight_timeout
-from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks, preflight_timeout
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 
 GLOO = re.compile(r"\[\S*\bgloo/\S+\.\w+:\d+\]")

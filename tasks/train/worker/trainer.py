@@ -26,9 +26,8 @@ from infini_llama.tasks.train.worker.callbacks.samples import Samples
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.order import next_sample
-from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch, Prefetch
 from infini_llama.tasks.train.worker.data.resident import is_resident
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate

@@ -14,7 +14,7 @@ from infini_llama.tasks.records.plan import Precision
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 from infini_llama.tasks.train.worker.callbacks.callback import Update
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
-from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy

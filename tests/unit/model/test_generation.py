@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from infini_llama.model.generate import generate, generate_batch
+from infini_llama.model.generate import Sampling, generate, generate_batch
 from infini_llama.model.infini_attention import InfiniAttention, InfiniState
 from infini_llama.model.llama import Llama
 from infini_llama.model.memory import memories
 from infini_llama.model.rope import rotary
-from infini_llama.model.sampling import Sampling
 from support.differences import largest, relative
 
 N = 8

@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from infini_llama.model.sampling import Sampling, choose, keep_likely
+from infini_llama.model.generate import Sampling, choose, keep_likely
 
 
 def test_keep_likely():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infini_llama.model.scan import scan
+from infini_llama.model.memory import scan
 from support.differences import largest
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
-from infini_llama.model.sampling import Sampling
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.generation import Writer

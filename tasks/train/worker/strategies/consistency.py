@@ -20,8 +20,7 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import read_manifest
-from infini_llama.tasks.train.worker.data.mixture import mixed_rows, parts_of
-from infini_llama.tasks.train.worker.data.order import sample_rows
+from infini_llama.tasks.train.worker.data.order import mixed_rows, parts_of, sample_rows
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ("configs", "model", "tasks")  # all that a worker runs

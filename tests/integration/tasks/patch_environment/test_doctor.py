@@ -4,7 +4,7 @@ import json
 
 from infini_llama.tasks.patch_environment.card import card
 from infini_llama.tasks.patch_environment.doctor import doctor
-from infini_llama.tasks.records.environment import EnvironmentRecord
+from infini_llama.tasks.records.plan import EnvironmentRecord
 from support.machines import H100, begun, lay_out, settings
 
 

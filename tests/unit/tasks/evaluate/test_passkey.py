@@ -8,8 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.model.generate import generate
-from infini_llama.model.sampling import Sampling
+from infini_llama.model.generate import Sampling, generate
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, begin, controls, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across

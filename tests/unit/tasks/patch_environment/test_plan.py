@@ -9,8 +9,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.patch_environment import stage
-from infini_llama.tasks.patch_environment.planning.disk_space import CHECKPOINT_SPACE
-from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
+from infini_llama.tasks.patch_environment.planning.estimate import CHECKPOINT_SPACE, bytes_needed, model_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from support.machines import changed, in_home

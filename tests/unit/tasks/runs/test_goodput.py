@@ -9,7 +9,7 @@ from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, write_resolved
-from infini_llama.tasks.storage.lease import this_machine
+from infini_llama.tasks.storage.locks import this_machine
 from support.records import make_resolved
 
 

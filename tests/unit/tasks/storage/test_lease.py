@@ -7,8 +7,7 @@ import time
 import pytest
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.storage.lease import Lease
-from infini_llama.tasks.storage.locks import Busy
+from infini_llama.tasks.storage.locks import Busy, Lease
 from infini_llama.tasks.train.stage import train
 from support.records import make_dataset
 

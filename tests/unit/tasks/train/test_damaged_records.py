@@ -12,7 +12,7 @@ from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.gc import Rules, collect, leftovers
 from infini_llama.tasks.runs.load import lineage_of
-from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.record import RunRecord, describe_run, list_runs
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
@@ -21,7 +21,6 @@ from infini_llama.tasks.runs.run_folder import (
     lacking_steps,
     read_metrics,
 )
-from infini_llama.tasks.runs.runs import describe_run, list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import append_line
 from infini_llama.tasks.storage.locks import Lock

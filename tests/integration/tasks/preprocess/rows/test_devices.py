@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.preprocess.rows.chunking import compute_rows
 from infini_llama.tasks.preprocess.rows.devices import rows_on
+from infini_llama.tasks.preprocess.rows.packing import compute_rows
 
 LENGTHS = np.array([100, 20, 1, 7, 10, 11])
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
+from infini_llama.tasks.preprocess.rows.packing import row_count, row_starts
 
 
 @given(tokens=st.integers(1, 5000), length=st.integers(2, 600), stride=st.integers(1, 600) | st.none())

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.rows import devices
-from infini_llama.tasks.preprocess.rows.chunking import compute_rows
 from infini_llama.tasks.preprocess.rows.devices import ON_A_GPU, resolve_device, rows_by_torch
-from infini_llama.tasks.preprocess.rows.packing import PACKED
+from infini_llama.tasks.preprocess.rows.packing import PACKED, compute_rows
 from support.stages import preprocess, read_manifest
 
 HAS_GPU = Path("/dev/nvidiactl").exists()

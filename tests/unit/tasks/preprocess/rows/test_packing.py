@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from infini_llama.configs.schema import DataConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
-from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays, costs_of, costs_of_starts, pack
+from infini_llama.tasks.preprocess.rows.packing import (
+    PACKED,
+    RowArrays,
+    costs_of,
+    costs_of_starts,
+    pack,
+    row_count,
+    row_starts,
+)
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of, to_batch

@@ -17,8 +17,7 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers import tiktoken_encodings
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, rank_file
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import end_of_text, load
 from support.stages import plan, preprocess, verify
 

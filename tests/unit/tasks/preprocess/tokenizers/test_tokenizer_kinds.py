@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, first_special, special_ids
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import from_rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import from_rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, end_of_text, load, token_bytes, train, train_bpe
 from support.stages import preprocess, verify
 
@@ -154,7 +154,7 @@ def test_each_unusable_tokenizer_has_its_sentence(tmp_path):
 def rank_file(path, texts: list[str], size: int) -> dict[bytes, int]:
     """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency."""
     tokenizer = train_bpe(texts * 2, size)
-    from infini_llama.tasks.preprocess.tokenizers.tiktoken_ranks import _letters
+    from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import _letters
 
     byte_of = {letter: byte for byte, letter in enumerate(_letters())}
     vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number)

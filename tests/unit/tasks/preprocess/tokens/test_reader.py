@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.rows.chunking import row_count, row_starts
+from infini_llama.tasks.preprocess.rows.packing import row_count, row_starts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
 from infini_llama.tasks.preprocess.tokens.shards import save_array, write_shard
 from infini_llama.tasks.storage.artifacts import commit, staging

@@ -7,7 +7,7 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model import flash
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.trainer import optimizer_step
 from support.one_rank import OneRank, single_rank
 from support.reads import Reads, reads

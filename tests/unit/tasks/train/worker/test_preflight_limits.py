@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from infini_llama.tasks.train.worker.strategies.preflight import preflight, preflight_timeout
+from infini_llama.tasks.train.worker.strategies.ranks import preflight, preflight_timeout
 
 
 def test_one_machine_has_at_least_the_timeout_of_the_training():

@@ -12,8 +12,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
 from infini_llama.tasks.train.worker.callbacks.step_metrics import gate_means, parameter_norm
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
-from infini_llama.tasks.train.worker.data.prefetch import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch, TrainBatches, stages_of
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed
 from support.one_rank import OneRank, single_rank

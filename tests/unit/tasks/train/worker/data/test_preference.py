@@ -11,10 +11,9 @@ from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.resolve import bind
-from infini_llama.tasks.train.worker.data import preference
+from infini_llama.tasks.train.worker.data import order as order_module
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
-from infini_llama.tasks.train.worker.data.mixture import mixed_rows
-from infini_llama.tasks.train.worker.data.preference import lengths_of_rows, preferring
+from infini_llama.tasks.train.worker.data.order import lengths_of_rows, mixed_rows, preferring
 from support.records import SPLIT, make_dataset, make_plan
 from support.stages import preprocess
 
@@ -61,7 +60,7 @@ def test_a_row_belongs_to_the_document_of_most_of_its_inputs(lengths, strategy):
 def test_the_number_of_rows_per_pass_changes_nothing(monkeypatch):
     reader = Rows(np.random.default_rng(0).integers(2, 60, 300).tolist())
     whole = lengths_of_rows(reader)
-    monkeypatch.setattr(preference, "AT_ONCE", 7)
+    monkeypatch.setattr(order_module, "AT_ONCE", 7)
     assert np.array_equal(lengths_of_rows(reader), whole)
 
 
