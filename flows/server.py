@@ -21,7 +21,7 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.allowed_hosts import ALLOWED
 from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, SERVED
-from infini_llama.tasks.storage.artifacts import Lock
+from infini_llama.tasks.storage.locks import Lock
 
 ANSWER_SECONDS = 15.0  # for a server of the user's
 EXEC_WRAPPER = Path(__file__).parents[1] / "tasks" / "train" / "exec_wrapper.py"

@@ -102,7 +102,7 @@ def gc(arguments: Namespace) -> Answer:
 
 def written(file: str, page: str) -> Path:
     """Write a page into `file`, and return its absolute path."""
-    from infini_llama.tasks.storage.artifacts import write_atomic
+    from infini_llama.tasks.storage.files import write_atomic
 
     target = Path(file).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

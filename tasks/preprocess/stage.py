@@ -38,9 +38,7 @@ from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, open_u
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
 from infini_llama.tasks.storage.artifacts import (
-    Busy,
     Damaged,
-    Lock,
     check,
     commit,
     is_complete,
@@ -51,6 +49,7 @@ from infini_llama.tasks.storage.artifacts import (
     set_pointer,
     staging,
 )
+from infini_llama.tasks.storage.locks import Busy, Lock
 
 log = logging.getLogger("infini_llama.preprocess")
 FOREVER = 10.0**9

@@ -41,7 +41,7 @@ from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
 from infini_llama.tasks.report.page import page
 from infini_llama.tasks.runs.record import RunRecord
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.files import write_atomic
 
 MOST_VALIDATIONS, MOST_ATTEMPTS, MOST_SAMPLES = 40, 20, 3  # the newest ones
 RELOAD_EVERY = 30  # seconds, of the page of a running run

@@ -29,7 +29,8 @@ from infini_llama.tasks.records.metrics import (
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.resolved_run import AttemptStart, ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.storage.artifacts import Damaged, readable, write_atomic
+from infini_llama.tasks.storage.artifacts import Damaged, readable
+from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
 from infini_llama.tasks.storage.record_file import as_record, read_fields, write_fields
 

@@ -31,9 +31,6 @@ from infini_llama.tasks.records.manifest import (
 )
 from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.storage.files import sync, temporary_name
-from infini_llama.tasks.storage.files import write_atomic as write_atomic
-from infini_llama.tasks.storage.locks import Busy as Busy
-from infini_llama.tasks.storage.locks import Lock as Lock
 
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file

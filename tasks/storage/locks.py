@@ -15,7 +15,7 @@ from pathlib import Path
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.files import write_atomic
 
 
 class Busy(PipelineError):

@@ -29,8 +29,8 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
-from infini_llama.tasks.storage.artifacts import Busy, Lock
 from infini_llama.tasks.storage.json_lines import unreadable
+from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.train.launch import Workers, start
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.resolve import grace_period

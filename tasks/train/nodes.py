@@ -27,7 +27,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_resolved,
     resolved_path,
 )
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.launch import (
     STEP,
     Workers,

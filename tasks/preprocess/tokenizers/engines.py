@@ -21,7 +21,8 @@ from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
 from infini_llama.tasks.preprocess.tokenizers.split_points import Cut, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
-from infini_llama.tasks.storage.artifacts import checksum_of, write_atomic
+from infini_llama.tasks.storage.artifacts import checksum_of
+from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"

@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.artifacts import write_atomic
+from infini_llama.tasks.storage.files import write_atomic
 
 
 class WandbRecord(Record):

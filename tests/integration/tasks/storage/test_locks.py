@@ -10,12 +10,12 @@ import time
 import pytest
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.tasks.storage.artifacts import Busy, Lock
+from infini_llama.tasks.storage.locks import Busy, Lock
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from infini_llama.tasks.storage.artifacts import Lock
+from infini_llama.tasks.storage.locks import Lock
 with Lock(Path(sys.argv[1])) as lock:
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))

@@ -22,8 +22,8 @@ from infini_llama.tasks.storage.artifacts import (
     remove,
     set_pointer,
     staging,
-    write_atomic,
 )
+from infini_llama.tasks.storage.files import write_atomic
 
 FILES = {"a.bin": b"first", "empty": b"", "train/x/deep.bin": bytes(range(40))}
 names = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.bin", fullmatch=True)

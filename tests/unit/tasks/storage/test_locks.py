@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.tasks.storage.artifacts import Busy, Lock
+from infini_llama.tasks.storage.locks import Busy, Lock
 
 
 def test_a_failure_under_the_lock_frees_it_and_a_refusal_leaks_no_descriptor(tmp_path):
