@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from agreement import require_close
 
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from infini_llama.tasks.patch_environment.planning.worker_env import GLIBC_TUNABLES
+from infini_llama.tasks.patch_environment.planning.plan import GLIBC_TUNABLES
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import cpu
 

@@ -74,7 +74,7 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineRes
                 time.sleep(delay)
         evaluations = None
         if config.evaluate.after_training:
-            from infini_llama.tasks.evaluate.after_training import evaluate_trained  # with torch, only needed here
+            from infini_llama.tasks.evaluate.stage import evaluate_trained  # with torch, only needed here
 
             evaluations = evaluate_trained(summary.paths.run, config.evaluate)
         return with_pages(summary, evaluations)

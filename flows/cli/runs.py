@@ -58,8 +58,7 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
 def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
     from infini_llama.flows.cli.tables import terminal
     from infini_llama.tasks.document import markdown
-    from infini_llama.tasks.preprocess.document import dataset_document
-    from infini_llama.tasks.preprocess.summary import describe
+    from infini_llama.tasks.preprocess.summary import dataset_document, describe
     from infini_llama.tasks.report.dataset import measured_dataset
     from infini_llama.tasks.report.page import page as as_page
     from infini_llama.tasks.storage.dataset_files import verify_dataset

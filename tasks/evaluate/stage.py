@@ -1,4 +1,4 @@
-"""Implements `infini-llama evaluate`. Results are also kept in the run's folder."""
+"""Measures a trained model, for `infini-llama evaluate` and after training. Results are also kept in the run's folder."""
 
 import logging
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.passkey import passkey, passkey_across
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
@@ -21,21 +22,23 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.evaluation import (
     Evaluated,
     EvaluationRequest,
+    Evaluations,
     PasskeyResult,
     PasskeyRetrieval,
     Perplexity,
 )
-from infini_llama.tasks.records.metrics import EVALUATION_LINE
+from infini_llama.tasks.records.metrics import EVALUATION_LINE, EvaluationLine, PerplexityLine
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
+from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, lineage_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import Damaged, read_row_table
+from infini_llama.tasks.storage.artifacts import Damaged, read_manifest, read_row_table
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
-from infini_llama.tasks.storage.json_lines import append_line
+from infini_llama.tasks.storage.json_lines import append_line, read_lines
 
 log = logging.getLogger("infini_llama.evaluate")
 Result = TypeVar("Result")
 MOST_FILLER = 100_000  # tokens that filler has before it repeats
+DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
 def evaluate(
@@ -216,3 +219,44 @@ def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequ
         append_line(run.evaluations, EVALUATION_LINE.validate_python(fields), run.id)
     except (OSError, Damaged) as error:
         log.warning("the result was not written to %s (%s)", run.evaluations, error)
+
+
+def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
+    """The measurements that `config.after_training` names; an earlier result for the same checkpoint and settings is reused.
+
+    Raises:
+        ConfigError, DataError: as `evaluate` and `find_passkeys` do.
+    """
+    found: dict[str, Perplexity | PasskeyRetrieval] = {}
+    for kind in config.after_training:
+        request = _request(run_dir, config)
+        if (before := _measured_before(run_dir, kind, request)) is not None:
+            log.info("%s of %s was already measured", kind, request.checkpoint)
+            found[kind] = before
+            continue
+        log.info("measuring %s of %s", kind, request.checkpoint)
+        if kind == "perplexity":
+            found[kind] = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
+        else:
+            lengths, samples = config.passkey_lengths, config.passkey_samples
+            found[kind] = find_passkeys(run_dir, request.checkpoint, lengths, DEPTHS, samples, seed=0, request=request)
+    return Evaluations.from_json({kind: result.to_json() for kind, result in found.items()})
+
+
+def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
+    chosen = find_checkpoint(run_dir, config.checkpoint)
+    return EvaluationRequest(
+        checkpoint=chosen.name,
+        digest=read_manifest(chosen, checkpoints.KIND).digest,
+        sequences=config.sequences,
+        passkey_lengths=tuple(config.passkey_lengths),
+        passkey_samples=config.passkey_samples,
+    )
+
+
+def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> EvaluationLine | None:
+    """The line of an earlier command with the same request; None if there is none."""
+    run = RunFolder(run_dir)
+    lines = reversed(read_lines(run.evaluations, EVALUATION_LINE, run.id))
+    wanted = (line for line in lines if isinstance(line, PerplexityLine) == (kind == "perplexity"))
+    return next((line for line in wanted if line.asked == request), None)

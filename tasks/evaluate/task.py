@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infini_llama.configs.schema import EvaluationConfig
-from infini_llama.tasks.evaluate.after_training import evaluate_trained
+from infini_llama.tasks.evaluate.stage import evaluate_trained
 from infini_llama.tasks.records.evaluation import Evaluations
 
 

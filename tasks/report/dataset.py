@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from infini_llama.tasks.document import Chart, Curve, Detail, Document, Part, section, table
-from infini_llama.tasks.preprocess.document import dataset_document
-from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.preprocess.summary import dataset_document, describe
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
 from infini_llama.tasks.records.dataset import VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent

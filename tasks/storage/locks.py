@@ -17,6 +17,10 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.files import write_atomic
 
+RENEW = 5.0  # seconds between renewals
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+EXPIRED = 30.0  # seconds without one after which the holder is taken for dead
+
 
 class Busy(PipelineError):
     """Another process holds the lock; the message names it."""
@@ -100,11 +104,6 @@ def _who(descriptor: int) -> str:
         return f"process {record.pid} on {record.host} since {record.since}"
     except ValueError:  # it has the lock and has not written yet
         return "another process"
-
-
-RENEW = 5.0  # seconds between renewals
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-EXPIRED = 30.0  # seconds without one after which the holder is taken for dead
 
 
 def running_kernel() -> str:

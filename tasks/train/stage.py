@@ -29,6 +29,7 @@ from infini_llama.tasks.train.resolve import bind, grace_period, is_retry, resol
 from infini_llama.tasks.train.retries import failure, next_attempt
 
 log = logging.getLogger("infini_llama.train")
+SAY_AGAIN = 60.0  # seconds between two lines about the same wait
 
 
 def train(
@@ -183,9 +184,6 @@ def paths_of(run: RunFolder, steps: int) -> JsonObject:
         report=run.path / "report.html",
     )
     return {"checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, steps)), "paths": paths.to_json()}
-
-
-SAY_AGAIN = 60.0  # seconds between two lines about the same wait
 
 
 def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:

@@ -21,8 +21,8 @@ from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_so
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
-from infini_llama.tasks.preprocess.tokens.answers import map_prompts
 from infini_llama.tasks.preprocess.tokens.keys import chunks_key
+from infini_llama.tasks.preprocess.tokens.prompts import map_prompts
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits
 from infini_llama.tasks.progress import Reached

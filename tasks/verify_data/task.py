@@ -11,8 +11,7 @@ from prefect.serializers import JSONSerializer
 
 from infini_llama.tasks.document import markdown
 from infini_llama.tasks.formatting import RunPage, best_effort
-from infini_llama.tasks.preprocess.document import dataset_document
-from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.preprocess.summary import dataset_document, describe
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.storage.results import PLAIN
 from infini_llama.tasks.verify_data.checks import VERIFIER_VERSION, verify

@@ -4,9 +4,11 @@ from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.records.machine import Cpu, Disk, Gpu, Limits, MachineFacts, Memory
 from infini_llama.tasks.records.plan import Finding, Severity, finding
 
-MIB = 1024**2
+MIB, GIB = 1024**2, 1024**3
 MOST_SKEW = 5.0  # seconds between two clocks that leases and logs tolerate
 FEW_FILES = 1024
+BUSY_SHARE = 0.2  # of the last second
+LITTLE_FREE = 0.8  # of a GPU's memory; an idle driver and desktop take less than the rest
 
 
 def assess(facts: MachineFacts) -> list[Finding]:
@@ -167,12 +169,6 @@ def _hub(reachable: bool | None) -> list[Finding]:
         "avoid waiting for it, or HTTPS_PROXY if you need a proxy."
     )
     return [finding("Hugging Face Hub", "not reachable", "note", fix)]
-
-
-GIB = 1024**3
-
-BUSY_SHARE = 0.2  # of the last second
-LITTLE_FREE = 0.8  # of a GPU's memory; an idle driver and desktop take less than the rest
 
 
 def is_busy(gpu: Gpu) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infini_llama.tasks.preprocess.tokens.answers import COLUMN, map_prompts
+from infini_llama.tasks.preprocess.tokens.prompts import COLUMN, map_prompts
 from infini_llama.tasks.preprocess.tokens.reader import map_list
 from infini_llama.tasks.preprocess.tokens.selection import Selection
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, write_shard

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokens.answers import map_prompts, mark_answers
+from infini_llama.tasks.preprocess.tokens.prompts import map_prompts, mark_answers
 from infini_llama.tasks.records.manifest import RowTableManifest, Shard, SourceRows
 from infini_llama.tasks.storage.artifacts import file_checksum, read_dataset, read_row_table
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from infini_llama.tasks.preprocess.tokens.answers import COLUMN
+from infini_llama.tasks.preprocess.tokens.prompts import COLUMN
 
 LONG = 300  # tokens: documents of so many on average are faster copied one by one
 

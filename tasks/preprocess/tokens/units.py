@@ -28,8 +28,8 @@ from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES
 from infini_llama.tasks.preprocess.tokenizers.encoder import first_special, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import Encode, open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
-from infini_llama.tasks.preprocess.tokens.answers import encode_answers
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents
+from infini_llama.tasks.preprocess.tokens.prompts import encode_answers
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, write_shard
 from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest
 from infini_llama.tasks.storage.artifacts import (

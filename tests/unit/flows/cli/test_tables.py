@@ -9,7 +9,7 @@ import pytest
 
 from infini_llama.flows.cli.tables import WIDTH, reference_text, terminal
 from infini_llama.tasks.document import markdown
-from infini_llama.tasks.preprocess.document import dataset_document
+from infini_llama.tasks.preprocess.summary import dataset_document
 from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, SplitStats
 
 

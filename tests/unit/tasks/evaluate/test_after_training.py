@@ -3,8 +3,7 @@
 import json
 
 from infini_llama.configs.schema import EvaluationConfig
-from infini_llama.tasks.evaluate.after_training import evaluate_trained
-from infini_llama.tasks.evaluate.stage import evaluate
+from infini_llama.tasks.evaluate.stage import evaluate, evaluate_trained
 from infini_llama.tasks.records.evaluation import Evaluations
 
 RESULTS = "evaluations.jsonl"

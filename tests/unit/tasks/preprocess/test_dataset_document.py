@@ -3,8 +3,7 @@
 import pytest
 
 from infini_llama.tasks.document import markdown
-from infini_llama.tasks.preprocess.document import dataset_document
-from infini_llama.tasks.preprocess.summary import describe
+from infini_llama.tasks.preprocess.summary import dataset_document, describe
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.verify_data.checks import verify

@@ -8,8 +8,7 @@ import pytest
 
 from infini_llama.tasks.patch_environment.probe.gpus import gpus
 from infini_llama.tasks.patch_environment.probe.machine import Machine, memory, usable_cores
-from infini_llama.tasks.patch_environment.probe.probe import probe
-from infini_llama.tasks.patch_environment.probe.storage import disk
+from infini_llama.tasks.patch_environment.probe.probe import disk, probe
 from infini_llama.tasks.records.machine import GpuFacts, MachineFacts, Memory
 from support.machines import FILES, with_driver
 

@@ -13,7 +13,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.preprocess.tokens.answers import encode_answers, map_prompts
+from infini_llama.tasks.preprocess.tokens.prompts import encode_answers, map_prompts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from support.stages import plan, preprocess, verify
