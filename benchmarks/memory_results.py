@@ -21,6 +21,12 @@ PAPER = (
     (512, 97),
     (1024, 96),
 )  # thousand tokens, % found: table 3, linear, start, fine-tuned
+# Of `evaluate --passkey`, by their names in its records.
+CONTROLS = {
+    "swapped_other": "another text's memory: its number",
+    "swapped_own": "another text's memory: own number",
+    "filler_alone": "filler's memory: own number",
+}
 
 
 def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
@@ -146,9 +152,19 @@ def pairs() -> str:
     return markdown(["change", *(f"{part}, {end}" for end in ends for part in ("first", "second", "both"))], rows)
 
 
+def passkeys() -> list[dict[str, Any]]:
+    """What `memory_passkey.py` measured, in one order whatever was measured first."""
+    order = [("linear", "delta", "delta_bounded"), ("random", "repeated"), ("start", "middle", "end")]
+
+    def place_of(one: dict[str, Any]) -> list[int]:
+        return [names.index(one[field]) for names, field in zip(order, ("update", "filler", "place"), strict=True)]
+
+    return sorted(results("memory_passkey"), key=place_of)
+
+
 def reach() -> str:
-    """Numbers found by update, filler, place and number of segment boundaries."""
-    stored = results("memory_passkey")
+    """Numbers found by update, filler and number of segment boundaries."""
+    stored = passkeys()
     ends = sorted({cell["boundaries"] for one in stored if one["place"] == "start" for cell in one["found"]})
     rows = []
     for (update, filler), seeds in groups(
@@ -163,7 +179,7 @@ def reach() -> str:
 
 def controls() -> str:
     """What is answered with another memory, by update and filler."""
-    stored = [one for one in results("memory_passkey") if one.get("controls")]
+    stored = [one for one in passkeys() if one.get("controls")]
     names = list(stored[0]["controls"])
     rows = [
         [update, filler, str(len(seeds)), *(span(one["controls"][name] for one in seeds) for name in names)]
@@ -174,13 +190,30 @@ def controls() -> str:
 
 def places() -> str:
     """Numbers found in a text of a million tokens, by place."""
-    stored = results("memory_passkey")
-    rows = [
-        [update, filler, place, str(len(seeds)), span(one["found"][-1]["whole"] for one in seeds)]
-        for (update, filler, place), seeds in groups(stored, "update", "filler", "place").items()
-        if place != "start" or all(one["found"][-1]["boundaries"] == 62_499 for one in seeds)
-    ]
-    return markdown(["update", "filler", "place", "seeds", "found"], rows)
+    rows = []
+    for (update, filler), stored in groups(passkeys(), "update", "filler").items():
+        seeds = {one["seed"] for one in stored}
+        by_place = groups(stored, "place").values()
+        cells = [span(one["found"][-1]["whole"] for one in measured) for measured in by_place]
+        rows.append([update, filler, str(len(seeds)), *cells])
+    return markdown(["update", "filler", "seeds", "start", "middle", "end"], rows)
+
+
+def pipeline() -> str:
+    """What `evaluate --passkey` finds of the numbers of configs/passkey.yaml: by number of boundaries, and at a million tokens."""
+    lines = (FOLDER / "passkey-config.jsonl").read_text(encoding="utf-8").splitlines()
+    stored = [one for one in map(json.loads, lines) if one["step"] == 6000]
+    kinds: dict[str, dict[str, list[float]]] = {}
+    for one in stored:
+        for found, off in zip(one["memory"], one["no_memory"], strict=True):
+            column = f"{found['boundaries']:,}" if found.get("depth") is None else f"1M, depth {found['depth']:g}"
+            kinds.setdefault("own memory: own number", {}).setdefault(column, []).append(found["found"])
+            for name, words in CONTROLS.items():
+                kinds.setdefault(words, {}).setdefault(column, []).append(found["controls"][name])
+            kinds.setdefault("no memory: own number", {}).setdefault(column, []).append(off["found"])
+    columns = list(next(iter(kinds.values())))
+    rows = [[words, *(span(cells[column]) for column in columns)] for words, cells in kinds.items()]
+    return markdown(["", *columns], rows)
 
 
 def draw() -> None:
@@ -190,7 +223,7 @@ def draw() -> None:
     plt.rcParams |= {"svg.hashsalt": "infini-llama", "font.size": 9}
     figure, axes = plt.subplots(figsize=(7, 4))
     lines: dict[str, dict[int, list[float]]] = {}
-    for one in results("memory_passkey"):
+    for one in passkeys():
         if (one["place"], one["filler"]) == ("start", "random"):
             line = lines.setdefault(f"{one['update'].replace('_', ' ')}, growing jitter", {})
             for cell in one["found"]:
@@ -216,6 +249,7 @@ def draw() -> None:
 
 
 TABLES = {
+    "pipeline": pipeline,
     "reach": reach,
     "controls": controls,
     "places": places,
