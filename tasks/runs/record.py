@@ -217,9 +217,14 @@ class RunRecord:
 
     @cached_property
     def samples(self) -> list[SampleLine]:
-        """Texts by the model: those of samples.jsonl and, last, the finished model's."""
+        """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
         texts = self.result.samples if self.result else ()
         written = read_lines(self.folder.samples, SampleLine, self.folder.id)
+        evaluated = {line.step for line in self.validated if line.step < self.step}
+        ends = {attempt.step for attempt in self.attempts if attempt.kind == "done"}  # where texts go into the result
+        lacking = evaluated - ends - {line.step for line in written}
+        if written and lacking:
+            log.warning("%s lacks the texts of step %s.", self.folder.samples, ", ".join(map(str, sorted(lacking))))
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 
     @cached_property

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -51,6 +52,36 @@ def names_in(folder: Path) -> list[str]:
 
 def leftovers(folder: Path) -> list[str]:
     return [name for name in names_in(folder) if name.startswith(".")]
+
+
+@pytest.fixture
+def synced(monkeypatch) -> list[tuple[str, list[str]]]:
+    """What fsync waited for, in order, and what its folder held at that moment; only a power cut shows what is not on the disk."""
+    found: list[tuple[str, list[str]]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        found.append((path.name, names_in(path.parent if path.is_file() else path)))
+
+    monkeypatch.setattr(os, "fsync", record)
+    return found
+
+
+def test_a_committed_artifact_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, synced):
+    make(tmp_path / "one")
+    paths = [name for name, _ in synced]
+    staged, parent = synced[-2:]
+    assert {"a.bin", "empty", "deep.bin", MANIFEST, "x", "train"} <= set(paths[:-2])
+    assert staged[0].startswith(".") and staged[1] == sorted(["a.bin", "empty", "train", MANIFEST])
+    assert parent == (tmp_path.name, ["one"])
+
+
+def test_a_replaced_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, synced):
+    write_atomic(tmp_path / "file", "text")
+    (temporary, _), parent = synced
+    assert temporary.startswith(".file") and parent == (tmp_path.name, ["file"])
 
 
 @settings(max_examples=30, deadline=None)
