@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from infini_llama.configs.errors import escaped
-from infini_llama.tasks.preprocess.sources import texts as records
+from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
 from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text
 
@@ -134,7 +134,7 @@ def _seekable(stream: IO[bytes]) -> IO[bytes]:
     if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO | Ranges):
         return stream
     unpacked = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
-    shutil.copyfileobj(stream, unpacked, records.BLOCK)
+    shutil.copyfileobj(stream, unpacked, texts.BLOCK)
     unpacked.seek(0)
     return unpacked
 

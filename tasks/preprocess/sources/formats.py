@@ -18,7 +18,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from infini_llama.configs.errors import escaped
-from infini_llama.tasks.preprocess.sources import texts as records
+from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.columnar import (
     arrow_sizes,
     named_column,
@@ -142,10 +142,10 @@ def _unpacked(file: IO[bytes], compression: str) -> IO[bytes]:
         case "gz":
             return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
         case "zst":
-            return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), records.BLOCK)  # type: ignore[arg-type]
+            return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), texts.BLOCK)  # type: ignore[arg-type]
         case "xz" | "bz2":
             opened = lzma.LZMADecompressor if compression == "xz" else bz2.BZ2Decompressor
-            return io.BufferedReader(_Streams(file, opened), records.BLOCK)
+            return io.BufferedReader(_Streams(file, opened), texts.BLOCK)
     return file
 
 
@@ -232,7 +232,7 @@ def _tar(stream: IO[bytes], text_column: str, form: str = "auto") -> Records:
                 yield from READERS.get(known or "", _plain)(_unpacked(inner, _compression(name)), text_column)
             except Unreadable as error:
                 raise Unreadable(f"{error}, in its file {escaped(member.name)}") from None
-    while stream.read(records.BLOCK):  # a checksum at its end is looked at
+    while stream.read(texts.BLOCK):  # a checksum at its end is looked at
         pass
 
 
@@ -240,8 +240,8 @@ def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
     """The file as one text, or as several that end at a line where it is longer than one document may be."""
     rest, base = b"", 0
     while True:
-        data = rest + stream.read(records.LONGEST_DOCUMENT + 1 - len(rest))
-        end = cut(data) if len(data) > records.LONGEST_DOCUMENT else len(data)
+        data = rest + stream.read(texts.LONGEST_DOCUMENT + 1 - len(rest))
+        end = cut(data) if len(data) > texts.LONGEST_DOCUMENT else len(data)
         yield _decoded(data[:end], base)
         rest, base = data[end:], base + end
         if not rest:
@@ -259,7 +259,7 @@ def _json(stream: IO[bytes], text_column: str) -> Records:
     """An array of records, one record, or one after the other; decoded value by value."""
     decode = json.JSONDecoder().raw_decode
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-    buffer, position, number, wanted, depth, ended = "", 0, 0, records.BLOCK, 0, False
+    buffer, position, number, wanted, depth, ended = "", 0, 0, texts.BLOCK, 0, False
     try:
         while True:
             while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
@@ -275,19 +275,19 @@ def _json(stream: IO[bytes], text_column: str) -> Records:
                 buffer, position = buffer[position:], 0
                 if ended and not buffer and depth == 0:
                     return
-                if ended or depth not in (0, 1) or len(buffer) > records.LONGEST_RECORD:
+                if ended or depth not in (0, 1) or len(buffer) > texts.LONGEST_RECORD:
                     raise Unreadable(f"is not JSON after its value {number}") from None
                 ended = not (more := text.read(wanted))
-                buffer, wanted = buffer + more, max(records.BLOCK, len(buffer))
+                buffer, wanted = buffer + more, max(texts.BLOCK, len(buffer))
                 continue
-            number, position, wanted = number + 1, end, records.BLOCK
+            number, position, wanted = number + 1, end, texts.BLOCK
             yield text_of(value, text_column, f"value {number}")
     except UnicodeDecodeError as error:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
 
 
 def _csv(stream: IO[bytes], text_column: str, delimiter: str = ",") -> Records:
-    csv.field_size_limit(records.LONGEST_RECORD)
+    csv.field_size_limit(texts.LONGEST_RECORD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
         rows = csv.reader(text, delimiter=delimiter, strict=True)

@@ -9,7 +9,7 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from infini_llama.tasks.preprocess.sources import texts as records
+from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, in_batches, text_of
 
 Bytes = tuple[int, int]  # first byte, and the byte after the last
@@ -31,13 +31,13 @@ def line_batches(stream: IO[bytes], text_column: str, span: Bytes | None = None)
         if isinstance(lines, int):
             number += 1
             place = _line(stream, first, number)
-            yield [Fault(f"has a line longer than {records.LONGEST_RECORD:,} bytes ({place})")]
+            yield [Fault(f"has a line longer than {texts.LONGEST_RECORD:,} bytes ({place})")]
             continue
-        if (texts := _parsed_together(lines, text_column)) is not None:
-            longest = max(map(len, texts))
-            is_short = longest * 4 <= records.LONGEST_DOCUMENT and longest <= records.LONGEST_WORD
-            yield from (texts,) if is_short else in_batches(iter(texts))
-            number += len(texts)
+        if (found := _parsed_together(lines, text_column)) is not None:
+            longest = max(map(len, found))
+            is_short = longest * 4 <= texts.LONGEST_DOCUMENT and longest <= texts.LONGEST_WORD
+            yield from (found,) if is_short else in_batches(iter(found))
+            number += len(found)
         else:
             several = lines.split(b"\n")
             named = ((line, partial(_line, stream, first, own)) for own, line in enumerate(several, number + 1))
@@ -48,7 +48,7 @@ def line_batches(stream: IO[bytes], text_column: str, span: Bytes | None = None)
 def _skip_line(stream: IO[bytes]) -> int:
     """Reads past the end of a line; returns how many bytes that are."""
     skipped = 0
-    while line := stream.readline(records.BLOCK):
+    while line := stream.readline(texts.BLOCK):
         skipped += len(line)
         if line.endswith(b"\n"):
             break
@@ -62,15 +62,15 @@ def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[by
         place: byte at which the stream stands.
     """
     while last is None or place < last:
-        data = stream.read(records.BLOCK if last is None else min(records.BLOCK, last - place))
+        data = stream.read(texts.BLOCK if last is None else min(texts.BLOCK, last - place))
         if not data:
             return
         if not data.endswith(b"\n"):
-            data += stream.readline(records.LONGEST_RECORD + 1)
+            data += stream.readline(texts.LONGEST_RECORD + 1)
         place += len(data)
         lines = data.removesuffix(b"\n")
         begin = lines.rfind(b"\n") + 1
-        if len(lines) - begin <= records.LONGEST_RECORD:
+        if len(lines) - begin <= texts.LONGEST_RECORD:
             yield lines
             continue
         if begin:
@@ -85,7 +85,7 @@ def _line(stream: IO[bytes], first: int, number: int) -> str:
     if first:
         place, left = stream.tell(), first
         stream.seek(0)
-        while left and (data := stream.read(min(left, records.BLOCK))):
+        while left and (data := stream.read(min(left, texts.BLOCK))):
             number, left = number + data.count(b"\n"), left - len(data)
         stream.seek(place)
     return f"line {number}"
@@ -105,10 +105,10 @@ def _parsed_together(lines: bytes, text_column: str) -> list[str] | None:
     if not (characters[ends - 1] == CLOSE).all() or not (characters[ends + 1] == OPEN).all():
         return None
     try:
-        texts = [record.text for record in _decoder(text_column).decode_lines(lines)]
+        found = [record.text for record in _decoder(text_column).decode_lines(lines)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return texts if len(texts) == len(ends) + 1 and set(map(type, texts)) == {str} else None
+    return found if len(found) == len(ends) + 1 and set(map(type, found)) == {str} else None
 
 
 @lru_cache(maxsize=8)
