@@ -11,8 +11,6 @@ import numpy as np
 
 from infini_llama.tasks.records.manifest import RowCosts
 
-PACKED = ("greedy", "first_fit", "best_fit", "padded")
-
 
 @dataclass(frozen=True, eq=False)
 class RowArrays:
@@ -112,6 +110,7 @@ FITS: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]] = {
     "first_fit": _first_fit,
     "best_fit": _best_fit,
 }
+PACKED = tuple(FITS)  # the other strategies cut the stream wherever a row ends
 
 
 def costs_of(found: RowArrays, lengths: np.ndarray, sequence_length: int) -> RowCosts:
