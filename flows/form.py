@@ -116,7 +116,7 @@ class PipelineFlow(Flow[..., Any]):
 
     @property
     def __signature__(self) -> Signature:
-        """What Prefect makes the form from; that of the function itself would have to be made in every run."""
+        """The schema that Prefect makes the form from; that of the function itself would have to be made in every run."""
         form = signature(self.fn).parameters["changes"].replace(annotation=Annotated[dict[str, Any], ChangesForm()])
         return Signature([form])
 

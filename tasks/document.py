@@ -27,7 +27,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """What one picture shows; `marks` are vertical lines, such as the beginnings of attempts."""
+    """The data of one picture; `marks` are vertical lines, such as the beginnings of attempts."""
 
     title: str
     curves: list[Curve]

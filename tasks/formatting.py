@@ -57,7 +57,7 @@ def now() -> str:
 
 
 def packed(costs: RowCosts) -> dict[str, str]:
-    """What packing cost a split."""
+    """The cost of packing a split."""
     return {
         "filled": f"{costs.efficiency:.2%}",
         "documents cut": f"{costs.cut_documents:,}",
@@ -89,7 +89,7 @@ def distance_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
 
 
 def control_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
-    """What is answered with a memory that is not the text's own: one row per cell that has controls."""
+    """Answers with a memory that is not the text's own: one row per cell that has controls."""
 
     def share(value: float | None) -> str:
         return "-" if value is None else f"{value:.0%}"
@@ -140,7 +140,7 @@ def best_effort(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the Prefect artifacts of a run are called.
+    """Names of the Prefect artifacts of a run.
 
     Attributes:
         run: name of the run.

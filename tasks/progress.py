@@ -27,12 +27,12 @@ class Reached:
 
 
 def megabytes(done: int, total: int) -> Reached:
-    """Of bytes."""
+    """Progress through bytes."""
     return Reached(round(done / 1e6, 1), round(total / 1e6, 1), "MB")
 
 
 def progress_of(record: logging.LogRecord) -> Reached | None:
-    """What a log record carries."""
+    """Progress that a log record carries."""
     return getattr(record, "progress", None)
 
 

@@ -147,7 +147,7 @@ class Beginning(Record):
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line sets in place of a rule. hours: at an assumed speed of this machine."""
+    """Sizes that the command line sets in place of a rule. hours: at an assumed speed of this machine."""
 
     tokens: int | None = None
     parameters: int | None = None

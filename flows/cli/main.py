@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from infini_llama.configs.errors import ConfigError, PipelineError, Preempted, escaped, no_space
+from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted, escaped, no_space
 from infini_llama.flows.cli.parser import build_parser, subcommands, unknown_command
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from infini_llama.configs.reading import JsonObject
     from infini_llama.flows.cli.console import Answer
 
-UNEXPECTED = 70
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
@@ -161,7 +160,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         return code, "stopped; everything committed is kept, and the same command resumes."
     if sentence := no_space(error):
-        return UNEXPECTED, sentence
+        return ExitCode.UNEXPECTED, sentence
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         where = error.filename or "a file"
         return ConfigError.exit_code, (
@@ -170,7 +169,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         )
     words = next(iter(str(error).splitlines()), "").rstrip(".")
     return (
-        UNEXPECTED,
+        ExitCode.UNEXPECTED,
         f"unexpected {type(error).__name__}: {words}. --verbose prints the traceback; the same command can be tried again.",
     )
 

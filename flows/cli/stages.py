@@ -66,7 +66,7 @@ def run(arguments: Namespace) -> Answer:
 
 
 def dry_run(config: "PipelineConfig") -> Answer:
-    """What `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
+    """Show what `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
     import yaml
 
     from infini_llama.configs.secrets import without_secrets

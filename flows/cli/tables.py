@@ -31,7 +31,7 @@ WIDTH = 140  # maximum columns of a table, and the width without a terminal
 
 
 def reference_text(reference: "DatasetRef", home: Path) -> str:
-    """What `preprocess` built or found, as text: one line per split, and one per row table."""
+    """The dataset that `preprocess` built or found, as text: one line per split, and one per row table."""
     tables = [
         {"row table": one.chunks, "sequence length": one.sequence_length, "training rows": one.rows}
         for one in reference.row_tables
@@ -55,7 +55,7 @@ def _renamed(values: Cells, words: dict[str, str]) -> dict[str, object]:
 
 ESTIMATE_WORDS = {
     "of_matrices": "in matrices",
-    "tokens_a_step": "tokens per step",
+    "tokens_per_step": "tokens per step",
     "flops": "FLOPs",
     "batches": "data batches",
     "checkpoint_copy": "copy for background saves",
@@ -128,7 +128,7 @@ def runs_text(runs: "Sequence[RunStatus]") -> str:
 
 
 def leftovers_text(found: "Collected") -> str:
-    """What `gc` found, and what it deleted or would delete."""
+    """The files that `gc` found, and deleted or would delete."""
     files = [dict(file) | {"bytes": in_bytes(file.bytes)} for file in found.files]
     tables = {"unreferenced files": files, "in use and kept": [dict(file) for file in found.in_use]}
     text = as_text({part: rows for part, rows in tables.items() if rows})

@@ -52,7 +52,7 @@ def estimate(config: PipelineConfig) -> Estimate:
             of_matrices=matrix_parameters(model),
         ),
         flops_per_token=per_token,
-        run=RunSize(tokens_a_step=sequences * length, tokens=tokens, flops=per_token.total * tokens),
+        run=RunSize(tokens_per_step=sequences * length, tokens=tokens, flops=per_token.total * tokens),
         layout=Layout(
             micro_batch_size=micro,
             micro_batches=micro_batches,

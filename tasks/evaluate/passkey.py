@@ -95,7 +95,7 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
 
 
 def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
-    """What is before the filler, what is hidden in it, question and answer, as tokens."""
+    """The parts of a text as tokens: before the filler, hidden in it, question and answer."""
     texts = (HEAD + "".join(hidden.others), hidden.statement, hidden.question, f" {hidden.answer}")
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
@@ -168,7 +168,7 @@ def has_memory(model: Llama) -> bool:
 
 
 def read(model: Llama, tokens: list[int], states: States) -> torch.Tensor:
-    """What the head reads of the tokens, [1, t, hidden_size]."""
+    """Hidden states of the tokens, [1, t, hidden_size], which the head reads."""
     return model.read(torch.tensor([tokens], device=model.lm_head.weight.device), states)
 
 
@@ -219,7 +219,7 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
 
 
 def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[str, PasskeyResult]:
-    """What a model finds: {"model": …}, or for one with a memory {"memory": …, "no_memory": …}."""
+    """Retrieval by a model: {"model": …}, or for one with a memory {"memory": …, "no_memory": …}."""
     segments = model.config.attention != "softmax"
     about |= {
         "tokens": max(asked.length for asked in texts),

@@ -69,7 +69,7 @@ LONGEST_ROW = 2048  # to begin with; a Llama reads far more, at a price
 
 
 class ImportedModel(Record):
-    """What `infini-llama import` wrote. digest: of the folder's configuration and weights; parameters: their number."""
+    """The files that `infini-llama import` wrote. digest: of the folder's configuration and weights; parameters: their number."""
 
     config: Path
     folder: Path

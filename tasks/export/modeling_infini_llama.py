@@ -58,8 +58,8 @@ class InfiniLlamaConfig(PreTrainedConfig):
         return LlamaConfig.from_dict(self.infini_llama | beside)
 
 
-class Remembered:
-    """What generation passes from token to token: the states of the rows, and how long they are with their padding."""
+class InfiniCache:
+    """The cache that generation passes from token to token: the states of the rows, and how long they are with their padding."""
 
     is_compileable = False
 
@@ -114,7 +114,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = "full", every_n_layers: int = 1
     ) -> None:
-        """What `gradient_checkpointing_enable` and `_disable` call."""
+        """Called by `gradient_checkpointing_enable` and `_disable`."""
         self.gradient_checkpointing = enable
         layers: Any = self.model.layers
         for number, layer in enumerate(layers):
@@ -125,7 +125,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Remembered | None = None,
+        past_key_values: InfiniCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -149,7 +149,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         _refuse_unsupported(attention_mask, position_ids, kwargs)
         past = past_key_values
         if use_cache and past is None:
-            past = Remembered(max(x.shape[1], self._llama.config.max_position_embeddings))
+            past = InfiniCache(max(x.shape[1], self._llama.config.max_position_embeddings))
         hidden_states = self._hidden_states(x, attention_mask, position_ids, past)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden_states[-1][:, kept])
@@ -170,7 +170,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         x: torch.Tensor,
         attention_mask: torch.Tensor | None,
         position_ids: torch.Tensor | None,
-        past: Remembered | None,
+        past: InfiniCache | None,
     ) -> list[torch.Tensor]:
         """The input x [B, T, D], the output of every layer but the last, and what the head reads, each of this shape."""
         batch, length = x.shape[:2]
@@ -202,11 +202,11 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         x: torch.Tensor,
         documents: torch.Tensor | None,
-        past: Remembered | None,
+        past: InfiniCache | None,
         lengths: list[int] | None,
         layer_outputs: list[torch.Tensor],
     ) -> torch.Tensor:
-        """What the head reads of rows from their first tokens on; of row b the first lengths[b] count."""
+        """Hidden states of rows from their first tokens on; of row b the first lengths[b] count."""
         if past is None:
             return self._llama.hidden_from_embeddings(x, documents, layer_outputs=layer_outputs)
         if documents is not None:
@@ -224,11 +224,11 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> Any:
         """Instead of transformers' growing cache, which has no place for a compressive memory."""
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = Remembered(max_cache_length + 1)
+            model_kwargs["past_key_values"] = InfiniCache(max_cache_length + 1)
 
 
 class InfiniLlamaModel(InfiniLlamaForCausalLM):
-    """What AutoModel opens: the same weights, and the last hidden state [B, T, D] in place of logits."""
+    """The model that AutoModel opens: the same weights, and the last hidden state [B, T, D] in place of logits."""
 
     def forward(self, *arguments: Any, **kwargs: Any) -> Any:
         kwargs |= {"output_hidden_states": True, "return_dict": True, "logits_to_keep": 1}
@@ -241,7 +241,7 @@ class InfiniLlamaModel(InfiniLlamaForCausalLM):
 def _refuse_unsupported(
     attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, kwargs: dict[str, Any]
 ) -> None:
-    """What would otherwise be left out without a word.
+    """Refuse what would otherwise be left out without a word.
 
     Raises:
         ValueError: naming the argument.

@@ -7,7 +7,7 @@ from prefect import task
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 
-from infini_llama.configs.errors import PipelineError
+from infini_llama.configs.errors import ExitCode, PipelineError
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.storage.results import PLAIN
 
@@ -25,7 +25,9 @@ def result_name(key: str) -> str:
 
 def _is_transient(task: Any, run: Any, state: Any) -> bool:
     """A fault of disk or network may pass; bad text or settings stay bad, and a fault of the program too."""
-    passing = isinstance(state.data, OSError) or (isinstance(state.data, PipelineError) and state.data.exit_code == 70)
+    passing = isinstance(state.data, OSError) or (
+        isinstance(state.data, PipelineError) and state.data.exit_code == ExitCode.UNEXPECTED
+    )
     if passing:
         log.warning("preprocess failed: %r; finished work is kept", state.data)
     return passing

@@ -73,7 +73,7 @@ class PlannedTable(Record):
 
 
 class DatasetPlan(PlannedTable):
-    """What `preprocess` would build, known before text is tokenized.
+    """The dataset that `preprocess` would build, known before text is tokenized.
 
     Attributes:
         key: of the token level, 64 hex digits.
@@ -100,7 +100,7 @@ class Check(Record):
 
 
 class VerifyReport(Record):
-    """What verify-data checked.
+    """The result of verify-data.
 
     Attributes:
         level: "quick" or "deep".
@@ -159,7 +159,7 @@ class RowTableSummary(RowTableContent):
 
 
 class DatasetSummary(Record):
-    """What a dataset holds, for people.
+    """The content of a dataset, for people.
 
     Attributes:
         sources: by name, if data.sources has several.

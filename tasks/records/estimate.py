@@ -24,7 +24,7 @@ class FlopsPerToken(Record):
 class RunSize(Record):
     """Tokens per step and of the whole run, and its FLOPs."""
 
-    tokens_a_step: int
+    tokens_per_step: int
     tokens: int
     flops: float
 

@@ -28,7 +28,7 @@ class TextLoss(Record):
 
 
 class MemoryControls(Record):
-    """What a model answers when the memory is not that of its text, as fractions of the texts.
+    """Answers with a memory that is not that of the text, as fractions of the texts.
 
     Attributes:
         swapped_own, swapped_other: with the memory of another text, its own number and the other text's; None where all are alike.

@@ -82,5 +82,5 @@ class Lineage(Record):
         return changed(self, skipped_samples=ranges)
 
     def resuming(self, checkpoint: str) -> Self:
-        """Of a run that goes on from a checkpoint that runtime.resume names."""
+        """After the checkpoint that runtime.resume names was chosen."""
         return changed(self, resumed_from=checkpoint)

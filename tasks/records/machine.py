@@ -124,7 +124,7 @@ class GpuFacts(Record):
 
 
 class MachineFacts(GpuFacts):
-    """What was found on a machine; nothing in it is an assessment.
+    """The facts of a machine, without assessment.
 
     Attributes:
         glibc: version; "" on other C libraries.

@@ -22,7 +22,7 @@ class FileEntry(Record):
 
 
 class Manifest(Record, Generic[Content, Meta]):
-    """What `artifacts.commit` writes last.
+    """The file that `artifacts.commit` writes last.
 
     Attributes:
         files: by relative path.
@@ -174,7 +174,7 @@ class EngineChoice(Record):
 
 
 class Provenance(MetaRecord):
-    """Where text came from. Which fields are given depends on `source`; `weight` and `name` only within `sources`.
+    """The origin of text. Which fields are given depends on `source`; `weight` and `name` only within `sources`.
 
     Attributes:
         revision: commit of a Hub dataset, or what was requested where the Hub was not reached.
@@ -236,7 +236,7 @@ class RowTableContent(ContentRecord):
 
 
 class RowCosts(Record):
-    """What a way to cut rows costs.
+    """The cost of a way to cut rows.
 
     Attributes:
         efficiency: share of the rows' positions that hold tokens.

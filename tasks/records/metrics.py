@@ -54,7 +54,7 @@ class StepTimeSpread(Record):
 
 
 class StepLine(Record):
-    """What a step left; a resumed run cuts its files back to the step of the checkpoint."""
+    """The line of a step; a resumed run cuts its files back to the step of the checkpoint."""
 
     step: int
 

@@ -68,7 +68,7 @@ class ResolvedRun(AttemptStart):
 
     @property
     def shorter_rows(self) -> tuple[tuple[str, int], ...]:
-        """What the run starts with, in order: the name of a row table, and the first sample that is not taken from it."""
+        """The row tables that the run starts with, in order: the name of a row table, and the first sample that is not taken from it."""
         ends = (last_step * self.config.train.global_batch_size for last_step in self.lineage.curriculum_ends)
         return tuple(zip((table.chunks for table in self.dataset.curriculum), ends, strict=True))
 

@@ -32,7 +32,7 @@ class TrainingResult(Record):
 
 
 class RunPaths(Record):
-    """Where a finished run's files are."""
+    """Places of a finished run's files."""
 
     run: Path
     tensorboard: Path
@@ -73,7 +73,7 @@ class RunDescription(Record):
 
 
 class RunResults(Record):
-    """What came of a run so far. seconds: since its first attempt started; goodput: share of them spent in steps."""
+    """Results of a run so far. seconds: since its first attempt started; goodput: share of them spent in steps."""
 
     state: str
     step: int
@@ -139,7 +139,7 @@ class RunSummary(TrainingResult):
 
 
 class PipelineResult(RunSummary):
-    """What a pipeline returns: the summary, and the results of evaluate.after_training where it names a measurement."""
+    """The result of a pipeline: the summary, and the results of evaluate.after_training where it names a measurement."""
 
     evaluations: Evaluations | None = None
 

@@ -41,7 +41,7 @@ def compare(paths: list[Path]) -> Comparison:
 
 
 def results(run: RunRecord) -> RunResults:
-    """What came of a run so far, in numbers."""
+    """Results of a run so far, in numbers."""
     last = run.validated[-1] if run.validated else None
     return RunResults(
         state=run.state,
@@ -61,7 +61,7 @@ def results(run: RunRecord) -> RunResults:
 
 
 def comparison_document(paths: list[Path], comparison: Comparison) -> Document:
-    """What `compare` returned for the runs in these folders, with their curves."""
+    """The result of `compare` for the runs in these folders, with their curves."""
     runs = _records(paths)
     parts = (
         f"Written {now()}." + ("" if comparison.same_validation else f" {NOT_THE_SAME}"),

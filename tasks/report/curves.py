@@ -156,5 +156,5 @@ def _by_layer(run: RunRecord, values: Callable[[ValidationLine], tuple[float, ..
 
 
 def _starts(run: RunRecord) -> list[int]:
-    """Where attempts after the first took up."""
+    """The steps at which attempts after the first began."""
     return sorted({record.from_step for record in run.attempts if record.from_step})

@@ -147,7 +147,7 @@ def _validations(run: RunRecord) -> list[Cells]:
 
 
 def _time(run: RunRecord) -> list[Cells]:
-    """Where the time since the first attempt went, the largest part first."""
+    """The time since the first attempt by part, the largest first."""
     spent = sorted(run.goodput.parts().items(), key=lambda part: -part[1])
     wall = run.goodput.wall
     return [
@@ -187,7 +187,7 @@ def _attempts(attempts: list[AttemptRecord]) -> str:
 
 
 def _evaluations(run: RunRecord) -> Iterator[Part]:
-    """What was measured of the model by itself: losses of text, and numbers found in it by length and depth."""
+    """Evaluations of the model: losses of text, and numbers found in it by length and depth."""
     yield table(
         list(chain.from_iterable(_losses(line) for line in run.evaluations if isinstance(line, PerplexityLine)))
     )
@@ -228,7 +228,7 @@ def _newest_first(samples: list[SampleLine]) -> Iterator[SampleLine]:
 
 
 def data_card(run: RunRecord) -> Cells:
-    """What the dataset's manifests say of the text."""
+    """The text, as the dataset's manifests describe it."""
     dataset = run.lineage.dataset
     if not run.dataset:
         return {

@@ -28,12 +28,12 @@ class Folder:
     files: dict[str, Path]
 
     def digest(self) -> str:
-        """Of everything that decides the model: configuration and weight files."""
+        """Digest of everything that decides the model: configuration and weight files."""
         paths = [self.path / "config.json", *set(self.files.values())]
         return checksum_of({path.name: file_checksum(path) for path in paths})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every tensor; only the files' headers are read."""
+        """Shape of every tensor; only the files' headers are read."""
         return {name: tuple(value.get_shape()) for name, value in self.tensors("numpy", slices=True)}
 
     def tensors(self, framework: str, slices: bool = False) -> Iterator[tuple[str, Any]]:

@@ -47,7 +47,7 @@ class Mirror:
             raise ConfigError(f"storage.mirror={url}: {fault}") from None
 
     def place(self, path: Path) -> str:
-        """Where `path`, below home, is kept."""
+        """The place in the mirror of `path`, below home."""
         return f"{self.root.rstrip('/')}/{path.relative_to(self.home).as_posix()}"
 
     def has(self, path: Path, of: Path | None = None) -> bool:

@@ -117,7 +117,7 @@ class TensorTable(Record):
 
 @dataclass(frozen=True)
 class Location:
-    """Where a part is: file, first byte, and the checksum of the whole file."""
+    """The place of a part: file, first byte, and the checksum of the whole file."""
 
     file: str
     start: int

@@ -30,7 +30,7 @@ ANNOUNCED = {"rope_theta", "rope_scaling"}
 
 
 def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> InitialWeights | None:
-    """What a run starts from: the folder that `train.init_from` names, None without one.
+    """The weights that a run starts from: the folder that `train.init_from` names, None without one.
 
     Where the folder is gone, a run that has begun uses what its lineage records: its checkpoints hold the weights.
 

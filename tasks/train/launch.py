@@ -255,7 +255,7 @@ class SrunWorkers(Workers):
 
 
 def _slurm(*command: str) -> str:
-    """What one of Slurm's commands prints; "" where it is missing or the controller does not answer."""
+    """The output of one of Slurm's commands; "" where it is missing or the controller does not answer."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False

@@ -75,7 +75,7 @@ def host(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
 
 
 def read_endpoint(attempt_dir: Path) -> Endpoint | None:
-    """Where the leading node listens; None before it does, or if the filesystem does not answer."""
+    """The endpoint of the leading node; None before it does, or if the filesystem does not answer."""
     try:
         return Endpoint.model_validate_json((attempt_dir / ENDPOINT).read_bytes())
     except (OSError, ValueError):

@@ -35,7 +35,7 @@ NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_f
 
 
 def bind(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
-    """What the run `config.runtime.name` is: written as lineage.json, with config.yaml; or the folder is refused.
+    """Decide what the run `config.runtime.name` is, and write lineage.json and config.yaml; or refuse the folder.
 
     Raises:
         ConfigError: the settings contradict each other, or the folder belongs to another dataset, architecture or start; it names
@@ -162,7 +162,7 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
 
 
 def _refuse_repeats(train: TrainingConfig, steps: int, rows: int) -> None:
-    """Where `train.repeat_data` is off, refuse a run that may see one of the `rows` training rows twice."""
+    """Refuse a run, where `train.repeat_data` is off, that may see one of the `rows` training rows twice."""
     batch = train.global_batch_size
     if not train.repeat_data and train.prefer_long_documents:
         raise ConfigError(

@@ -176,7 +176,7 @@ def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:
 
 
 def paths_of(run: RunFolder, steps: int) -> JsonObject:
-    """Where the finished run's files are now; a folder may have been moved since the summary was written."""
+    """Places of the finished run's files; a folder may have been moved since the summary was written."""
     paths = RunPaths(
         run=run.path,
         tensorboard=run.path / "tensorboard",

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from infini_llama.configs.errors import ExitCode
 from infini_llama.tasks.patch_environment.patches.registry import apply
 from infini_llama.tasks.patch_environment.patches.rendezvous import PATCH
 from infini_llama.tasks.runs.run_folder import read_resolved
@@ -21,7 +22,7 @@ def die_with_parent() -> None:
         launcher = os.environ.get("INFINI_LLAMA_LAUNCHER_PID")
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if launcher and os.getppid() != int(launcher):  # it died before the line above
-            os._exit(70)
+            os._exit(ExitCode.UNEXPECTED)
 
 
 def log_to(path: Path) -> None:

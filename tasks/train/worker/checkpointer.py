@@ -171,7 +171,7 @@ class BackgroundSave:
             self.thread.shutdown(wait=False)
 
     def _owned(self, state: Tensors) -> Tensors:
-        """What this rank writes: one of the ranks that have equal copies of a tensor, so that each writes about as many bytes."""
+        """The tensors that this rank writes; of equal copies one rank writes each, so that all write about as many bytes."""
         loads: dict[tuple[int, int], int] = {}
         mine: Tensors = {}
         for name, value in state.items():

@@ -12,7 +12,7 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 @dataclass(frozen=True)
 class Update:
-    """What an optimizer step did; the same on every rank.
+    """The result of an optimizer step; the same on every rank.
 
     Attributes:
         loss: mean over the global batch, nats per token.
@@ -69,7 +69,7 @@ class Callback:
         """After the last step of this attempt; not called after an exception."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of this callback: fields of TrainState."""
+        """Fields of TrainState that a resumed run needs of this callback."""
         return {}
 
     def load_state_dict(self, state: TrainState) -> None:

@@ -51,7 +51,7 @@ class LossScaler:
 
     @property
     def current(self) -> float:
-        """What losses are multiplied by before the backward pass; 1 without fp16."""
+        """The factor of the losses before the backward pass; 1 without fp16."""
         return (self.scale or FIRST_SCALE) if self.enabled else 1.0
 
     def adjust(self, finite: bool) -> bool:

@@ -42,18 +42,18 @@ def moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Stage:
-    """The samples of a run from number `first` on, each of them `rows_a_sample` rows that follow each other in the table's own order."""
+    """The samples of a run from number `first` on, each of them `rows_per_sample` rows that follow each other in the table's own order."""
 
     reader: TokenReader
     first: int
-    rows_a_sample: int
+    rows_per_sample: int
     parts: tuple[Part, ...]  # of several sources with weights, or of rows by the length of their documents
     order: np.ndarray | None = None  # int64 [rows]: the row at each place of the parts, where that is not its number
     resident: ResidentRows | None = None  # the reader's rows in the memory of the device that trains
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
-        """Row numbers [count * rows_a_sample] of the samples numbered sample … sample+count-1 of the whole run."""
-        first, count = (sample - self.first) * self.rows_a_sample, count * self.rows_a_sample
+        """Row numbers [count * rows_per_sample] of the samples numbered sample … sample+count-1 of the whole run."""
+        first, count = (sample - self.first) * self.rows_per_sample, count * self.rows_per_sample
         if self.parts:
             places = mixed_rows(first, count, self.parts, seed)
             return places if self.order is None else self.order[places]
@@ -130,7 +130,7 @@ class TrainBatches:
     def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:
         """This rank's micro-batches of that step, in order."""
         stage = self.stage(samples_consumed)
-        reader, several = stage.reader, stage.rows_a_sample
+        reader, several = stage.reader, stage.rows_per_sample
         mine = self.rows(samples_consumed)[
             self.rank * self.per_rank * several : (self.rank + 1) * self.per_rank * several
         ]

@@ -38,7 +38,7 @@ ROWS = 64  # whose tokens are read
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Of every Python file that workers may import from us, by path and bytes."""
+    """Digest of every Python file that workers may import from us, by path and bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
@@ -48,7 +48,7 @@ def code_digest(root: Path = ROOT) -> str:
 
 
 class NodeFacts(Record):
-    """What one node has. fault: why its data cannot be read."""
+    """The state of one node. fault: why its data cannot be read."""
 
     node: int
     host: str
@@ -78,7 +78,7 @@ def require_same_nodes(resolved: ResolvedRun, store: Store) -> None:
 
 
 def facts(resolved: ResolvedRun) -> dict[str, str]:
-    """What this machine has and sees, by a name for people.
+    """The state of this machine, by a name for people.
 
     Raises:
         DataError: the dataset of `job` is not here, or damaged.
@@ -96,7 +96,7 @@ def facts(resolved: ResolvedRun) -> dict[str, str]:
 
 
 def first_rows_digest(resolved: ResolvedRun) -> str:
-    """Of a global batch at the beginning of the row table: its row numbers, and the tokens of some of them as they are read here."""
+    """Digest of a global batch at the beginning of the row table: its row numbers, and the tokens of some of them as they are read here."""
     reader = TokenReader(resolved.dataset_path, resolved.dataset.chunks, "train")
     train = resolved.config.train
     if resolved.lineage.dataset.weights:

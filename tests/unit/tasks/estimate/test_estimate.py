@@ -123,7 +123,7 @@ def test_estimate_of_a_configuration(tmp_path):
     config = model_of(settings.with_vocab_size(run.vocabulary_of(settings)))
     assert flops.total == flops_per_token(config, 256) == flops.matrices + flops.attention + flops.memory
     assert flops.memory > 0 and flops.attention > 0
-    assert record.run == RunSize(tokens_a_step=4096, tokens=1_024_000, flops=flops.total * 1_024_000)
+    assert record.run == RunSize(tokens_per_step=4096, tokens=1_024_000, flops=flops.total * 1_024_000)
     assert memory["total"] == sum(value for part, value in memory.items() if part != "total")
     assert record.checkpoint == 12 * record.parameters.total and memory["checkpoint_copy"] == record.checkpoint // 2
     assert not list(tmp_path.glob("runs/*"))

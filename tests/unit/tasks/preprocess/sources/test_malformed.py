@@ -112,7 +112,7 @@ def test_the_file_is_named_with_code_65(data, text, name):
 
 
 @pytest.mark.parametrize("name", ["cut.jsonl.gz", "nan.jsonl"])
-def test_a_refused_run_leaves_no_checkpoint(data, text, tmp_path, name):
+def test_refused_text_leaves_no_dataset(data, text, tmp_path, name):
     (text / name).write_bytes((FILES.get(name) or RECORDS[name])[0])
     settings = data(files=[str(text)])
     with pytest.raises(DataError):

@@ -105,7 +105,7 @@ def test_weights_of_sources_stay_exact():
     assert long.mean() > 0.99, "of the second source nearly all, and the first has none"
 
 
-def test_epoch_zero_keeps_the_order_of_older_versions():
+def test_a_strength_of_zero_changes_nothing():
     reader = Rows([9] * 100)
     assert np.array_equal(
         TrainBatches(stages_of(reader, prefer_long=0.0), 7, 32, 4, 0, 1).rows(64),
