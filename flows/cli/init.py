@@ -1,4 +1,7 @@
-"""`infini-llama init`: a commented configuration whose sizes follow from one's own text and this machine."""
+"""`infini-llama init`: a commented configuration whose sizes follow from one's own text and this machine.
+
+The model is new, or with --from one of the Hub or of a folder whose training continues.
+"""
 
 import json
 import logging
@@ -10,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import parse_config, refuse_as_new
 from infini_llama.configs.reading import parse_yaml
@@ -18,7 +23,9 @@ from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.naming import home_folder
+from infini_llama.model.config import Attention
 from infini_llama.model.flops import parameters
+from infini_llama.tasks.export.importing import configuration_of, folder_of, open_model, parameters_of
 from infini_llama.tasks.patch_environment.planning.estimate import (
     bytes_of_plan,
     describe,
@@ -46,6 +53,8 @@ SAMPLED_FILES, SAMPLED_BYTES = (
 )  # files that are read to learn how much text a byte of a file holds; text of each
 FEWEST_SEQUENCES, SHORTEST = 16, 128  # less text than this many sequences of this many tokens is refused
 FEWEST_STEPS = 200
+FREE_MEMORY = "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
+CONTINUED_BATCH = 2**19  # tokens per step at most, where training continues
 HOURS = 24.0
 # Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per core of a CPU.
 GPU_SPEED = {(9, 0): 300e12, (8, 9): 60e12, (8, 0): 120e12, (0, 0): 20e12}
@@ -165,7 +174,12 @@ def init(arguments: Namespace) -> Answer:
         files = [sys.stdin.readline().strip() or "texts"]
     output = Path(arguments.output)
     overrides = Overrides(arguments.tokens, arguments.parameters, arguments.hours)
-    record = write_beginning(output, files, output.stem, arguments.attention or "softmax", home_folder(), overrides)
+    if arguments.model is not None:
+        if overrides.parameters:
+            raise ConfigError(f"--parameters: {arguments.model} has its own number; use --from or --parameters.")
+        record = write_continuation(output, files, arguments.model, arguments.attention, home_folder(), overrides)
+    else:
+        record = write_beginning(output, files, arguments.attention or "softmax", home_folder(), overrides)
     if record.warning:
         log.warning(record.warning)
     text = as_text(record.model_dump(mode="json", exclude={"warning"}))
@@ -175,7 +189,6 @@ def init(arguments: Namespace) -> Answer:
 def write_beginning(
     output: Path,
     files: list[str],
-    name: str,
     attention: str,
     home: Path,
     overrides: Overrides = Overrides(),
@@ -187,39 +200,103 @@ def write_beginning(
         ConfigError: `output` exists, cannot be written, or its name is not that of a configuration and a run; or no model fits.
         DataError: no text is there, or too little.
     """
-    if not re.fullmatch(RUN_NAME, name):
-        raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
-    refuse_as_new(output)
-    found = files_of(TextConfig(files=files))[0]
-    text = sampled_tokens(found)
-    if text < FEWEST_SEQUENCES * SHORTEST:
-        raise DataError(
-            f"--files: about {text:,} tokens of text in {len(found)} file(s); the smallest model needs "
-            f"{FEWEST_SEQUENCES * SHORTEST:,} to learn anything; name more text."
-        )
-    facts = probe(home, machine=machine)
-    fitting = [plan for size in SIZES if (plan := _planned(size, text, facts, home, overrides, attention))]
+    text, facts = _sampled(output, files, home, machine)
+    fitting = [plan for size in SIZES if (plan := _planned(size, text.tokens, facts, home, overrides, attention))]
     if not fitting:
         raise ConfigError(
-            f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width {SIZES[0].hidden_size}; "
-            "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
+            f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width {SIZES[0].hidden_size}; {FREE_MEMORY}"
         )
-    chosen, why = _choose(fitting, text, facts, overrides)
-    content = chosen.written(output, files, name, found, text, attention, facts, why)
+    chosen, why = _choose(fitting, text.tokens, facts, overrides)
+    return _write(output, chosen.written(output, text, attention, facts, why), text, chosen, facts)
+
+
+def write_continuation(
+    output: Path,
+    files: list[str],
+    model: str,
+    attention: Attention | None,
+    home: Path,
+    overrides: Overrides = Overrides(),
+    machine: Machine | None = None,
+) -> Beginning:
+    """Like `write_beginning`, for the weights of a Llama: its architecture and tokenizer, one epoch over the text.
+
+    Args:
+        model: OWNER/NAME on the Hugging Face Hub, or a folder.
+        attention: what takes the place of the model's attention; None: nothing does.
+
+    Raises:
+        ConfigError, DataError: as `write_beginning`; or the Hub does not give the model, or its folder cannot be imported.
+    """
+    text, facts = _sampled(output, files, home, machine)
+    folder = open_model(folder_of(model, None))
+    mapping: dict[str, Any] = {**configuration_of(folder, attention, None)}
+    size, length = parameters_of(folder), mapping["data"]["sequence_length"]
+    tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
+    mapping["data"] |= {"files": files, **_held_out(text.files, length)}
+    mapping["runtime"] = {"name": output.stem}
+    fitted = _fitted(mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home)
+    if fitted is None:
+        raise ConfigError(f"{_machine(facts)}: {model} with {_count(size)} parameters does not fit; {FREE_MEMORY}")
+    every = max(1, fitted.steps // 20)
+    mapping["train"] |= {
+        **fitted.train(),
+        "max_steps": fitted.steps,
+        "warmup_steps": fitted.steps // 20,
+        "eval_steps": every,
+        "save_steps": every,
+    }
+    head = (
+        f"# Written by `infini-llama init --from {model}` for {_machine(facts)} and about {_count(text.tokens)} tokens of text.\n"
+        f"# Run it: infini-llama run {output}\n"
+        f"# model, tokenizer: those of {folder.path.name} ({_count(size)} parameters, {folder.digest()}).\n"
+        f"# max_steps: {_count(fitted.tokens)} tokens, {fitted.tokens / text.tokens:.1f} epoch(s) over your text.\n"
+        f"# global_batch_size: {_count(fitted.batch * length)} tokens per step{_divides(fitted)}.\n"
+        "# learning_rate: lower than for new weights. micro_batch_size: as many as fit into memory and help.\n"
+        f"# The loss of untrained weights is {math.log(folder.config.vocab_size):.2f} nats per token; the first loss must be far below.\n"
+    )
+    return _write(output, head + yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), text, fitted, facts)
+
+
+@dataclass(frozen=True)
+class Text:
+    """The user's text. patterns: as given with --files; tokens: estimated from a sample."""
+
+    patterns: list[str]
+    files: list[TextFile]
+    tokens: int
+
+
+def _sampled(output: Path, patterns: list[str], home: Path, machine: Machine | None) -> tuple[Text, MachineFacts]:
+    """The text and the machine, once it is certain that `output` can be written."""
+    if not re.fullmatch(RUN_NAME, output.stem):
+        raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
+    refuse_as_new(output)
+    files = files_of(TextConfig(files=patterns))[0]
+    tokens = sampled_tokens(files)
+    if tokens < FEWEST_SEQUENCES * SHORTEST:
+        raise DataError(
+            f"--files: about {tokens:,} tokens of text in {len(files)} file(s); the smallest model needs "
+            f"{FEWEST_SEQUENCES * SHORTEST:,} to learn anything; name more text."
+        )
+    return Text(patterns, files, tokens), probe(home, machine=machine)
+
+
+def _write(output: Path, content: str, text: Text, fitted: "Fitted", facts: MachineFacts) -> Beginning:
     parse_config(parse_yaml(content))
     output.write_text(content, encoding="utf-8")
     return Beginning(
         config=output,
-        files=len(found),
-        bytes=sum(source.size() for source in found),
-        text_tokens=text,
+        files=len(text.files),
+        bytes=sum(file.size() for file in text.files),
+        text_tokens=text.tokens,
         device="gpu" if facts.gpus else "cpu",
-        workers=chosen.workers,
-        parameters=chosen.parameters,
-        tokens=chosen.tokens,
-        steps=chosen.steps,
-        memory=chosen.memory,
-        warning=_warning(found, chosen, text),
+        workers=fitted.workers,
+        parameters=fitted.parameters,
+        tokens=fitted.tokens,
+        steps=fitted.steps,
+        memory=fitted.memory,
+        warning=_warning(text, fitted),
     )
 
 
@@ -242,10 +319,9 @@ def sampled_tokens(found: list[TextFile]) -> int:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A size on this machine. batch: sequences per step."""
+class Fitted:
+    """How a model is trained on this machine. batch: sequences per step; saving: settings that need less memory."""
 
-    size: Size
     parameters: int
     tokens: int
     length: int
@@ -255,32 +331,37 @@ class Planned:
     memory: str
     saving: dict[str, str]
 
-    def written(
-        self,
-        output: Path,
-        files: list[str],
-        name: str,
-        found: list[TextFile],
-        text: int,
-        attention: str,
-        facts: MachineFacts,
-        why: str,
-    ) -> str:
+    def train(self) -> dict[str, object]:
+        """Its part of the section `train`."""
+        return {"global_batch_size": self.batch, "micro_batch_size": "auto", **self.saving}
+
+
+@dataclass(frozen=True)
+class Planned(Fitted):
+    """A new model of one of the sizes."""
+
+    size: Size
+
+    def written(self, output: Path, text: Text, attention: str, facts: MachineFacts, why: str) -> str:
         size = self.size
         every = max(1, self.steps // 20)
-        divides = f"; {self.workers} GPUs divide it" if self.workers > 1 else ""
         saving = "".join(
             f"  {key}: {value:<{28 - len(key)}}# to fit into the memory\n" for key, value in self.saving.items()
         )
         return TEMPLATE.format(
-            machine=_machine(facts), text_tokens=_count(text), output=output, files=json.dumps(files), length=self.length,
-            held_out=_held_out(found, self.length), vocabulary=size.vocab_size, size=_count(self.parameters), why=why,
-            hidden=size.hidden_size, inner=size.intermediate_size, layers=size.layers, heads=size.heads,
-            key_value_heads=size.key_value_heads, attention=attention, segment=self.length // 4, steps=self.steps,
-            tokens=_count(self.tokens), epochs=self.tokens / text, ratio=self.tokens / self.parameters, batch=self.batch,
-            step_tokens=_count(self.batch * self.length), divides=divides, saving=saving, rate=size.learning_rate,
-            warmup=self.steps // 20, every=every, name=json.dumps(name),
+            machine=_machine(facts), text_tokens=_count(text.tokens), output=output, files=json.dumps(text.patterns),
+            length=self.length, held_out=_held_out_lines(text.files, self.length), vocabulary=size.vocab_size,
+            size=_count(self.parameters), why=why, hidden=size.hidden_size, inner=size.intermediate_size, layers=size.layers,
+            heads=size.heads, key_value_heads=size.key_value_heads, attention=attention, segment=self.length // 4,
+            steps=self.steps, tokens=_count(self.tokens), epochs=self.tokens / text.tokens,
+            ratio=self.tokens / self.parameters, batch=self.batch, step_tokens=_count(self.batch * self.length),
+            divides=_divides(self), saving=saving, rate=size.learning_rate, warmup=self.steps // 20, every=every,
+            name=json.dumps(output.stem),
         )  # fmt: skip
+
+
+def _divides(fitted: Fitted) -> str:
+    return f"; {fitted.workers} GPUs divide it" if fitted.workers > 1 else ""
 
 
 def _planned(
@@ -299,31 +380,43 @@ def _planned(
             "attention": attention,
             "segment_length": length // 4,
         },
-        "runtime": {"home": home},
     }
     total = parameters(model_of(PipelineConfig.model_validate(mapping)))
     tokens = overrides.tokens or min(max(TOKENS_PER_PARAMETER * total, text), MOST_EPOCHS * text)
     tokens = min(tokens, overrides.tokens or int(_affordable(facts, overrides) / (6 * total)))
-    gpus = max(1, len(facts.gpus))
-    per_step = min(size.batch, max(gpus * length, tokens // FEWEST_STEPS))
+    fitted = _fitted(mapping, size.vocab_size, size.batch, tokens, facts, home)
+    return fitted and Planned(**vars(fitted), size=size)
+
+
+def _fitted(
+    mapping: dict[str, Any], vocabulary: int, most_per_step: int, tokens: int, facts: MachineFacts, home: Path
+) -> Fitted | None:
+    """Batch, steps and what saves memory for a configuration; None where it does not fit into the machine's memory.
+
+    Args:
+        most_per_step: tokens of a step at most; with few tokens in all, a step has fewer, so that there are enough steps.
+        tokens: of the whole training.
+    """
+    length, gpus = mapping["data"]["sequence_length"], max(1, len(facts.gpus))
+    per_step = min(most_per_step, max(gpus * length, tokens // FEWEST_STEPS))
     batch = gpus * 2 ** max(0, round(math.log2(per_step / length / gpus)))
     for saving in SAVING if gpus > 1 else SAVING[:-1]:
-        mapping["train"] = {"global_batch_size": batch, "micro_batch_size": "auto", **saving}
-        config = PipelineConfig.model_validate(mapping)
+        train = mapping.get("train", {}) | {"global_batch_size": batch, "micro_batch_size": "auto", **saving}
+        config = PipelineConfig.model_validate(mapping | {"train": train, "runtime": {"home": home}})
+        config = config.with_vocab_size(vocabulary)
         plan = resolve(config, facts)
         need, have = bytes_of_plan(config, plan), memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
         if fits(need, have):
             steps = max(20, tokens // (batch * length))
-            return Planned(
-                size,
-                total,
-                steps * batch * length,
-                length,
-                batch,
-                steps,
-                plan.nproc_per_node,
-                describe(need, have),
-                saving,
+            return Fitted(
+                parameters=parameters(model_of(config)),
+                tokens=steps * batch * length,
+                length=length,
+                batch=batch,
+                steps=steps,
+                workers=plan.nproc_per_node,
+                memory=describe(need, have),
+                saving=saving,
             )
     return None
 
@@ -379,29 +472,37 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _warning(found: list[TextFile], chosen: Planned, text: int) -> str | None:
-    if len(found) == 1 and _is_one_text(found[0]):
+def _warning(text: Text, chosen: Fitted) -> str | None:
+    if len(text.files) == 1 and _is_one_text(text.files[0]):
         return (
-            f"{found[0]} is one document, and whole documents are held out; split it into several files, or "
+            f"{text.files[0]} is one document, and whole documents are held out; split it into several files, or "
             "name held-out text in data.validation_files."
         )
-    if TOKENS_PER_PARAMETER * chosen.parameters > MOST_EPOCHS * text:
+    if isinstance(chosen, Planned) and TOKENS_PER_PARAMETER * chosen.parameters > MOST_EPOCHS * text.tokens:
         need = TOKENS_PER_PARAMETER * chosen.parameters / MOST_EPOCHS
         return (
-            f"about {_count(text)} tokens are little text for {_count(chosen.parameters)} parameters, which learn from "
+            f"about {_count(text.tokens)} tokens are little text for {_count(chosen.parameters)} parameters, which learn from "
             f"{_count(need)} or more; the model will repeat your text rather than write its own."
         )
     return None
 
 
-def _held_out(found: list[TextFile], length: int) -> str:
-    """The line of the held-out text: of a few files of one document each, a fraction may hold out none."""
-    few = len(found) < 20 and all(map(_is_one_text, found))
-    if len(found) < 2 or not few:
-        return f"validation_fraction: {0.05 if len(found) >= 100 else 0.2:<9}# fraction of documents to hold out"
-    by_size = sorted(found, key=lambda source: source.size())
-    chosen = next((source for source in by_size if source.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1])
-    return f"# held out, instead of a fraction of the files, which are few\n  validation_files: {json.dumps([str(chosen)])}"
+def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
+    """The key for held-out text: of a few files of one document each, a fraction may hold out none."""
+    few = len(files) < 20 and all(map(_is_one_text, files))
+    if len(files) < 2 or not few:
+        return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}
+    by_size = sorted(files, key=lambda file: file.size())
+    chosen = next((file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1])
+    return {"validation_files": [str(chosen)]}
+
+
+def _held_out_lines(files: list[TextFile], length: int) -> str:
+    """`_held_out` as lines with a comment."""
+    ((key, value),) = _held_out(files, length).items()
+    if key == "validation_fraction":
+        return f"{key}: {value:<9}# fraction of documents to hold out"
+    return f"# held out, instead of a fraction of the files, which are few\n  {key}: {json.dumps(value)}"
 
 
 def _is_one_text(source: TextFile) -> bool:

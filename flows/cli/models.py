@@ -100,14 +100,28 @@ def export(arguments: Namespace) -> Answer:
 
 
 def import_folder(arguments: Namespace) -> Answer:
+    from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.tables import as_text
+    from infini_llama.flows.naming import resolved
+    from infini_llama.tasks.estimate.run import estimate
     from infini_llama.tasks.export.importing import folder_of, write_configuration
+    from infini_llama.tasks.formatting import in_bytes, in_words
 
     folder = folder_of(arguments.model, arguments.revision)
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
-    record = write_configuration(folder, output, arguments.attention, arguments.segment_length)
-    text = (
-        as_text(record.to_json())
-        + f"\n\nname your text in {output} (data.files), then: infini-llama run {shlex.quote(str(output))}"
+    imported = write_configuration(folder, output, arguments.attention, arguments.segment_length)
+    memory = estimate(resolved(load_config(output))).memory["total"]
+    record = imported.to_json() | {"memory": memory}
+    shown = record | {"memory": f"{in_bytes(memory)} per worker", "untrained_loss": first_loss(imported.untrained_loss)}
+    return record, (
+        f"{as_text(in_words(shown))}\n\nname your text in {output} (data.files), then: infini-llama run {shlex.quote(str(output))}"
     )
-    return record.to_json(), text
+
+
+def first_loss(untrained: float) -> str:
+    """What the first loss of continued training should be, in words.
+
+    Args:
+        untrained: ln(vocabulary), nats per token.
+    """
+    return f"{untrained:.2f} nats per token; the first loss of these weights must be far below, usually 2 to 4"

@@ -168,7 +168,11 @@ def _pipeline(add: Add) -> None:
     init.add_argument(
         "--files", action="append", default=[], metavar="PATH", help="your text: file, folder or glob; can be repeated"
     )
-    init.add_argument("--attention", choices=["softmax", "infini"], help="infini: Infini-attention (default: softmax)")
+    init.add_argument("--from", dest="model", metavar="MODEL",
+                      help="continue the training of a Llama: a name on the Hugging Face Hub, or a folder")  # fmt: skip
+    init.add_argument(
+        "--attention", choices=["softmax", "infini"], help="infini: Infini-attention (default: softmax, or as in MODEL)"
+    )
     init.add_argument(
         "--tokens", type=number, metavar="N", help="tokens to train on, such as 300M (default: by the text)"
     )

@@ -69,19 +69,25 @@ LONGEST_ROW = 2048  # to begin with; a Llama reads far more, at a price
 
 
 class ImportedModel(Record):
-    """The files that `infini-llama import` wrote. digest: of the folder's configuration and weights; parameters: their number."""
+    """The files that `infini-llama import` wrote.
+
+    Attributes:
+        digest: of the folder's configuration and weights; parameters: their number.
+        untrained_loss: nats per token of weights that know nothing, ln(vocabulary). The first loss of the run lies far below it.
+    """
 
     config: Path
     folder: Path
     digest: str
     parameters: int
     attention: Attention
+    untrained_loss: float
 
 
 def write_configuration(
     path: Path, output: Path, attention: Attention | None = None, segment_length: int | None = None
 ) -> ImportedModel:
-    """Checks the folder's configuration and every tensor's name and shape, and writes a YAML file to train from it.
+    """Write a configuration that trains from a folder's weights.
 
     Args:
         attention: what takes the place of the folder's attention, None: nothing does.
@@ -92,22 +98,42 @@ def write_configuration(
         DataError: a file is missing or damaged.
     """
     refuse_as_new(output)
-    folder = open_folder(path)
-    try:
-        hf.check_shapes(folder.shapes(), folder.config)
-    except ValueError as error:
-        raise ConfigError(f"{folder.path}: its tensors do not match its config.json: {error}.") from None
+    folder = open_model(path)
     mapping = configuration_of(folder, attention, segment_length)
     if not re.fullmatch(RUN_NAME, output.stem):
         mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
     config = parse_config(mapping)
     digest = folder.digest()
-    head = f"# Goes on training the model in {folder.path.name}, {digest}.\n# Name your text in data.files.\n"
+    head = f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in data.files.\n"
     output.write_text(head + yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    parameters = sum(math.prod(shape) for shape in hf.shapes(folder.config).values())
     return ImportedModel(
-        config=output, folder=folder.path, digest=digest, parameters=parameters, attention=config.model.attention
+        config=output,
+        folder=folder.path,
+        digest=digest,
+        parameters=parameters_of(folder),
+        attention=config.model.attention,
+        untrained_loss=math.log(folder.config.vocab_size),
     )
+
+
+def open_model(path: Path) -> Folder:
+    """The folder of a Llama, once its configuration and the name and shape of every tensor are checked.
+
+    Raises:
+        ConfigError: the model cannot be expressed here.
+        DataError: a file is missing or damaged.
+    """
+    folder = open_folder(path)
+    try:
+        hf.check_shapes(folder.shapes(), folder.config)
+    except ValueError as error:
+        raise ConfigError(f"{folder.path}: its tensors do not match its config.json: {error}.") from None
+    return folder
+
+
+def parameters_of(folder: Folder) -> int:
+    """The number of parameters of the folder's model."""
+    return sum(math.prod(shape) for shape in hf.shapes(folder.config).values())
 
 
 def configuration_of(folder: Folder, attention: Attention | None, segment_length: int | None) -> JsonObject:

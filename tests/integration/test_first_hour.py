@@ -1,5 +1,7 @@
 """The first hour as docs/quickstart.md has it: every command of the page in its order, in an empty home folder."""
 
+import json
+import math
 import os
 import re
 import subprocess
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from support.hub import write_to_hub
 
 PAGE = (Path(__file__).parents[2] / "docs/quickstart.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -53,3 +57,38 @@ def test_every_command_of_the_guide_in_its_order(tmp_path):
         assert (tmp_path / made).stat().st_size > 1000, made
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert run(sys.executable, "-c", program).startswith("Once")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_llama_of_the_hub_by_its_name(tmp_path):
+    """From OWNER/NAME in a local folder of the Hub to a trained model that transformers opens."""
+    (tmp_path / "texts").mkdir()
+    for number in range(50):
+        (tmp_path / f"texts/{number}.txt").write_text(f"Once upon a time there were {number} cats on a mat. " * 40)
+    write_to_hub(tmp_path / "hub", "someone/small-llama")
+    place = {
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+    }
+    if "PYTHONPATH" in os.environ:
+        place["PYTHONPATH"] = os.environ["PYTHONPATH"]
+
+    def run(line: str, code: int = 0) -> str:
+        done = subprocess.run(
+            ["infini-llama", *line.split()], cwd=tmp_path, env=place, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    imported = json.loads(run("import someone/small-llama --output plain.yaml --json --quiet"))
+    assert imported["memory"] > 0 and abs(imported["untrained_loss"] - math.log(257)) < 1e-6
+    run("init my.yaml --from someone/small-llama --files texts")
+    written = yaml.safe_load((tmp_path / "my.yaml").read_text())
+    assert written["data"]["files"] == ["texts"] and written["train"]["init_from"].startswith(str(tmp_path / "hub"))
+    assert json.loads(run("run my.yaml train.max_steps=4 train.warmup_steps=1 --json --quiet"))["steps"] == 4
+    run("export my --output my-llama")
+    assert "no-such" in run("init other.yaml --from someone/no-such --files texts", code=64)
+    assert not (tmp_path / "other.yaml").exists()
