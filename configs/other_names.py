@@ -114,7 +114,7 @@ KEYS = {
 
 # Keys that are none any more, each with what the program does instead.
 DECIDED = {
-    "data.residency": "on a GPU, tokens that take at most a tenth of the memory are kept there",
+    "data.residency": "batches are built on the CPU; train.dataloader_num_workers prepares them ahead",
     "data.tokenizer.min_frequency": "a merge needs two occurrences",
     "data.tokenizer.pattern": "a .tiktoken file is read with the pattern of cl100k_base; name data.tokenizer.encoding for another one",
     "environment.fuse_projections": "projections are computed one by one",

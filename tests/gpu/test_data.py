@@ -1,4 +1,4 @@
-"""Rows, batches and masks that CUDA computes have the bytes of the CPU's. Batches of datasets: test_resident.py and test_prompts.py."""
+"""Rows and masks that CUDA computes have the bytes of the CPU's."""
 
 import numpy as np
 import pytest

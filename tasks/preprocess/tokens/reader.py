@@ -1,7 +1,7 @@
 """Reading a dataset: rows of tokens gathered from the memory-mapped stream. numpy and pyarrow only."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -137,14 +137,6 @@ class TokenReader:
         """
         shards = zip((self._shard(number)[0] for number in range(len(self.paths))), [0, *self.ends], strict=False)
         return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
-
-    def shards(self) -> Iterator[np.ndarray]:
-        """The tokens of each shard, in order, as views of the files.
-
-        Raises:
-            DataError: a shard does not have the bytes its manifest says.
-        """
-        return (self._shard(number)[1] for number in range(len(self.paths)))
 
     def most_documents(self) -> int:
         """The most documents that the inputs of any row are of, as `documents` counts them."""

@@ -28,7 +28,6 @@ from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, stages_of
 from infini_llama.tasks.train.worker.data.order import next_sample
-from infini_llama.tasks.train.worker.data.resident import is_resident
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.result import write_result
@@ -94,11 +93,7 @@ class Trainer:
             ranks.data_world_size,
             train.document_masking,
         )
-        threads = train.dataloader_num_workers
-        if is_resident([stage.reader for stage in self.batches.stages], ranks.device):
-            self.batches.keep_on(ranks.device)
-            threads = 0  # nothing is left for them to prepare
-        self.data = Prefetch(self.batches, ranks.device, self._following, threads)
+        self.data = Prefetch(self.batches, ranks.device, self._following, train.dataloader_num_workers)
         if train.document_masking and model.attention_backend in BY_BOUNDARIES:
             model.most_documents = self.batches.most_documents()
         self.step_samples = 0  # the first sample of the step that runs, or ran last

@@ -35,20 +35,17 @@ class Samples(Callback):
             return
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
-            self.metrics.writer.samples(state.step, prompts_of(self.resolved), texts_of(self.resolved, model))
+            self.metrics.writer.samples(state.step, list(train.sample_prompts), texts_of(self.resolved, model))
         self.strategy.model.train()
         self.ranks.barrier()
 
 
-def prompts_of(resolved: ResolvedRun) -> list[str]:
-    """train.sample_prompts."""
-    return list(resolved.config.train.sample_prompts)
-
-
 def texts_of(resolved: ResolvedRun, model: Llama) -> list[str]:
-    """The texts for the prompts of the configuration."""
+    """The texts for train.sample_prompts; none without prompts."""
     train = resolved.config.train
-    return sample_texts(model, resolved.dataset_path, prompts_of(resolved), train.sample_tokens, train.seed)
+    if not train.sample_prompts:
+        return []
+    return sample_texts(model, resolved.dataset_path, list(train.sample_prompts), train.sample_tokens, train.seed)
 
 
 def sample_texts(model: Llama, dataset: Path, prompts: list[str], max_new_tokens: int, seed: int) -> list[str]:

@@ -4,7 +4,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.worker.data.order import Part, mixed_rows, parts_of, preferring, sample_rows
-from infini_llama.tasks.train.worker.data.resident import ResidentRows, ResidentTokens
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
@@ -49,7 +48,6 @@ class Stage:
     rows_per_sample: int
     parts: tuple[Part, ...]  # of several sources with weights, or of rows by the length of their documents
     order: np.ndarray | None = None  # int64 [rows]: the row at each place of the parts, where that is not its number
-    resident: ResidentRows | None = None  # the reader's rows in the memory of the device that trains
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
         """Row numbers [count * rows_per_sample] of the samples numbered sample … sample+count-1 of the whole run."""
@@ -109,12 +107,6 @@ class TrainBatches:
         self.per_rank = global_batch // world_size
         self.rank = rank
 
-    def keep_on(self, device: torch.device) -> None:
-        """Copy the tokens and row tables into the memory of `device`, where batches are built from now on."""
-        documents = self.isolate and any(stage.reader.pieces is None for stage in self.stages)
-        tokens = ResidentTokens(self.stages[-1].reader, device, documents)
-        self.stages = [replace(stage, resident=ResidentRows(stage.reader, tokens)) for stage in self.stages]
-
     def most_documents(self) -> int:
         """The most documents that any row has."""
         return max(stage.reader.most_documents() for stage in self.stages)
@@ -136,9 +128,6 @@ class TrainBatches:
         ]
         for start in range(0, len(mine), self.micro_batch * several):
             rows = mine[start : start + self.micro_batch * several]
-            if stage.resident is not None:
-                yield stage.resident.batch(moved(rows, stage.resident.device), self.isolate)
-                continue
             documents = reader.documents(rows) if self.isolate else None
             yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
 

@@ -53,6 +53,7 @@ def test_rows_are_those_of_the_documents_literally_joined(
     gathered = reader.gather(np.array(rows, dtype=np.int64))
     assert gathered.dtype == np.int64 and gathered.shape == (len(rows), length + 1)
     assert gathered.tolist() == [stream[row * length : row * length + length + 1].tolist() for row in rows]
+    assert reader.most_documents() == reader.documents(np.arange(len(reader))).max(initial=0) + 1
     document = np.repeat(np.arange(len(lengths)), lengths)
     found = reader.documents(np.array(rows, dtype=np.int64))
     assert found.dtype == np.int32 and found.shape == (len(rows), length)

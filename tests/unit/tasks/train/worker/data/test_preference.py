@@ -119,6 +119,7 @@ def test_the_rows_of_a_dataset_on_disk(data, tmp_path, small_parts):
     lengths = lengths_of_rows(reader)
     seen = TrainBatches(stages_of(reader, prefer_long=1.0), 7, 4096, 4, 0, 1).rows(0)
     assert len(reader.paths) > 1 and lengths[seen].mean() > 1.1 * lengths.mean()
+    assert reader.most_documents() == reader.documents(np.arange(len(reader))).max() + 1
     assert len(set(seen.tolist())) > 0.9 * len(reader)
 
 

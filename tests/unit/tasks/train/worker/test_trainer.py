@@ -1,4 +1,4 @@
-"""The best model is kept: a new lowest validation loss is saved wherever it is measured, also after a resume."""
+"""The trainer in one process: the best model is kept, also after a resume, and what a finished run leaves."""
 
 from collections.abc import Callable
 
@@ -95,3 +95,9 @@ def test_where_the_best_one_is_gone_the_next_lowest_is_saved(train, lost):
         (best / "train_state.json").write_text("{}")
     train("one", {6: 7.5, 9: 7.6, 12: 7.7})
     assert kept(run) == [12, 10, 6] and pointed(run) == "step-00000006"
+
+
+def test_without_prompts_the_run_ends_without_samples(train):
+    run = train("one", {3: 7.0, 6: 6.0, 9: 5.0, 12: 4.0}, sample_prompts=[])
+    assert run.read(run.path / "result.json")["samples"] == []
+    assert not (run.path / "samples.jsonl").read_text()
