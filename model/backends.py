@@ -1,23 +1,38 @@
-"""Causal softmax attention by one of several functions; which one is chosen once for a run, by its plan or its configuration.
+"""Causal softmax attention by one of three functions; which one is chosen once for a run, by its plan or its configuration.
 
-`sdpa` is torch's, on every device; `blocked` is plain matrix products, faster for short rows on some CPUs; `varlen` is torch's for
-packed rows; `flash2` is that of the flash-attn package. All compute the same; the last two need a GPU and half precision.
+`sdpa` is torch's, on every device; `blocked` is plain matrix products, faster for short rows on some CPUs; `flash2` is flash-attn 2
+(Dao 2023, arXiv 2307.08691), which needs its package, a GPU and half precision. All compute the same.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from infini_llama.model import flash
 from infini_llama.model.blocked import blocked_attention
 from infini_llama.model.layout import boundaries
 
 # Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that it hides.
 LONG = 256
-BY_BOUNDARIES = ("varlen", "flash2")
-BACKENDS = ("sdpa", "blocked", *BY_BOUNDARIES)
+BACKENDS = ("sdpa", "blocked", "flash2")
+
+
+@cache
+def flash_attention() -> Callable[..., Any]:
+    """The function of the package flash-attn, which is imported here alone: that the package is installed says nothing.
+
+    Raises:
+        RuntimeError: it cannot be imported, with the reason.
+    """
+    try:
+        return import_module("flash_attn").flash_attn_varlen_func
+    except (ImportError, AttributeError, OSError) as error:  # OSError: a shared library that does not fit this machine
+        raise RuntimeError(f"attention backend flash2 is not available: flash_attn_varlen_func ({error})") from error
 
 
 def causal_attention(
@@ -35,7 +50,7 @@ def causal_attention(
         q: [B, H, T, d]; k, v: [B, Hkv, T, d]; query head h reads key-value head h // (H / Hkv).
         documents: [B, T], the number of each token's document; None: a row is one.
         dropout: share of the weights that is dropped.
-        ends: `model.layout.boundaries` of the documents, where the caller has them; only BY_BOUNDARIES look at them.
+        ends: `model.layout.boundaries` of the documents, where the caller has them; flash2 alone looks at them.
 
     Returns:
         [B, H, T, d].
@@ -48,19 +63,29 @@ def causal_attention(
         return _sdpa(q, k, v, documents, dropout)
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
-    if dropout and backend != "flash2":
-        raise ValueError(
-            f"attention backend {backend} does not support dropout; set attention_dropout to 0 or use sdpa"
-        )
-    if backend == "blocked":
-        return blocked_attention(q, k, v, documents)
+    if backend == "flash2":
+        return _flash(q, k, v, documents, dropout, ends)
+    if dropout:
+        raise ValueError("attention backend blocked does not support dropout; set attention_dropout to 0 or use sdpa")
+    return blocked_attention(q, k, v, documents)
+
+
+def _flash(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor | None,
+    dropout: float,
+    ends: torch.Tensor | None,
+) -> torch.Tensor:
     batch, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B T, h, d]
     if documents is None:
         ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
     elif ends is None:
         ends = boundaries(documents)
-    return flash.attend(backend, q, k, v, ends, length, dropout).unflatten(0, (batch, length)).transpose(1, 2)
+    output = flash_attention()(q, k, v, ends, ends, length, length, dropout_p=dropout, causal=True)
+    return output.unflatten(0, (batch, length)).transpose(1, 2)
 
 
 def _sdpa(

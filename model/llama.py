@@ -12,7 +12,6 @@ from torch import nn
 
 from infini_llama.model.activations import Checkpointing, recomputed
 from infini_llama.model.attention import Attention, KeyValues
-from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.model.config import BY_TOKEN, LlamaConfig
 from infini_llama.model.context import Context
 from infini_llama.model.infini_attention import InfiniAttention
@@ -174,7 +173,7 @@ class Llama(nn.Module):
         layer_outputs: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """As `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
-        by_boundaries = self.attention_backend in BY_BOUNDARIES
+        by_boundaries = self.attention_backend == "flash2"
         most = self.most_documents if self.training else None
         if self.config.attention != "softmax":
             layout = segments(self.config, x.shape[:2], documents, x, by_boundaries, context, most)

@@ -44,11 +44,11 @@ class EnvironmentConfig(Section):
         description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs that support "
         "it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), otherwise fp32.",
     )
-    attention_backend: Literal["auto", "sdpa", "blocked", "varlen", "flash2"] = exact(
+    attention_backend: Literal["auto", "sdpa", "blocked", "flash2"] = exact(
         default="auto",
         title="Attention backend",
-        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2; with "
-        "train.document_masking also torch's varlen) if it agrees with sdpa in a trial, otherwise sdpa.",
+        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2) "
+        "if it agrees with sdpa in a trial, otherwise sdpa.",
     )
     allocator: Literal["auto", "system", "glibc", "tcmalloc", "jemalloc"] = exact(
         default="auto",

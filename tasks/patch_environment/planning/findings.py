@@ -236,11 +236,10 @@ def _driver(facts: MachineFacts) -> list[Finding]:
 
 
 def _attention(errors: dict[str, str], tried: bool) -> list[Finding]:
-    packages = {"flash2": "flash-attn", "varlen": "torch's attention for packed rows"}
     found = []
     for backend, error in errors.items():
         missing = error.startswith("No module named")
-        why = f"{packages[backend]} is not installed" if missing else error
+        why = "flash-attn is not installed" if missing else error
         sentence = f"Not usable ({why}); attention_backend={backend} is refused and torch's own attention is used."
         severity: Severity = "ok" if not error else "note" if missing else "warning"
         value = "no" if error else "agrees with torch's own" if tried else "can be imported"

@@ -7,10 +7,6 @@ from infini_llama.tasks.patch_environment.probe.attention_trial import TRIED_HEA
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import Compile, Device, PinnedSettings, Precision
 
-HALF_ONLY = ("varlen", "flash2")
-# In the order in which `auto` takes them. torch's own attention includes a flash kernel, but not for several documents in a sequence.
-FLASH = ("flash2",)
-FLASH_OF_DOCUMENTS = ("flash2", "varlen")
 # Bytes of fp32 logits of one micro-batch from which they are computed in parts. On a CPU a part is the largest power of two of
 # tokens whose logits take so many bytes: the head's weights and gradient are read for each, so that smaller parts are slower, even
 # such as a cache holds (benchmarks/loss.py). On a GPU it has so many tokens.
@@ -93,30 +89,24 @@ def attention(
     Args:
         number: the precision.
     """
-    dropout = config.model.attention_dropout
 
     def rule() -> tuple[str, str]:
         if why_not := _without_flash(config, devices, number):
             return "sdpa", f"torch's scaled_dot_product_attention chooses the kernel; {why_not}"
-        candidates = FLASH_OF_DOCUMENTS if config.train.document_masking and not dropout else FLASH
-        for name in candidates:
-            if facts.attention.get(name) == "":
-                return name, "it can be imported, and agrees with torch's own attention in a trial"
-        faults = (
-            f"{name} was not tried" if (fault := facts.attention.get(name)) is None else f"{name}: {fault}"
-            for name in candidates
-        )
-        return "sdpa", f"torch's scaled_dot_product_attention chooses the kernel; {'; '.join(faults)}"
+        fault = facts.attention.get("flash2", "it was not tried")
+        if not fault:
+            return "flash2", "it can be imported, and agrees with torch's own attention in a trial"
+        return "sdpa", f"torch's scaled_dot_product_attention chooses the kernel; flash2: {fault}"
 
     def fault(backend: str) -> str:
         key = f"environment.attention_backend={backend}"
-        if backend in HALF_ONLY and devices.device != "cuda":
+        if backend == "flash2" and devices.device != "cuda":
             return f"{key}, but it needs a GPU and training runs on the CPU; use auto, sdpa or blocked."
-        if backend in HALF_ONLY and number == "fp32":
+        if backend == "flash2" and number == "fp32":
             return f"{key}, but it computes in half precision only; set environment.precision=bf16 or use sdpa."
         if error := facts.attention.get(backend):
             return f"{key}, but it cannot be used here: {error}; use auto or sdpa."
-        if backend not in ("sdpa", "flash2") and dropout:
+        if backend == "blocked" and config.model.attention_dropout:
             return f"{key}, but it does not support attention dropout; set model.attention_dropout=0 or use sdpa."
         return ""
 

@@ -17,17 +17,15 @@ from pathlib import Path
 from infini_llama.tasks.records.machine import Memory
 
 # A child process asks torch about GPUs; its last line is JSON.
-# Whether the attention functions can be imported, and on a GPU whether they agree with torch's own.
+# Whether flash-attn can be imported, and on a GPU whether it agrees with torch's own attention.
 ATTENTION = """
 import json, torch
-from infini_llama.model.flash import PLACES, function_of
-report = {"gpus": [], "nccl": torch.distributed.is_nccl_available(), "attention": {}}
-for backend in PLACES:
-    try:
-        function_of(backend)
-        report["attention"][backend] = ""
-    except BaseException as error:
-        report["attention"][backend] = str(error.__cause__ or error)
+from infini_llama.model.backends import flash_attention
+report = {"gpus": [], "nccl": torch.distributed.is_nccl_available(), "attention": {"flash2": ""}}
+try:
+    flash_attention()
+except BaseException as error:
+    report["attention"]["flash2"] = str(error.__cause__ or error)
 """
 DEVICES = """
 torch.cuda.init()
@@ -45,8 +43,7 @@ print("\\n" + json.dumps(report))
 TRIAL = """
 from infini_llama.tasks.patch_environment.probe.attention_trial import disagreement
 if report["gpus"] and report["gpus"][0]["bf16"]:
-    for backend, error in report["attention"].items():
-        report["attention"][backend] = error or disagreement(backend, "cuda", "bf16")
+    report["attention"]["flash2"] = report["attention"]["flash2"] or disagreement("flash2", "cuda", "bf16")
 """
 QUESTIONS = ATTENTION + DEVICES + TRIAL + ANSWER
 

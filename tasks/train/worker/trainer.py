@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 
-from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
@@ -94,7 +93,7 @@ class Trainer:
             train.document_masking,
         )
         self.data = Prefetch(self.batches, ranks.device, self._following, train.dataloader_num_workers)
-        if train.document_masking and model.attention_backend in BY_BOUNDARIES:
+        if train.document_masking and model.attention_backend == "flash2":
             model.most_documents = self.batches.most_documents()
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()

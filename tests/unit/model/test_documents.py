@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from infini_llama.model import backends, blocked, flash, layout, loss
+from infini_llama.model import backends, blocked, layout, loss
 from infini_llama.model.backends import causal_attention
 from infini_llama.model.layout import PADDING, positions
 from infini_llama.model.llama import Llama
@@ -206,17 +206,17 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_document_boundaries_are_computed_once_per_forward(config, kind, monkeypatch):
-    """The interface of varlen and flash-attn, computed by a loop, since both run on a GPU only."""
+    """The interface of flash-attn, computed by a loop, since it runs on a GPU only."""
 
-    def attend(backend, q, k, v, boundaries, longest, dropout):
+    def attend(q, k, v, boundaries, *_, **options):
         stretches = zip(boundaries.tolist(), boundaries.tolist()[1:], strict=False)
         single = [tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v)) for start, end in stretches]
         return torch.cat([causal_attention(*one)[0].transpose(0, 1) for one in single])
 
     found, real = [], layout.boundaries
-    monkeypatch.setattr(flash, "attend", attend)
+    monkeypatch.setattr(backends, "flash_attention", lambda: attend)
     monkeypatch.setattr(layout, "boundaries", lambda *given: found.append(1) or real(*given))
-    ours, other = model_of(config, kind), Llama(config(segment_length=N, rope_theta=100.0, **KINDS[kind]), "varlen")
+    ours, other = model_of(config, kind), Llama(config(segment_length=N, rope_theta=100.0, **KINDS[kind]), "flash2")
     other.double().load_state_dict(ours.state_dict())
     ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
     assert largest(other(ids, documents), ours(ids, documents)) < 1e-12
@@ -226,10 +226,9 @@ def test_document_boundaries_are_computed_once_per_forward(config, kind, monkeyp
 
 def test_an_unavailable_backend_names_what_is_missing():
     q = torch.randn(1, 2, 5, 16)
-    with pytest.raises(ValueError, match="sdpa, blocked, varlen"):
+    with pytest.raises(ValueError, match="sdpa, blocked, flash2"):
         causal_attention(q, q, q, backend="triton")
-    for backend in ("blocked", "varlen"):
-        with pytest.raises(ValueError, match="attention_dropout"):
-            causal_attention(q, q, q, backend=backend, dropout=0.1)
+    with pytest.raises(ValueError, match="attention_dropout"):
+        causal_attention(q, q, q, backend="blocked", dropout=0.1)
     with pytest.raises(RuntimeError, match="flash_attn_varlen_func"):
         causal_attention(q, q, q, backend="flash2")

@@ -52,10 +52,7 @@ def test_little_shared_memory_matters_for_several_gpus_only(laptop, change):
 
 
 def test_flash_attention_that_does_not_work_is_told_in_words(laptop):
-    errors = {
-        "flash2": "it was built on a system with glibc 2.38",
-        "varlen": "",
-    }
+    errors = {"flash2": "it was built on a system with glibc 2.38"}
     found = {found.name: found for found in assess(changed(laptop, {"gpus": [GPU], "nccl": True, "attention": errors}))}
     assert "glibc 2.38" in found["attention by flash2"].sentence
-    assert [found[f"attention by {name}"].severity for name in errors] == ["warning", "ok"]
+    assert found["attention by flash2"].severity == "warning"

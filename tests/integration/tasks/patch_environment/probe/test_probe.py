@@ -40,4 +40,4 @@ def test_an_installed_flash_attn_is_imported_without_a_gpu(tmp_path):
     (package / "__init__.py").write_text("raise ImportError('libcudart.so.11.0: cannot open shared object file')")
     paths = os.pathsep.join((str(package.parent), os.environ.get("PYTHONPATH", "")))
     found = gpus(Machine(root=tmp_path, environ=dict(os.environ) | {"PYTHONPATH": paths}))
-    assert not found.gpus and "CUDA 11.0" in found.attention["flash2"] and found.attention["varlen"] == ""
+    assert not found.gpus and "CUDA 11.0" in found.attention["flash2"]

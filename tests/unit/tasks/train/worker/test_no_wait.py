@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.model import flash
+from infini_llama.model import backends
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
@@ -13,8 +13,8 @@ from support.one_rank import OneRank, single_rank
 from support.reads import Reads, reads
 
 
-def plain_varlen(q, k, v, starts, _, longest, __, **options):
-    """What a flash function computes, by a mask, without reading a value."""
+def plain_flash(q, k, v, starts, _, longest, __, **options):
+    """What flash-attn computes, by a mask, without reading a value."""
     number = torch.searchsorted(starts, torch.arange(len(q), dtype=starts.dtype), right=True)
     seen = (number[:, None] == number).tril()
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -22,8 +22,8 @@ def plain_varlen(q, k, v, starts, _, longest, __, **options):
 
 
 @pytest.fixture
-def varlen(monkeypatch):
-    monkeypatch.setattr(flash, "function_of", lambda backend: plain_varlen)
+def flash(monkeypatch):
+    monkeypatch.setattr(backends, "flash_attention", lambda: plain_flash)
 
 
 def model_of(backend="sdpa", **fields):
@@ -70,7 +70,7 @@ def test_no_value_is_read_between_micro_batches(fields, packed, checkpointing):
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention": "infini"}], ids=str)
-def test_flash_attention_of_documents_reads_no_value_where_their_number_is_bounded(fields, varlen):
+def test_flash_attention_of_documents_reads_no_value_where_their_number_is_bounded(fields, flash):
     model = model_of("flash2", **fields)
     found = []
     for model.most_documents in (None, 3):
@@ -79,7 +79,7 @@ def test_flash_attention_of_documents_reads_no_value_where_their_number_is_bound
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention": "infini"}], ids=str)
-def test_a_bound_changes_no_bit(fields, varlen):
+def test_a_bound_changes_no_bit(fields, flash):
     losses = []
     for bound in (None, 3, 17):
         model = model_of("flash2", **fields)
