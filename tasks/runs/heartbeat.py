@@ -4,8 +4,8 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +74,16 @@ class Heartbeat:
             self.step = step
         self.phase = phase
         os.pwrite(self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0)
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None]:
+        """`phase` in the block, and after it the phase before."""
+        before = self.phase
+        self.beat(phase)
+        try:
+            yield
+        finally:
+            self.beat(before)
 
 
 def read_heartbeat(path: Path) -> HeartbeatRecord | None:

@@ -11,6 +11,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PARENT_IS_GONE = 70
+LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"  # this process, for those that the command starts
 
 
 def main() -> None:
@@ -21,6 +22,7 @@ def main() -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the line above could take effect
         sys.exit(PARENT_IS_GONE)
+    os.environ[LAUNCHER] = str(os.getpid())
     os.execvp(command[0], command)
 
 

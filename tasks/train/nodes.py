@@ -28,6 +28,7 @@ from infini_llama.tasks.runs.run_folder import (
     resolved_path,
 )
 from infini_llama.tasks.storage.files import write_atomic
+from infini_llama.tasks.train.exec_wrapper import LAUNCHER
 from infini_llama.tasks.train.launch import (
     STEP,
     Workers,
@@ -206,6 +207,7 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
         endpoint = host(attempt_dir, plan) if is_host else _await_endpoint(attempt_dir, settings.join_timeout)
     command = torchrun(attempt_dir, plan, endpoint, is_host, settings.join_timeout)
     environment = worker_environment(node_environment(plan, endpoint), resolved.grace_period)
+    environment[LAUNCHER] = str(os.getpid())
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN
     )  # it is for the ranks, which install a handler; torchrun would die of it

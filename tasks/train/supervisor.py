@@ -25,9 +25,9 @@ UNPUBLISHED_SECONDS = (
 AWAY_SECONDS = 5.0
 STOPPED_SHARE = 0.5  # of the patience, for a rank whose process is stopped: that is seen, not guessed from its silence
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
-# Entered several times before the first step, each time for other work (imports, compilation, reporters): one visit's duration
-# does not limit the next.
-START_UP = ("start", "compile")
+# The duration of one visit does not limit the next: start-up is entered for other work each time (imports, compilation, reporters),
+# and a save waits for a disk, mostly for a copy, and once for all that is still written in the background.
+NOT_LEARNED = ("start", "compile", "save")
 
 
 class Hung(Exception):
@@ -45,7 +45,7 @@ class Watch:
         attempt_dir: where the ranks write.
         processes: how many there are.
         patience: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that, and so
-            have the phases of start-up. A rank whose process is stopped (SIGSTOP) has half of it.
+            have start-up and saves. A rank whose process is stopped (SIGSTOP) has half of it.
     """
 
     attempt_dir: Path
@@ -67,7 +67,7 @@ class Watch:
         """Seconds after which a rank in `phase` is taken for hung."""
         if stopped:
             return STOPPED_SHARE * self.patience
-        known = None if phase in START_UP else self.longest.get(phase)
+        known = None if phase in NOT_LEARNED else self.longest.get(phase)
         return 30 * self.patience if known is None else self.patience + 2 * known
 
     def poll(self) -> None:

@@ -5,21 +5,23 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
-from infini_llama.configs.errors import ExitCode
+from infini_llama.configs.errors import ExitCode, PipelineError
 from infini_llama.tasks.patch_environment.patches.registry import apply
-from infini_llama.tasks.patch_environment.patches.rendezvous import PATCH
+from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.run_folder import read_resolved
+from infini_llama.tasks.runs.status import write_status
+from infini_llama.tasks.train.exec_wrapper import LAUNCHER
 
-RENDEZVOUS = PATCH.name
 PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this rank when torchrun is killed (Linux)."""
     if sys.platform == "linux":
-        launcher = os.environ.get("INFINI_LLAMA_LAUNCHER_PID")
+        launcher = os.environ.get(LAUNCHER)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if launcher and os.getppid() != int(launcher):  # it died before the line above
             os._exit(ExitCode.UNEXPECTED)
@@ -37,16 +39,18 @@ def log_to(path: Path) -> None:
 def main() -> int:
     die_with_parent()
     attempt_dir = Path(sys.argv[1]).parent
-    resolved = read_resolved(attempt_dir)
-    patches = resolved.plan.patches
-    if RENDEZVOUS in patches:  # without it, there may be no rank to name the log by
-        apply([RENDEZVOUS])
-    rank = int(os.environ["RANK"])
+    rank = int(os.environ.get("RANK", "0"))  # without one, the patch `rendezvous` makes this worker the only one
     log_to(attempt_dir / f"rank-{rank}.log")
-    apply(patches)
-
-    from infini_llama.tasks.train.worker.rank import run_rank
-
+    try:
+        resolved = read_resolved(attempt_dir)
+        apply(resolved.plan.patches)
+        from infini_llama.tasks.train.worker.rank import run_rank
+    except Exception as error:
+        logging.exception("rank %d cannot start", rank)
+        code = error.exit_code if isinstance(error, PipelineError) else ExitCode.UNEXPECTED
+        about = RankError(type=type(error).__name__, message=str(error), traceback=traceback.format_exc())
+        write_status(attempt_dir, rank, "failed", code, error=about)
+        return code
     return run_rank(resolved, attempt_dir, rank)
 
 

@@ -20,6 +20,7 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
+from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval
@@ -38,6 +39,7 @@ class Checkpointer:
     Args:
         folder: of the run's checkpoints.
         callbacks: whose state is saved and loaded with the train state.
+        heartbeat: reports the wait for the last save.
         before_commit: called before a checkpoint is visible: flushes what led to it to disk.
 
     Attributes:
@@ -51,8 +53,10 @@ class Checkpointer:
         strategy: Strategy,
         ranks: Ranks,
         callbacks: Sequence[Callback],
+        heartbeat: Heartbeat,
         before_commit: Callable[[], None],
     ) -> None:
+        self.heartbeat = heartbeat
         self.folder, self.strategy, self.ranks, self.callbacks = folder, strategy, ranks, callbacks
         self.writer = BackgroundSave(folder, train, ranks, before_commit)
         self.interval, self.lowest_loss = Interval(train.save_steps, ranks), 0.0
@@ -116,8 +120,11 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for the pending save."""
-        self.writer.__exit__(kind, error, traceback)
+        """Wait for the pending save, also after a failure: the next attempt can start from it."""
+        if error is not None:
+            log.error("training failed; waiting for the pending save", exc_info=error)  # first: the wait may be cut off
+        with self.heartbeat.during("save"):
+            self.writer.__exit__(kind, error, traceback)
 
 
 class BackgroundSave:

@@ -57,8 +57,12 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
-    """The error of a status file: what failed, in which phase, on which samples, and with how much memory."""
-    rows = heartbeat.sample_rows() if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES else None
+    """The error of a status file: what failed, in which phase, and, where they can be had, on which samples and with how much memory."""
+    rows, bytes_used = None, dict[str, int]()
+    with contextlib.suppress(Exception):  # a row table that cannot be read may be the very failure
+        rows = heartbeat.sample_rows() if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES else None
+    with contextlib.suppress(Exception):  # after some errors, every call of CUDA raises again
+        bytes_used = memory()
     return RankError(
         type=type(error).__name__,
         message=str(error),
@@ -66,7 +70,7 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
         peer_lost=peer_lost(error),
         phase=heartbeat.phase,
         sample_rows=None if rows is None else tuple(rows),
-        memory=memory(),
+        memory=bytes_used,
         **(error.details if isinstance(error, Diverged) else {}),
     )
 
@@ -97,13 +101,17 @@ def run_rank(resolved: ResolvedRun, attempt_dir: Path, rank: int) -> int:
         outcome = trainer.fit()
         code = ExitCode.FINISHED if outcome == "done" else ExitCode.PREEMPTED
         write_status(attempt_dir, rank, outcome, code, trainer.state.step)
-        ranks.leave()
+        try:
+            ranks.leave()
+        except Exception:  # all is saved; the others may have ended already
+            log.exception("leaving the process group failed")
         return code
     except BaseException as raised:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
-        if isinstance(error, torch.OutOfMemoryError):
-            dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
         with contextlib.suppress(OSError):  # on a full disk only the log above is written
             write_status(attempt_dir, rank, "failed", exit_code(error), heartbeat.step, describe(error, heartbeat))
+        if isinstance(error, torch.OutOfMemoryError):
+            with contextlib.suppress(Exception):  # the status is what decides; this is for people
+                dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
         return exit_code(error)

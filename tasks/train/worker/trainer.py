@@ -7,7 +7,6 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
@@ -25,7 +24,7 @@ from infini_llama.tasks.train.worker.callbacks.samples import Samples
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, stages_of
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, stages_of_run
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
@@ -76,15 +75,8 @@ class Trainer:
         ranks.use_context_parallel(train.context_parallel)
         self.strategy = build_strategy(model, train, plan.precision, resolved.micro_batch_size, ranks, build_optimizer)
 
-        reader_of = partial(TokenReader, resolved.dataset_path, verify_on_read=resolved.verify_on_read)
-        shorter = [(reader_of(chunks, "train"), end) for chunks, end in resolved.shorter_rows]
         self.batches = TrainBatches(
-            stages_of(
-                reader_of(resolved.dataset.chunks, "train"),
-                shorter,
-                resolved.lineage.dataset.weights,
-                train.prefer_long_documents,
-            ),
+            stages_of_run(resolved),
             train.seed,
             train.global_batch_size,
             resolved.micro_batch_size,
@@ -99,9 +91,10 @@ class Trainer:
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
         token_bytes = read_token_bytes(resolved.dataset_path)
-        validation = validation_set(
-            reader_of(resolved.dataset.chunks, "validation"), token_bytes, train, resolved.micro_batch_size
+        held_out = TokenReader(
+            resolved.dataset_path, resolved.dataset.chunks, "validation", verify_on_read=resolved.verify_on_read
         )
+        validation = validation_set(held_out, token_bytes, train, resolved.micro_batch_size)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(
             resolved, self.strategy, self.batches, ranks, heartbeat.ledger, gate_reach(train, resolved.max_steps)
@@ -115,7 +108,7 @@ class Trainer:
             Samples(resolved, self.strategy, ranks, evaluation, self.metrics),
         ]
         self.checkpointer = Checkpointer(
-            resolved.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, self.metrics.sync
+            resolved.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, heartbeat, self.metrics.sync
         )
 
     def fit(self) -> Outcome:

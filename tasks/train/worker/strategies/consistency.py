@@ -15,12 +15,11 @@ from pydantic import Field
 from torch.distributed.distributed_c10d import Store
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import read_manifest
-from infini_llama.tasks.train.worker.data.order import mixed_rows, parts_of, sample_rows
+from infini_llama.tasks.train.worker.data.loader import stages_of_run
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ("configs", "model", "tasks")  # all that a worker runs
@@ -96,16 +95,12 @@ def facts(resolved: ResolvedRun) -> dict[str, str]:
 
 
 def first_rows_digest(resolved: ResolvedRun) -> str:
-    """Digest of a global batch at the beginning of the row table: its row numbers, and the tokens of some of them as they are read here."""
-    reader = TokenReader(resolved.dataset_path, resolved.dataset.chunks, "train")
+    """Digest of the run's first global batch: its row numbers, and the tokens of some of them as they are read here."""
     train = resolved.config.train
-    if resolved.lineage.dataset.weights:
-        parts = parts_of(reader.sources, resolved.lineage.dataset.weights)
-        rows = mixed_rows(0, train.global_batch_size, parts, train.seed)
-    else:
-        rows = sample_rows(0, train.global_batch_size, len(reader), train.seed)
+    first = stages_of_run(resolved)[0]
+    rows = first.rows(0, train.global_batch_size, train.seed)
     digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16)
-    digest.update(reader.gather(rows[:ROWS]).astype("<i8").tobytes())
+    digest.update(first.reader.gather(rows[:ROWS]).astype("<i8").tobytes())
     return digest.hexdigest()
 
 

@@ -151,9 +151,9 @@ def test_a_rank_publishes_its_heartbeat_and_writes_its_stacks_when_they_are_requ
     assert "test_supervisor.py" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("phase", ["start", "compile"])
-def test_a_short_start_up_phase_does_not_limit_the_next(tmp_path, clock, phase):
-    """Imports and reporters come after the first "start" of a rank, and have nothing to do with how long that took."""
+@pytest.mark.parametrize("phase", ["start", "compile", "save"])
+def test_one_visit_of_start_up_or_save_does_not_limit_the_next(tmp_path, clock, phase):
+    """Imports follow the first "start"; a save that only copies is followed by one that waits for the disk."""
     watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
     write_status(tmp_path, 0, "running", 70)
     for moment, entered in enumerate([phase, "data", phase]):
@@ -187,3 +187,12 @@ def test_a_launcher_that_outlives_its_ranks_is_found(tmp_path, clock):
     assert watch.hung() is None
     clock.passes(15.0, watch)
     assert "torchrun" in watch.hung()
+
+
+def test_work_inside_another_phase_is_seen_and_the_phase_is_kept(tmp_path):
+    heartbeat = Heartbeat(tmp_path, 0)
+    heartbeat.beat("compute", 3)
+    with pytest.raises(KeyError), heartbeat.during("save"):
+        assert read_heartbeat(heartbeat_path(tmp_path, 0))[:2] == (3, "save")
+        raise KeyError
+    assert heartbeat.phase == read_heartbeat(heartbeat_path(tmp_path, 0))[1] == "compute"

@@ -19,8 +19,21 @@ def test_a_worker_started_by_hand_applies_and_reports_the_rendezvous_patch(tmp_p
     command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path / "resolved.json")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     log = tmp_path / "rank-0.log"
+    assert json.loads((tmp_path / "status-0.json").read_text())["state"] == "failed", "there is no backend 'none'"
+    assert ended.returncode == 70
     if patches:
         assert log.read_text().count(" to this process (") >= 2 and "weight_decay=None" in log.read_text()
-        assert json.loads((tmp_path / "status-0.json").read_text())["state"] == "failed", "there is no backend 'none'"
     else:
-        assert "KeyError: 'RANK'" in ended.stderr and not log.exists()
+        assert "KeyError" in log.read_text()
+
+
+@pytest.mark.parametrize(("damaged", "code"), [(True, 65), (False, 70)])
+def test_a_worker_that_cannot_start_leaves_a_status(tmp_path, damaged, code):
+    write_resolved(tmp_path, make_resolved(tmp_path, plan=make_plan(patches=["no-such-patch"])))
+    if damaged:
+        (tmp_path / "resolved.json").write_text("{}")
+    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path / "resolved.json")]
+    ended = subprocess.run(command, env=os.environ | {"RANK": "1"}, capture_output=True, check=False, timeout=240)
+    status = json.loads((tmp_path / "status-1.json").read_text())
+    assert (status["state"], status["code"], ended.returncode) == ("failed", code, code)
+    assert status["error"]["traceback"] and "Traceback" in (tmp_path / "rank-1.log").read_text()

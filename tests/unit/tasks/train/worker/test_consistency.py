@@ -8,6 +8,7 @@ import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.train.worker.strategies import consistency
@@ -59,6 +60,15 @@ def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, t
     here, there = (facts(one)["dataset"] for one in (resolved, unlike))
     assert here != there and f"has dataset {there}, but node 0" in str(errors[0]) and "node 1 (" in str(errors[0])
     assert "has order and tokens of the first rows" in str(errors[0])
+
+
+def test_the_order_is_the_one_that_training_uses(built):
+    """Another preference gives other rows, as in the trainer."""
+    resolved = resolved_for(*built)
+    train = changed(resolved.config.train, prefer_long_documents=2.0)
+    preferring = changed(resolved, config=changed(resolved.config, train=train))
+    name = "order and tokens of the first rows"
+    assert facts(resolved)[name] != facts(preferring)[name]
 
 
 def test_a_node_that_does_not_see_the_dataset_is_bad_data_on_all(built, both):
