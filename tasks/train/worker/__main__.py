@@ -13,9 +13,9 @@ from infini_llama.tasks.patch_environment.patches.registry import apply
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.run_folder import read_resolved
 from infini_llama.tasks.runs.status import write_status
-from infini_llama.tasks.train.exec_wrapper import LAUNCHER
 
 PR_SET_PDEATHSIG = 1
+LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"  # torchrun's process, set by exec_wrapper.py
 
 
 def die_with_parent() -> None:
