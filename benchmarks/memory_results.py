@@ -72,51 +72,43 @@ def groups(found: list[dict[str, Any]], *fields: str) -> dict[tuple[str, ...], l
 
 
 def distances() -> str:
-    """Whole answers by task, memory and number of segment ends between a fact and its question."""
-    stored = results("memory")
-    ends = sorted({cell["distance"] for one in stored for cell in one["found"]})
-    shown = [end for end in ends if end in (1, 2, 4, 8) or end > 8]
+    """Whole answers by task, memory and number of segment boundaries; passkeys of the present recipe have a table of their own."""
+    stored = [one for one in results("memory") if one["task"] != "passkey" and one["memory"] != "local"]
     rows = []
     for (task, memory), seeds in groups(stored, "task", "memory").items():
-        for kind, words in (("found", memory), ("memory_off", f"{memory}, memory off")):
-            cells = [
-                span(cell["whole"] for one in seeds for cell in one.get(kind, []) if cell["distance"] == end)
-                for end in shown
-            ]
-            if any(cells):
-                rows.append([task, words, str(len(seeds)), *cells])
-    return markdown(["task", "memory", "seeds", *(f"{end:,}" for end in shown)], rows)
+        cells = [cells_at(seeds, "found", distance) for distance in SHOWN_DISTANCES]
+        rows.append([task, memory, str(len(seeds)), *cells, cells_at(seeds, "memory_off", 8)])
+    return markdown(["task", "memory", "seeds", *map(str, SHOWN_DISTANCES), "8, memory off"], rows)
 
 
-PARTS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64))  # segments of one column
+SHOWN_DISTANCES = (2, 8, 32, 64, 256)
+
+
+def cells_at(seeds: list[dict[str, Any]], kind: str, distance: int) -> str:
+    """Whole answers of several seeds at one distance."""
+    return span(cell["whole"] for one in seeds for cell in one[kind] if cell["distance"] == distance)
+
+
+PARTS = ((0, 1), (1, 2), (4, 8), (32, 64))  # segments of one column
+TEXT_STEPS = 1200  # of the recipe that is shown
 
 
 def text() -> str:
-    """Bits per byte of held-out documents by segment, by recipe and model, and what a memory saves against local attention."""
+    """Bits per byte of held-out documents by segment and model, and what a memory saves against local attention."""
+    stored = [one for one in results("memory_text") if one["recipe"]["steps"] == TEXT_STEPS]
+    local = {one["seed"]: one["bits_per_byte"] for one in stored if one["model"] == "local"}
     rows: list[list[str]] = []
-    by_recipe: dict[str, list[dict[str, Any]]] = {}
-    for one in results("memory_text"):
-        recipe = one["recipe"]
-        words = f"{recipe['steps']} steps, gate rate {recipe['gate_learning_rate']}"
-        by_recipe.setdefault(words, []).append(one)
-    for words, stored in by_recipe.items():
-        local = {one["seed"]: one["bits_per_byte"] for one in stored if one["model"] == "local"}
-        for (model,), seeds in groups(stored, "model").items():
-            lines = [one["bits_per_byte"] for one in seeds]
-            off = [one["memory_off"] for one in seeds if "memory_off" in one]
-            rows.append([words, model, str(len(seeds)), *(span(means(lines, part), 3) for part in PARTS)])
-            if off:
-                rows.append(
-                    [words, f"{model}, memory off", str(len(off)), *(span(means(off, part), 3) for part in PARTS)]
-                )
-                rows.append([words, f"{model}: % less than off", str(len(off)), *saved(lines, off)])
-            paired = [one for one in seeds if one["seed"] in local]
-            if model != "local" and paired:
-                own = [one["bits_per_byte"] for one in paired]
-                cells = saved(own, [local[one["seed"]] for one in paired])
-                rows.append([words, f"{model}: % less than local", str(len(paired)), *cells])
+    for (model,), seeds in groups(stored, "model").items():
+        lines = [one["bits_per_byte"] for one in seeds]
+        rows.append([model, *(span(means(lines, part), 3) for part in PARTS)])
+        if model == "local":
+            continue
+        off = [one["memory_off"] for one in seeds]
+        rows.append([f"{model}, memory off", *(span(means(off, part), 3) for part in PARTS)])
+        rows.append([f"{model}: % less than off", *saved(lines, off)])
+        rows.append([f"{model}: % less than local", *saved(lines, [local[one["seed"]] for one in seeds])])
     heads = (f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)
-    return markdown(["recipe", "model", "seeds", *heads], rows)
+    return markdown(["model", *heads], rows)
 
 
 def saved(own: list[list[float]], other: list[list[float]]) -> list[str]:
@@ -143,13 +135,14 @@ def capacity() -> str:
 
 
 def pairs() -> str:
-    """What one change of the recipe of `pairs` does: the first token of the value, the second after it, and both."""
-    rows = [
-        [one["variant"], *(f"{part:.2f}" for cell in one["found"] for part in (*cell["tokens"], cell["whole"]))]
-        for one in results("memory_pairs")
-    ]
+    """What one change of the recipe of `pairs` does: both tokens of the value, and at 8 boundaries each of them."""
+    rows = []
+    for one in results("memory_pairs"):
+        whole = [f"{cell['whole']:.2f}" for cell in one["found"]]
+        (at_8,) = (cell for cell in one["found"] if cell["distance"] == 8)
+        rows.append([one["variant"], *(f"{digit:.2f}" for digit in at_8["tokens"]), *whole])
     ends = [cell["distance"] for cell in results("memory_pairs")[0]["found"]]
-    return markdown(["change", *(f"{part}, {end}" for end in ends for part in ("first", "second", "both"))], rows)
+    return markdown(["change", "first, 8", "second, 8", *(f"both, {end}" for end in ends)], rows)
 
 
 def passkeys() -> list[dict[str, Any]]:
@@ -163,40 +156,22 @@ def passkeys() -> list[dict[str, Any]]:
 
 
 def reach() -> str:
-    """Numbers found by update, filler and number of segment boundaries."""
-    stored = passkeys()
-    ends = sorted({cell["boundaries"] for one in stored if one["place"] == "start" for cell in one["found"]})
-    rows = []
-    for (update, filler), seeds in groups(
-        [one for one in stored if one["place"] == "start"], "update", "filler"
-    ).items():
-        cells = [
-            span(cell["whole"] for one in seeds for cell in one["found"] if cell["boundaries"] == end) for end in ends
-        ]
-        rows.append([update, filler, str(len(seeds)), *cells])
-    return markdown(["update", "filler", "seeds", *(f"{end:,}" for end in ends)], rows)
-
-
-def controls() -> str:
-    """What is answered with another memory, by update and filler."""
-    stored = [one for one in passkeys() if one.get("controls")]
-    names = list(stored[0]["controls"])
-    rows = [
-        [update, filler, str(len(seeds)), *(span(one["controls"][name] for one in seeds) for name in names)]
-        for (update, filler), seeds in groups(stored, "update", "filler").items()
-    ]
-    return markdown(["update", "filler", "seeds", *names], rows)
-
-
-def places() -> str:
-    """Numbers found in a text of a million tokens, by place."""
+    """Numbers found by update and filler: by number of segment boundaries, and by place in a text of a million tokens."""
     rows = []
     for (update, filler), stored in groups(passkeys(), "update", "filler").items():
-        seeds = {one["seed"] for one in stored}
-        by_place = groups(stored, "place").values()
-        cells = [span(one["found"][-1]["whole"] for one in measured) for measured in by_place]
-        rows.append([update, filler, str(len(seeds)), *cells])
-    return markdown(["update", "filler", "seeds", "start", "middle", "end"], rows)
+        start, *_ = places = list(groups(stored, "place").values())
+        near = [
+            span(cell["whole"] for one in start for cell in one["found"] if cell["boundaries"] == end)
+            for end in SHOWN_BOUNDARIES
+        ]
+        far = [span(one["found"][-1]["whole"] for one in measured) for measured in places]
+        rows.append([update, filler, *near, *far])
+    places = ("1M, start", "1M, middle", "1M, end")
+    return markdown(["update", "filler", *(f"{end:,}" for end in SHOWN_BOUNDARIES), *places], rows)
+
+
+SHOWN_BOUNDARIES = (1, 64, 1024)
+SHOWN_COLUMNS = ("0", "1", "64", "4,096", "1M, depth 0", "1M, depth 0.5")
 
 
 def pipeline() -> str:
@@ -211,9 +186,8 @@ def pipeline() -> str:
             for name, words in CONTROLS.items():
                 kinds.setdefault(words, {}).setdefault(column, []).append(found["controls"][name])
             kinds.setdefault("no memory: own number", {}).setdefault(column, []).append(off["found"])
-    columns = list(next(iter(kinds.values())))
-    rows = [[words, *(span(cells[column]) for column in columns)] for words, cells in kinds.items()]
-    return markdown(["", *columns], rows)
+    rows = [[words, *(span(cells[column]) for column in SHOWN_COLUMNS)] for words, cells in kinds.items()]
+    return markdown(["", *SHOWN_COLUMNS], rows)
 
 
 def draw() -> None:
@@ -251,8 +225,6 @@ def draw() -> None:
 TABLES = {
     "pipeline": pipeline,
     "reach": reach,
-    "controls": controls,
-    "places": places,
     "distances": distances,
     "text": text,
     "capacity": capacity,

@@ -438,6 +438,54 @@ def million_found() -> str:
     return f"{sum(round(cell['whole'] * cell['numbers']) for cell in found)} of {numbers}"
 
 
+def control_range(name: str) -> str:
+    """What all models answered with another memory."""
+    found = sorted(row["controls"][name] for row in result("memory_passkey.json")["results"] if row.get("controls"))
+    ends = [f"{value:.2f}" for value in (found[0], found[-1])]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def passkey_seconds() -> str:
+    found = sorted(row["cpu_seconds"] for row in result("memory_passkey.json")["results"])
+    return f"{found[0]:.0f} to {found[-1]:.0f}"
+
+
+def text_time() -> str:
+    """Training time of the model with a memory over that of local attention, of the same seed and bytes."""
+    rows = [row for row in result("memory_text.json")["results"] if row["recipe"]["steps"] == 1200]
+    seconds = {(row["model"], row["seed"]): row["cpu_seconds"] for row in rows}
+    ratios = sorted(value / seconds["local", seed] for (model, seed), value in seconds.items() if model != "local")
+    return f"{ratios[0]:.1f} to {ratios[-1]:.1f}"
+
+
+def recall() -> str:
+    """Lowest and highest accuracy of the seeds."""
+
+    def cell(found: list[float]) -> str:
+        return f"{min(found):.3f}–{max(found):.3f}" if found else ""
+
+    by_variant: dict[str, list[dict[str, Any]]] = {}
+    for row in result("recall.json")["results"]:
+        by_variant.setdefault(row["variant"], []).append(row)
+    rows = []
+    for variant, seeds in by_variant.items():
+        off = [row["accuracy without memory"] for row in seeds if "accuracy without memory" in row]
+        rows.append([variant, *(cell([row["accuracy"][length] for row in seeds]) for length in ("4", "32")), cell(off)])
+    head = ["attention", "4 segments (trained)", "32 segments (not trained)", "4 segments, memory off"]
+    return table(head, rows, "recall.py", "recall.json")
+
+
+def cost_by_length() -> str:
+    runs = result("attention-cpu.json")["runs"]
+    lengths = [int(length) for length in next(iter(runs.values()))]
+    rows = [
+        [name, *(f"{1e6 * median(run['seconds'] for run in found[str(n)]) / n:,.0f}" for n in lengths)]
+        for name, found in runs.items()
+        if not name.endswith("gradient cut")
+    ]
+    return table(["sequence length", *(f"{n:,}" for n in lengths)], rows, "attention.py", "attention-cpu.json")
+
+
 def console() -> str:
     """What `infini-llama run configs/tiny.yaml` prints, without speeds and without most steps."""
     (row,) = (row for row in result("recipes.json")["rows"] if row["config"] == "tiny")
@@ -459,7 +507,7 @@ TABLES: tuple[Callable[[], str], ...] = (
     training_eager, training_compiled, environment_settings, attention_backends, chunked_loss, preparation, preparation_small,
     preparation_kinds,
     surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
-    context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console,
+    context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console, recall, cost_by_length,
 )  # fmt: skip
 NUMBERS: dict[str, Callable[[], str]] = {
     "trainer_shipped": lambda: training_ratios("eager", "trainer", "as shipped"),
@@ -491,6 +539,11 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "shared_by_4_mb": lambda: context_parallel_peak(4),
     "passkey_steps": lambda: f"{load_config('configs/passkey.yaml').train.max_steps:,}",
     "million_found": million_found,
+    "passkey_seconds": passkey_seconds,
+    "text_time": text_time,
+    "swapped_own": lambda: control_range("swapped, own"),
+    "swapped_other": lambda: control_range("swapped, other"),
+    "filler_alone": lambda: control_range("filler alone"),
     "faults": lambda: all_of("faults.jsonl", "bitwise_equal"),
     "exactness": lambda: all_of("exactness.json", "bitwise"),
 }
