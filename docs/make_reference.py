@@ -2,11 +2,10 @@
 
 import os
 import re
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ByteSize
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from infini_llama.configs.keys import section_of, words
@@ -59,14 +58,25 @@ def reference() -> str:
     return HEAD.replace("{legend}\n", legend and f"{legend}\n").rstrip("\n") + "\n" + sections + FOOT
 
 
-def section(path: str, holder: Any) -> str:
-    """A heading, a table of the section's own keys, and the sections inside it."""
-    inner = [
-        (f"{path}.{name}", found) for name, field in holder.model_fields.items() if (found := entry(field.annotation))
+def section(path: str, holder: Any, parent: Any = None) -> str:
+    """A heading, a table of the section's own keys, and the sections inside it.
+
+    Args:
+        parent: the section around it; keys that both inherit are described there.
+    """
+    shared = [
+        name for name in holder.model_fields if parent and name in parent.model_fields.keys() - holder.__annotations__
     ]
-    fields = {name: field for name, field in holder.model_fields.items() if section_of(field.annotation) is None}
-    described = f"\n## {path}\n\n{plain(holder.__doc__)}\n"
-    return described + table(fields) + "".join(section(*one) for one in inner)
+    own = {name: field for name, field in holder.model_fields.items() if name not in shared}
+    described = f"\n## {path}\n\n{plain(holder.__doc__)}"
+    if shared:
+        described += (
+            f" It also has these keys of `{path.rpartition('.')[0]}`: {', '.join(f'`{name}`' for name in shared)}."
+        )
+    fields = {name: field for name, field in own.items() if section_of(field.annotation) is None}
+    inner = {name: entry(field.annotation) for name, field in own.items()}
+    sections = (section(f"{path}.{name}", below, holder) for name, below in inner.items() if below)
+    return f"{described}\n{table(fields)}{''.join(sections)}"
 
 
 def table(fields: dict[str, Any]) -> str:
@@ -84,9 +94,9 @@ def table(fields: dict[str, Any]) -> str:
 
 def entry(annotation: Any) -> type[BaseModel] | None:
     """The section that a key holds, or that the items of its list are, or that it may hold."""
-    if found := section_of(annotation):
-        return found
-    return next((found for argument in get_args(annotation) if (found := entry(argument))), None)
+    if below := section_of(annotation):
+        return below
+    return next((below for argument in get_args(annotation) if (below := entry(argument))), None)
 
 
 def kind(field: Any) -> str:
@@ -107,10 +117,6 @@ def default(field: Any) -> str:
         return "required"
     if isinstance(value, bool | type(None)):
         return {True: "`true`", False: "`false`", None: "`null`"}[value]
-    if isinstance(value, ByteSize):
-        return f"`{value.human_readable(separator='')}`"
-    if isinstance(value, Enum):
-        value = value.value
     if isinstance(value, list):
         value = f"[{', '.join(map(str, value))}]"
     return f"`{value}`" if str(value) else "empty"

@@ -33,7 +33,7 @@ from infini_llama.configs.schema import DeploymentConfig, PipelineConfig, Schedu
 from infini_llama.configs.secrets import refuse_secrets
 from infini_llama.flows.form import form
 from infini_llama.flows.pretrain import pretrain, tags_of
-from infini_llama.flows.scheduled import POLICY_VARIABLE, Changes, changes_of
+from infini_llama.flows.scheduled import Changes, changes_of
 from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
@@ -82,7 +82,7 @@ def offer_of(name: str, config: PipelineConfig, overridden: Callable[[Sequence[s
             changed = overridden(schedule.overrides)
             refuse_secrets(changed)
             schedules[schedule.name] = changes_of(config, changed)
-    return Offer(config.deployment.name or name, config, schedules)
+    return Offer(name, config, schedules)
 
 
 def deploy(offers: Sequence[Offer], gpus: int | None = None, silent_for: timedelta = SILENT_FOR) -> dict[str, Any]:
@@ -115,9 +115,8 @@ def default_pool() -> str:
 def definition(offer: Offer) -> RunnerDeployment:
     """The deployment as Prefect takes it, without its schedules."""
     name, config, offered = offer.name, offer.config, offer.config.deployment
-    strategy = {"enqueue": ConcurrencyLimitStrategy.ENQUEUE, "cancel_new": ConcurrencyLimitStrategy.CANCEL_NEW}
     limit = ConcurrencyLimitConfig(
-        limit=offered.concurrency_limit, collision_strategy=strategy[offered.on_collision]
+        limit=offered.concurrency_limit, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
     ) if offered.concurrency_limit else None  # fmt: skip
     deployment = RunnerDeployment.from_flow(
         pretrain,
@@ -130,7 +129,7 @@ def definition(offer: Offer) -> RunnerDeployment:
         description=f"{pretrain.name} with the configuration {name}. Runs with the same name resume the same training.",
         job_variables={
             "working_dir": str(Path.cwd()),
-            "env": run_variables(offered),
+            "env": run_variables(),
             "stream_output": STREAM_OUTPUT,
         },
         entrypoint_type=EntrypointType.MODULE_PATH,
@@ -147,10 +146,10 @@ def version_of(offer: Offer) -> str:
     return f"{version('infini-llama')}+{'.'.join(digests)}"
 
 
-def run_variables(offered: DeploymentConfig) -> dict[str, str]:
+def run_variables() -> dict[str, str]:
     """Environment variables of a deployment's runs; with what makes Python find this program where it is not installed."""
     here = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    return RUN | {POLICY_VARIABLE: offered.late_runs} | here
+    return RUN | here
 
 
 def _work_pool(client: SyncPrefectClient, name: str) -> None:
@@ -219,10 +218,8 @@ def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
 
 
 def _is_same(found: DeploymentResponse, wanted: RunnerDeployment) -> bool:
-    limit, options = found.global_concurrency_limit, found.concurrency_options
-    on_collision = options and options.collision_strategy
-    wanted_options = wanted.concurrency_options and wanted.concurrency_options.collision_strategy
-    if (limit and limit.limit, limit and on_collision) != (wanted.concurrency_limit, wanted_options):
+    limit = found.global_concurrency_limit
+    if (limit and limit.limit) != wanted.concurrency_limit:
         return False
     if found.parameter_openapi_schema != wanted._parameter_openapi_schema.model_dump(exclude_unset=True):
         return False

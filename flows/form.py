@@ -96,8 +96,7 @@ class ChangesForm:
         for position, (name, section) in enumerate(sections.items(), len(SHORT)):
             section["title"] = "Change"
             folded = [{"type": "null", "title": "As deployed"}, {"$ref": whole[name]["$ref"]}]
-            field = PipelineConfig.model_fields[name]
-            words = {"title": field.title, "description": field.description}
+            words = {"title": name, "description": section.get("description", "")}
             properties[name] = words | {"anyOf": folded, "position": position}
         return {"type": "object", "properties": properties, "additionalProperties": False}
 

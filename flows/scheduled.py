@@ -1,7 +1,6 @@
 """What a scheduled run does at its start: it applies the overrides of its schedule, and is skipped if a later run is due too."""
 
 import logging
-import os
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -19,7 +18,6 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 
-POLICY_VARIABLE = "INFINI_LLAMA_LATE_RUNS"  # set in the job variables of a deployment from deployment.late_runs
 Changes = dict[str, dict[str, Any]]  # section, key, value
 log = logging.getLogger("infini_llama.prefect")
 
@@ -68,7 +66,7 @@ def superseded() -> State | None:
 
     The other late runs of the schedule are cancelled at once, so that no process is started for them.
     """
-    if os.environ.get(POLICY_VARIABLE) != "newest" or not flow_run.id:
+    if not flow_run.id or not deployment.id:
         return None
     with get_client(sync_client=True) as client:
         this = client.read_flow_run(UUID(flow_run.id))

@@ -6,10 +6,9 @@ from infini_llama.configs.schema.environment import EnvironmentConfig
 from infini_llama.configs.schema.evaluation import EvaluationConfig
 from infini_llama.configs.schema.model import ModelConfig, RopeScaling
 from infini_llama.configs.schema.pipeline import PipelineConfig
-from infini_llama.configs.schema.runtime import RUN_NAME, RuntimeConfig
+from infini_llama.configs.schema.runtime import RUN_NAME, RuntimeConfig, StorageConfig
 from infini_llama.configs.schema.section import Section
 from infini_llama.configs.schema.sources import PasskeyConfig
-from infini_llama.configs.schema.storage import StorageConfig
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.configs.schema.training import TrainingConfig
 

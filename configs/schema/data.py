@@ -16,14 +16,12 @@ class CurriculumStage(Section):
     """Shorter sequences at the beginning of a run."""
 
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
-        title="Sequence length",
         description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it. Every "
-        "step has the same number of tokens.",
+        "step has the same number of tokens."
     )
     until: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1, strict=True)] = fixed(
-        title="Until",
         description="Last step of this stage: a step, or below 1 a fraction of the steps of the run. A fraction is "
-        "fixed at the start; a later change of train.max_steps does not move it.",
+        "fixed at the start; a later change of train.max_steps does not move it."
     )
 
 
@@ -32,90 +30,69 @@ class DataConfig(TextConfig):
 
     sources: list[SourceConfig] = fixed(
         default_factory=list,
-        title="Sources",
         description="Several sources instead of one, each with a name and its own files, dataset, format or "
         "text_column. No sequence contains text from two sources.",
     )
     min_length: Annotated[int, Field(ge=0)] = fixed(
-        default=0,
-        title="Minimum length",
-        description="Documents with fewer characters are skipped and counted.",
+        default=0, description="Documents with fewer characters are skipped and counted."
     )
     deduplicate: bool = fixed(
         default=False,
-        title="Deduplicate",
         description="Keep only the first of several documents with exactly the same text. Duplicates are counted in either case.",
     )
     on_bad_input: Literal["fail", "skip"] = fixed(
         default="fail",
-        title="Bad input",
         description="fail: a damaged file or record ends the build with an error that names it. skip: it is skipped, "
         "listed and counted.",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = fixed(
-        default=0.05,
-        title="Validation fraction",
-        description="Fraction of documents to hold out, chosen by a hash of their content.",
+        default=0.05, description="Fraction of documents to hold out, chosen by a hash of their content."
     )
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
-        default=256,
-        title="Sequence length",
-        description="Tokens per training sequence (context length, block size).",
+        default=256, description="Tokens per training sequence (context length, block size)."
     )
     packing: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = fixed(
         default="concat",
-        title="Packing",
         description="concat: documents joined by the end-of-text token and cut. window: the same, overlapping by data.stride. "
         "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
         "least). padded: one document per sequence.",
     )
     loss_on: Literal["all", "answer"] = fixed(
         default="all",
-        title="Loss on",
         description="Labels that count in the loss. all: every token of a document. answer: only what follows the last "
         "data.answer_after of each document.",
     )
     answer_after: str = fixed(
         default="",
-        title="Answer after",
         description="Text that ends the prompt of a document (loss_on: answer), for example ' The pass key is'. What follows its "
         "last occurrence is the answer. Prompt and answer are tokenized separately. Every document must contain it.",
     )
     stride: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
-        title="Stride",
         description="Tokens from the start of one sequence to the start of the next (packing: window); at most sequence_length.",
     )
     curriculum: list[CurriculumStage] = fixed(
         default_factory=list,
-        title="Curriculum",
         description="Stages of shorter sequences before data.sequence_length. Each stage reads the text from the beginning, in "
         "its own order.",
     )
-    tokenizer: TokenizerConfig = Field(
-        default_factory=TokenizerConfig, title="Tokenizer", description="How text becomes tokens."
-    )
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     num_workers: Annotated[int, Field(ge=1, le=256)] = free(
-        default=1,
-        title="Preprocessing workers",
-        description="Number of processes that read and tokenize. The dataset does not depend on it.",
+        default=1, description="Number of processes that read and tokenize. The dataset does not depend on it."
     )
     engine: Literal["local", "dask", "ray"] = free(
         default="local",
-        title="Preprocessing engine",
         description="local: processes on this machine. dask, ray: workers of a cluster (extras of the same names) "
         "that can access runtime.home and the text. The dataset does not depend on it.",
     )
     engine_address: str | None = free(
         default=None,
-        title="Cluster address",
         description="Address of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379). Default: a "
         "temporary cluster of data.num_workers workers on this machine.",
         min_length=1,
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = free(
         default="auto",
-        title="Row table device",
         description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU. first_fit and best_fit "
         "are computed on the CPU with any setting. The dataset does not depend on it.",
     )
@@ -188,6 +165,5 @@ class VerifyConfig(Section):
 
     level: Literal["quick", "deep"] = free(
         default="quick",
-        title="Level",
         description="quick: manifest, sizes and tokenizer. deep: also every token, and decoded samples.",
     )

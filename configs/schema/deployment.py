@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 from zoneinfo import available_timezones
 
 from pydantic import Field, field_validator, model_validator
@@ -17,20 +17,15 @@ class ScheduleConfig(Section):
     """When runs start automatically, and which keys they override."""
 
     name: Annotated[str, Field(pattern=SLUG)] = Field(
-        title="Name", description="Name of the schedule. Deploying again updates the schedule of this name."
+        description="Name of the schedule. Deploying again updates the schedule of this name."
     )
     cron: Annotated[str, Field(pattern=FIVE_FIELDS)] = Field(
-        title="Cron", description="Minute, hour, day of month, month and day of week, for example '0 2 * * *'."
+        description="Minute, hour, day of month, month and day of week, for example '0 2 * * *'."
     )
-    timezone: str = Field(
-        default="UTC", title="Time zone", description="Time zone of the cron expression, for example Asia/Tokyo."
-    )
-    active: bool = Field(
-        default=True, title="Active", description="Whether the schedule is active when it is deployed."
-    )
+    timezone: str = Field(default="UTC", description="Time zone of the cron expression, for example Asia/Tokyo.")
+    active: bool = Field(default=True, description="Whether the schedule is active when it is deployed.")
     overrides: list[str] = Field(
         default_factory=list,
-        title="Overrides",
         description="Overrides for its runs, as key=value, for example 'runtime.name=nightly-{date}'.",
     )
 
@@ -45,32 +40,15 @@ class ScheduleConfig(Section):
 class DeploymentConfig(Section):
     """How the configuration is deployed on a Prefect server."""
 
-    name: Annotated[str, Field(pattern=SLUG)] | None = Field(
-        default=None,
-        title="Deployment",
-        description="Name of the deployment on the server. Default: the name of the file.",
-    )
     work_pool: Annotated[str, Field(pattern=SLUG)] = Field(
-        default="infini-llama", title="Work pool", description="Work pool of the deployment."
+        default="infini-llama", description="Work pool of the deployment."
     )
     concurrency_limit: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        title="Concurrency limit",
-        description="Maximum number of concurrent runs of the deployment. null: no limit.",
-    )
-    on_collision: Literal["enqueue", "cancel_new"] = Field(
-        default="enqueue",
-        title="Above the limit",
-        description="What happens to a run that exceeds the limit. enqueue: it waits. cancel_new: it is cancelled.",
-    )
-    late_runs: Literal["newest", "all"] = Field(
-        default="newest",
-        title="Late runs",
-        description="Scheduled runs that are due when a worker returns after an outage. newest: the newest run of each schedule is "
-        "executed and the earlier ones are cancelled. all: every run is executed.",
+        description="Maximum number of concurrent runs of the deployment; a run above it waits. null: no limit.",
     )
     schedules: list[ScheduleConfig] = Field(
-        default_factory=list[ScheduleConfig], title="Schedules", description="Schedules that start runs automatically."
+        default_factory=list[ScheduleConfig], description="Schedules that start runs automatically."
     )
 
     @model_validator(mode="after")

@@ -23,96 +23,70 @@ class EnvironmentConfig(Section):
     """
 
     device: Literal["auto", "cpu", "cuda"] = exact(
-        default="auto",
-        title="Device",
-        description="auto: GPUs if available, otherwise the CPU.",
+        default="auto", description="auto: GPUs if available, otherwise the CPU."
     )
     gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = free(
         default="auto",
-        title="GPUs",
         description="Indices of the GPUs to train on. auto: those that no other process uses, or all if every GPU is "
         "in use.",
     )
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
-        default="auto",
-        title="Workers per node",
-        description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU.",
+        default="auto", description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU."
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = exact(
         default="auto",
-        title="Precision",
         description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs that support "
         "it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), otherwise fp32.",
     )
     attention_backend: Literal["auto", "sdpa", "blocked", "flash2"] = exact(
         default="auto",
-        title="Attention backend",
         description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2) "
         "if it agrees with sdpa in a trial, otherwise sdpa.",
     )
     allocator: Literal["auto", "system", "glibc", "tcmalloc", "jemalloc"] = exact(
         default="auto",
-        title="Allocator",
         description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
         "has it, otherwise system.",
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
-        default="auto",
-        title="Threads",
-        description="CPU threads per worker. auto: the usable cores divided by the workers.",
+        default="auto", description="CPU threads per worker. auto: the usable cores divided by the workers."
     )
     distributed_backend: Literal["auto", "gloo", "nccl"] = exact(
-        default="auto",
-        title="Communication backend",
-        description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs.",
+        default="auto", description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs."
     )
     nnodes: Annotated[int, Field(ge=1, le=65536)] = exact(
         default=1,
-        title="Nodes",
         description="Number of machines (nodes), each with environment.nproc_per_node workers. Start `infini-llama "
         "join RUN`, or the same command, on the other nodes.",
     )
     node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = free(
         default="auto",
-        title="Node rank",
         description="Rank of this node, from 0. The command with rank 0 leads the run, those with other ranks join it. auto: "
         "read from PET_NODE_RANK, NODE_RANK, SLURM_NODEID or JOB_COMPLETION_INDEX, otherwise 0.",
     )
     master_addr: Annotated[str, Field(pattern=HOST)] = free(
         default="auto",
-        title="Master address",
         description="Host name or address of node 0 for the other nodes. auto: the address of its default route.",
     )
     master_port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = free(
-        default="auto",
-        title="Port",
-        description="Port of the rendezvous on node 0. auto: a free port.",
-    )
-    join_timeout: Annotated[float, Field(gt=0)] = free(
-        default=600.0,
-        title="Join timeout",
-        description="Seconds that nodes wait for each other before an attempt fails.",
+        default="auto", description="Port of the rendezvous on node 0. auto: a free port."
     )
     communication_timeout: Annotated[float, Field(gt=0)] = free(
         default=600.0,
-        title="Communication timeout",
         description="Timeout of collective operations during training, in seconds. The attempt then fails and is retried.",
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
-        title="Environment variables",
         description="Environment variables of the workers. They override the plan's variables. The value "
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
     )
     launcher: Literal["local", "srun"] = free(
         default="local",
-        title="Launcher",
         description="How workers are started. local: torchrun on this machine. srun: torchrun by Slurm's srun on every "
         "node of the allocation that this command runs in, or of one that srun requests.",
     )
     srun_options: list[Annotated[str, Field(pattern=SRUN_OPTION)]] = free(
         default_factory=list,
-        title="srun options",
         description="Options of srun for environment.launcher=srun, each as --name=value, for example --partition=gpu "
         "or --time=12:00:00.",
     )

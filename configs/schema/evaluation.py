@@ -14,28 +14,13 @@ class EvaluationConfig(Section):
 
     after_training: list[Literal["perplexity", "passkey"]] = free(
         default_factory=list,
-        title="After training",
         description="Evaluations after training: perplexity (on the validation sequences), passkey (retrieval). An "
         "Infini-Llama is evaluated with and without memory. Empty: none.",
     )
-    checkpoint: Literal["latest", "best"] = free(
-        default="latest",
-        title="Checkpoint",
-        description="Checkpoint to evaluate.",
-    )
     sequences: Annotated[int, Field(ge=1)] | None = free(
-        default=None,
-        title="Sequences",
-        description="Number of validation sequences for perplexity. null: all.",
+        default=None, description="Number of validation sequences for perplexity. null: all."
     )
     passkey_lengths: list[Annotated[int, Field(ge=1)]] = free(
         default_factory=list,
-        title="Passkey lengths",
         description="Lengths of the passkey texts in tokens. Empty: 1, 2, 4 and 8 sequence lengths.",
-    )
-    passkey_samples: int = free(
-        default=10,
-        ge=1,
-        title="Passkeys",
-        description="Number of passkeys per length and depth.",
     )

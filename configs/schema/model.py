@@ -15,43 +15,30 @@ class RopeScaling(Section):
     """
 
     rope_type: Literal["linear", "llama3", "yarn"] = fixed(
-        title="Type",
         description="linear: divide all positions by the factor. llama3: scale only low frequencies. yarn: scale "
-        "frequencies by their index.",
+        "frequencies by their index."
     )
     factor: Annotated[float, Field(ge=1)] = fixed(
-        title="Factor",
-        description="Maximum sequence length relative to the earlier training.",
+        description="Maximum sequence length relative to the earlier training."
     )
     original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = fixed(
-        default=None,
-        title="Original length",
-        description="Sequence length of the earlier training (llama3, yarn).",
+        default=None, description="Sequence length of the earlier training (llama3, yarn)."
     )
     low_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None,
-        title="Low frequency factor",
-        description="Frequencies with fewer turns than this over the original length are scaled (llama3).",
+        default=None, description="Frequencies with fewer turns than this over the original length are scaled (llama3)."
     )
     high_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None,
-        title="High frequency factor",
-        description="Frequencies with more turns than this over the original length are kept (llama3).",
+        default=None, description="Frequencies with more turns than this over the original length are kept (llama3)."
     )
     beta_fast: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
-        title="Beta fast",
         description="Frequencies with more turns than this over the original length are kept (yarn). Default: 32.",
     )
     beta_slow: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None,
-        title="Beta slow",
-        description="Frequencies with fewer turns than this are scaled fully (yarn). Default: 1.",
+        default=None, description="Frequencies with fewer turns than this are scaled fully (yarn). Default: 1."
     )
     attention_factor: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None,
-        title="Attention factor",
-        description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm.",
+        default=None, description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm."
     )
 
     @model_validator(mode="after")
@@ -72,116 +59,73 @@ class RopeScaling(Section):
 class ModelConfig(Section):
     """The architecture, with the field names of Hugging Face's LlamaConfig."""
 
-    hidden_size: Annotated[int, Field(ge=1)] = fixed(
-        default=256,
-        title="Hidden size",
-        description="Width of the residual stream.",
-    )
+    hidden_size: Annotated[int, Field(ge=1)] = fixed(default=256, description="Width of the residual stream.")
     intermediate_size: Annotated[int, Field(ge=1)] = fixed(
-        default=768,
-        title="Intermediate size",
-        description="Inner width of the gated feed-forward block.",
+        default=768, description="Inner width of the gated feed-forward block."
     )
-    num_hidden_layers: Annotated[int, Field(ge=1)] = fixed(
-        default=4,
-        title="Layers",
-        description="Number of decoder layers.",
-    )
+    num_hidden_layers: Annotated[int, Field(ge=1)] = fixed(default=4, description="Number of decoder layers.")
     num_attention_heads: Annotated[int, Field(ge=1)] = fixed(
-        default=4,
-        title="Attention heads",
-        description="Query heads. Must divide hidden_size, unless model.head_dim is set.",
+        default=4, description="Query heads. Must divide hidden_size, unless model.head_dim is set."
     )
     num_key_value_heads: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
-        title="Key-value heads",
         description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: "
         "num_attention_heads.",
     )
     head_dim: Annotated[int, Field(ge=2, multiple_of=2)] | None = fixed(
         default=None,
-        title="Head size",
         description="Width of a head. Infini-attention's memory has head_dim x head_dim entries per key-value head, so this is its "
         "capacity. Default: hidden_size / num_attention_heads.",
     )
-    rope_theta: Annotated[float, Field(gt=0)] = fixed(
-        default=10_000.0,
-        title="RoPE theta",
-        description="Base of the rotary frequencies.",
-    )
-    rms_norm_eps: Annotated[float, Field(gt=0)] = fixed(
-        default=1e-5,
-        title="RMSNorm epsilon",
-        description="Epsilon of RMSNorm.",
-    )
+    rope_theta: Annotated[float, Field(gt=0)] = fixed(default=10_000.0, description="Base of the rotary frequencies.")
+    rms_norm_eps: Annotated[float, Field(gt=0)] = fixed(default=1e-5, description="Epsilon of RMSNorm.")
     initializer_range: Annotated[float, Field(gt=0)] = fixed(
-        default=0.02,
-        title="Initializer range",
-        description="Standard deviation of the initial weights.",
+        default=0.02, description="Standard deviation of the initial weights."
     )
     tie_word_embeddings: bool = fixed(
-        default=True,
-        title="Tie embeddings",
-        description="Use the input embedding as the weight of the output head.",
+        default=True, description="Use the input embedding as the weight of the output head."
     )
     rope_scaling: RopeScaling | None = fixed(
-        default=None,
-        title="RoPE scaling",
-        description="Scaling of rotary positions, as in Hugging Face's configurations.",
+        default=None, description="Scaling of rotary positions, as in Hugging Face's configurations."
     )
     pad_vocab_to_multiple_of: Annotated[int, Field(ge=1)] = fixed(
         default=1,
-        title="Pad vocabulary to multiple of",
         description="Embedding and output head have as many rows as the next multiple of this number, for example 128 for fast "
         "matrix products on GPUs. The rows beyond the tokenizer's vocabulary stay zero: they are never sampled, are not "
         "part of the loss, and are not exported. 1: no padding.",
     )
     hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = fixed(
-        default="silu",
-        title="Activation",
-        description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU.",
+        default="silu", description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU."
     )
     pre_norm: bool = fixed(
         default=True,
-        title="Pre-norm",
         description="Normalize the input of each block (pre-norm). false: normalize its sum with the residual stream (post-norm).",
     )
     qk_norm: bool = fixed(
-        default=False,
-        title="QK-norm",
-        description="Apply RMSNorm to the queries and keys of each head, before rotary positions.",
+        default=False, description="Apply RMSNorm to the queries and keys of each head, before rotary positions."
     )
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = fixed(
-        default=0.0,
-        title="Attention dropout",
-        description="Dropout of attention weights in training.",
+        default=0.0, description="Dropout of attention weights in training."
     )
     hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = fixed(
-        default=0.0,
-        title="Dropout",
-        description="Dropout of the output of each block in training.",
+        default=0.0, description="Dropout of the output of each block in training."
     )
     attention: Literal["softmax", "local", "infini"] = fixed(
         default="softmax",
-        title="Attention",
         description="softmax: causal attention over the sequence. local: inside segments only. infini: inside segments plus a "
         "compressive memory of earlier ones (Munkhdalai et al. 2024, arXiv 2404.07143).",
     )
     segment_length: Annotated[int, Field(ge=1)] = fixed(
-        default=64,
-        title="Segment length",
-        description="Tokens per segment (attention: infini or local).",
+        default=64, description="Tokens per segment (attention: infini or local)."
     )
     memory_update: Literal["linear", "delta", "delta_bounded"] = fixed(
         default="linear",
-        title="Memory update",
         description="linear: add each segment's keys and values (equation 8 of the paper). delta: first subtract "
         "what the memory already returns for these keys (equation 9). delta_bounded: delta with a "
         "denominator that keeps the memory bounded after short segments.",
     )
     memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
-        title="Memory write jitter",
         description="In training, what each segment writes to the memory is scaled by a random factor between 1 and at most this value, "
         "which is reached at 70 % of the steps. A fact is then also found among more text than the training sequences have: among "
         "1/60 of this number of segments. 1: no scaling. Not in the paper.",

@@ -11,9 +11,8 @@ from infini_llama.configs.schema.deployment import DeploymentConfig
 from infini_llama.configs.schema.environment import EnvironmentConfig
 from infini_llama.configs.schema.evaluation import EvaluationConfig
 from infini_llama.configs.schema.model import ModelConfig
-from infini_llama.configs.schema.runtime import RuntimeConfig
+from infini_llama.configs.schema.runtime import RuntimeConfig, StorageConfig
 from infini_llama.configs.schema.section import Section
-from infini_llama.configs.schema.storage import StorageConfig
 from infini_llama.configs.schema.training import TrainingConfig
 
 
@@ -52,35 +51,15 @@ class PipelineConfig(Section):
 
     model_config = ConfigDict(json_schema_extra=_of_a_run)
 
-    data: DataConfig = Field(
-        default_factory=DataConfig,
-        title="Data",
-        description="Which text is read and how it becomes sequences of tokens.",
-    )
-    verify: VerifyConfig = Field(
-        default_factory=VerifyConfig, title="Verify", description="How much of the dataset is checked before training."
-    )
-    model: ModelConfig = Field(default_factory=ModelConfig, title="Model", description="The architecture.")
-    train: TrainingConfig = Field(
-        default_factory=TrainingConfig, title="Training", description="How the model is trained."
-    )
-    evaluate: EvaluationConfig = Field(
-        default_factory=EvaluationConfig, title="Evaluation", description="What is measured of the trained model."
-    )
-    environment: EnvironmentConfig = Field(
-        default_factory=EnvironmentConfig, title="Environment", description="What the workers run on."
-    )
-    runtime: RuntimeConfig = Field(
-        default_factory=RuntimeConfig, title="Run", description="The run's name and how it is operated."
-    )
-    storage: StorageConfig = Field(
-        default_factory=StorageConfig, title="Storage", description="Where datasets and checkpoints are mirrored."
-    )
-    deployment: DeploymentConfig = Field(
-        default_factory=DeploymentConfig,
-        title="Deployment",
-        description="How the configuration is deployed on a Prefect server.",
-    )
+    data: DataConfig = Field(default_factory=DataConfig)
+    verify: VerifyConfig = Field(default_factory=VerifyConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    train: TrainingConfig = Field(default_factory=TrainingConfig)
+    evaluate: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    storage: StorageConfig = Field(default_factory=StorageConfig)
+    deployment: DeploymentConfig = Field(default_factory=DeploymentConfig)
 
     def with_vocab_size(self, vocab_size: int) -> PipelineConfig:
         """The vocabulary size that the tokenizer turned out to have, which may be below the schema's minimum."""

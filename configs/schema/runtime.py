@@ -1,4 +1,4 @@
-"""The run's name and what happens around it."""
+"""The run's name, what happens when it fails or is stopped, and where copies of it are kept."""
 
 from __future__ import annotations
 
@@ -23,18 +23,15 @@ class RuntimeConfig(Section):
 
     name: Annotated[str, Field(pattern=RUN_NAME)] = free(
         default="run",
-        title="Run name",
         description="Name of the run and of its folder in runs/. The same name resumes the same run. {date} and "
         "{time} are replaced by the scheduled start, so that each start is a new run.",
     )
     home: Path = free(
         default_factory=default_home,
-        title="Home",
         description="Folder of datasets and runs. Default: $INFINI_LLAMA_HOME, otherwise ./workspace.",
     )
     resume: str = Field(
         default="auto",
-        title="Resume",
         description="Where to start. auto: the newest valid checkpoint, otherwise step 0. must: fail if there is no "
         "checkpoint. never: fail if there are checkpoints. best: the best checkpoint. Or the path of a "
         "checkpoint.",
@@ -42,29 +39,34 @@ class RuntimeConfig(Section):
     )
     retries: Annotated[int, Field(ge=0, le=100)] = free(
         default=3,
-        title="Retries",
         description="Maximum number of consecutive retries of failed training. Every new checkpoint resets the count.",
     )
     retry_delay: Annotated[float, Field(ge=0)] = free(
-        default=5.0,
-        title="Retry delay",
-        description="Seconds before the first retry, doubled for each further one.",
+        default=5.0, description="Seconds before the first retry, doubled for each further one."
     )
     max_rollbacks: Annotated[int, Field(ge=0, le=100)] = free(
         default=2,
-        title="Rollbacks",
         description="Maximum number of rollbacks of a diverged run to the last good checkpoint. The samples since "
         "that checkpoint are skipped. If training diverges again from there, an older checkpoint is used.",
     )
     hang_timeout: Annotated[float, Field(gt=0)] = free(
         default=20.0,
-        title="Hang after",
         description="A worker is considered hung if its last heartbeat is older than this many seconds plus twice "
         "the longest measured time of its phase. For a stopped process, half of this value is used.",
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = free(
         default=25.0,
-        title="Grace period",
         description="Seconds that workers have to save a checkpoint after a stop signal. Extended if saves were "
         "measured to take longer.",
+    )
+
+
+class StorageConfig(Section):
+    """Where datasets and checkpoints are mirrored."""
+
+    mirror: Annotated[str, Field(min_length=1)] | None = free(
+        default=None,
+        description="A folder or bucket to copy committed datasets and checkpoints to, in the background, for "
+        "example /mnt/backup or s3://bucket/project. An empty home folder is restored from it. "
+        "Credentials come from the environment. null: none.",
     )

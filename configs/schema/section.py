@@ -20,7 +20,12 @@ class Resume(StrEnum):
 class Section(BaseModel):
     """A part of the configuration: unknown keys are refused, defaults are checked like given values."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        field_title_generator=lambda name, _: name,  # Prefect's form shows the keys as a file has them
+    )
 
 
 def fixed(**field: Any) -> Any:

@@ -15,25 +15,20 @@ class PasskeyConfig(Section):
     """Texts generated for `data.source: passkey`: something hidden in filler text, and a question for it at the end."""
 
     documents: Annotated[int, Field(ge=1, le=100_000_000)] = fixed(
-        default=20_000,
-        title="Documents",
-        description="Number of texts to generate.",
+        default=20_000, description="Number of texts to generate."
     )
     repetitions: Annotated[int, Field(ge=1)] = fixed(
         default=3,
-        title="Repetitions",
         description="Maximum repetitions of the filler text. Each text draws its length, and cuts the filler between any two words.",
     )
     form: Literal["passkey", "facts", "overwritten", "variables"] = fixed(
         default="passkey",
-        title="Form",
         description="What is hidden. passkey: one number of five digits. facts: three things with a number each, of which one is "
         "asked for. overwritten: a number that is replaced by another, which is asked for. variables: a number that is asked for "
         "by way of two assignments.",
     )
     filler: Literal["repeated", "random"] = fixed(
         default="repeated",
-        title="Filler",
         description="The text around it. repeated: the same sentences again and again. random: their words in random order.",
     )
 
@@ -43,72 +38,50 @@ class TextConfig(Section):
 
     source: Literal["files", "python-stdlib", "huggingface", "passkey"] = fixed(
         default="files",
-        title="Source",
         description="files: the paths in data.files. python-stdlib: the .py files of the running Python's standard library, "
         "without a download. huggingface: data.dataset, through the datasets library. passkey: texts generated as "
         "data.passkey describes.",
     )
     files: list[str] = fixed(
         default_factory=list,
-        title="Files",
         description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
         "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl (ndjson), csv, tsv, parquet and arrow "
         "files have one document per record; a tar file has the documents of its files. All can be compressed with gz, xz, zst or bz2.",
     )
     validation_files: list[str] = fixed(
         default_factory=list,
-        title="Validation files",
         description="Held-out text, in the same formats as data.files, instead of data.validation_fraction. Training "
         "documents that are also in these files are skipped.",
     )
     dataset: str = fixed(
         default="",
-        title="Dataset",
         description="Name of a dataset on the Hugging Face Hub, a local dataset folder, or a folder written by "
         "save_to_disk (source: huggingface).",
     )
-    dataset_config: str | None = fixed(
-        default=None,
-        title="Dataset configuration",
-        description="Configuration of the dataset, if it has several.",
-    )
+    dataset_config: str | None = fixed(default=None, description="Configuration of the dataset, if it has several.")
     revision: str | None = fixed(
         default=None,
-        title="Dataset revision",
         description="Branch, tag or commit of data.dataset on the Hugging Face Hub. Default: its main branch. The manifest records "
         "the commit that was read.",
         min_length=1,
     )
-    dataset_split: str = fixed(
-        default="train",
-        title="Dataset split",
-        description="Split of data.dataset to train on.",
-        min_length=1,
-    )
+    dataset_split: str = fixed(default="train", description="Split of data.dataset to train on.", min_length=1)
     validation_split: str | None = fixed(
         default=None,
-        title="Validation split",
         description="Split of data.dataset to hold out. Default: data.validation_fraction of data.dataset_split.",
     )
     streaming: bool = free(
         default=False,
-        title="Streaming",
         description="Read data.dataset without a local copy. The result is the same. For a Hub dataset, the contents of a commit "
         "are cached. Any other dataset is read again by every `run`, including a resume, to check for changes; "
         "`train --dataset` does not.",
     )
-    passkey: PasskeyConfig = Field(
-        default_factory=PasskeyConfig, title="Passkey", description="Texts to generate (source: passkey)."
-    )
+    passkey: PasskeyConfig = Field(default_factory=PasskeyConfig)
     text_column: str = fixed(
-        default="text",
-        title="Text column",
-        description="Column or field that contains the text of a record.",
-        min_length=1,
+        default="text", description="Column or field that contains the text of a record.", min_length=1
     )
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = fixed(
         default="auto",
-        title="Format",
         description="Format of the files. auto: by file extension. The compression is always detected by the extension. For a tar "
         "file, it selects the files in it.",
     )
@@ -118,18 +91,13 @@ class SourceConfig(TextConfig):
     """One of several sources that are mixed."""
 
     name: Annotated[str, Field(pattern=SOURCE_NAME)] = fixed(
-        title="Name",
-        description="Name of the source in the dataset, in reports and in metrics.",
+        description="Name of the source in the dataset, in reports and in metrics."
     )
     weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = fixed(
         default=None,
-        title="Weight",
         description="Share of the training sequences: weight / sum of weights. If no source has a weight, every "
         "sequence is used once per epoch.",
     )
     license: str = free(
-        default="not stated",
-        title="License",
-        description="License of the text, recorded in the manifest.",
-        min_length=1,
+        default="not stated", description="License of the text, recorded in the manifest.", min_length=1
     )

@@ -13,40 +13,32 @@ class TokenizerConfig(Section):
     """The tokenizer: trained on the training documents, or given as a file and then used unchanged."""
 
     kind: Literal["bpe", "wordpiece", "unigram"] = fixed(
-        default="bpe",
-        title="Kind",
-        description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded.",
+        default="bpe", description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded."
     )
     path: str | None = fixed(
         default=None,
-        title="Path",
         description="A tokenizer to use unchanged: a tokenizer.json (for example of an earlier dataset), a Hugging "
         "Face folder, or a .tiktoken rank file (read with the pattern of cl100k_base). kind and vocab_size are then ignored.",
         min_length=1,
     )
     encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = fixed(
         default=None,
-        title="Encoding",
         description="Name of a tiktoken encoding. Its rank file is data.tokenizer.path if set, otherwise it is taken "
         "from tiktoken's cache (TIKTOKEN_CACHE_DIR) or downloaded. Its sha256 is checked.",
     )
     eos: str | None = fixed(
         default=None,
-        title="End of text",
         description="End-of-text token of the tokenizer in data.tokenizer.path. Default: the one defined in its "
         "folder, or one of the usual names.",
         min_length=1,
     )
     special_tokens: list[Annotated[str, Field(min_length=1)]] = fixed(
         default_factory=list,
-        title="Special tokens",
         description="Further special tokens of a trained tokenizer. Text is never encoded as one of them. Their IDs "
         "follow that of the end-of-text token.",
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = fixed(
-        default=4096,
-        title="Vocabulary size",
-        description="Vocabulary size, including the 256 bytes and the end-of-text token.",
+        default=4096, description="Vocabulary size, including the 256 bytes and the end-of-text token."
     )
 
     @model_validator(mode="after")

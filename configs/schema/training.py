@@ -20,289 +20,193 @@ class TrainingConfig(Section):
 
     log_every: Annotated[int, Field(ge=1)] = free(
         default=10,
-        title="Log every",
         description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard. "
         "metrics.jsonl has every step.",
     )
     report_to: list[Literal["tensorboard", "wandb"]] = free(
         default=["tensorboard"],
-        title="Report to",
         description="Loggers in addition to metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with "
         "WANDB_MODE=offline).",
     )
     metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = free(
         default=None,
-        title="Metrics hook",
         description="A function (module:function) that every worker calls at logged steps with the model and the "
         "step's record. It returns a dict of numbers, which are logged under custom.",
     )
     profile_steps: list[Annotated[int, Field(ge=1)]] | None = free(
         default=None,
-        title="Profile",
         description="First and last step for torch's profiler, for example [20, 24]. Traces and a table are written "
         "to `profile` in the run's folder.",
     )
     eval_tokens: Count | None = free(
         default=None,
-        title="Evaluation tokens",
         description="Validation tokens per evaluation, for example 1M; the same each time. Default: 64 sequences.",
     )
     sample_prompts: list[Annotated[str, Field(min_length=1)]] = free(
         default=["def "],
-        title="Sample prompts",
         description="Prompts that the model continues at each evaluation and at the end. The texts are in samples.jsonl, "
         "result.json and the report. Empty: no samples.",
     )
-    sample_tokens: Annotated[int, Field(ge=1)] = free(
-        default=128,
-        title="Sample length",
-        description="Tokens per sample.",
-    )
+    sample_tokens: Annotated[int, Field(ge=1)] = free(default=128, description="Tokens per sample.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = fixed(
-        default=1234,
-        title="Seed",
-        description="Seed of the initial weights and of the sample order.",
+        default=1234, description="Seed of the initial weights and of the sample order."
     )
     init_from: str | None = fixed(
         default=None,
-        title="Initial weights",
         description="Hugging Face folder of a Llama, or a folder written by export, with the initial weights "
         "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
     )
     init_gate: float | list[float] = exact(
         default=-2.0,
-        title="Initial gates",
         description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
         " of the memory. A list has a value per layer and also sets the gates of random weights, which otherwise start at 0.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = exact(
-        default=None,
-        title="Steps",
-        description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set.",
+        default=None, description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set."
     )
     num_epochs: Annotated[float, Field(gt=0)] | None = exact(
         default=None,
-        title="Epochs",
         description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
     )
     max_tokens: Count | None = exact(
-        default=None,
-        title="Tokens",
-        description="Training tokens (targets), instead of max_steps, for example 300M.",
-    )
-    repeat_data: bool = free(
-        default=True,
-        title="Repeat data",
-        description="Allow more than one epoch. false: a run that needs more than one is refused before its first "
-        "step.",
+        default=None, description="Training tokens (targets), instead of max_steps, for example 300M."
     )
     global_batch_size: Annotated[int, Field(ge=1)] = fixed(
-        default=32,
-        title="Global batch size",
-        description="Sequences per optimizer step, over all workers and accumulation steps.",
+        default=32, description="Sequences per optimizer step, over all workers and accumulation steps."
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default=8,
-        title="Micro-batch size",
         description="Sequences per forward pass of one worker (per-device batch size). auto: as many as fit into "
         "memory, by the estimate.",
     )
     document_masking: bool = exact(
         default=False,
-        title="Document isolation",
         description="Isolate packed documents: attention stays inside each document, positions restart, and "
         "Infini-attention's memory is empty at its start.",
     )
-    prefer_long_documents: Annotated[float, Field(ge=0, le=4)] = fixed(
-        default=0.0,
-        title="Prefer long documents",
-        description="Oversample long documents: a document of twice the length is used 2 to this power times as "
-        "often. 0: every sequence once per epoch. Needs about 36 bytes of memory per sequence and 30 per "
-        "document at the start.",
-    )
     dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = free(
         default=0,
-        title="Data loader workers",
         description="Threads per worker that prepare the next batches, in pinned memory for a GPU. 0: none. The "
         "batches do not depend on it.",
     )
     learning_rate: Annotated[float, Field(gt=0)] = exact(
-        default=1e-3,
-        title="Learning rate",
-        description="Peak learning rate, after the warm-up.",
+        default=1e-3, description="Peak learning rate, after the warm-up."
     )
     lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = exact(
         default="cosine",
-        title="Schedule",
-        description="Learning-rate schedule after the warm-up. wsd (warmup-stable-decay) stays at the peak until the "
-        "last part of the run.",
-    )
-    lr_power: Annotated[float, Field(gt=0)] = exact(
-        default=2.0,
-        title="Polynomial power",
-        description="Exponent of the polynomial schedule.",
-    )
-    lr_decay_ratio: Annotated[float, Field(gt=0, le=1)] = exact(
-        default=0.2,
-        title="Decay ratio",
-        description="Fraction of all steps in which the wsd schedule decays.",
+        description="Learning-rate schedule after the warm-up. polynomial has the exponent 2. wsd (warmup-stable-decay) stays at the peak "
+        "until the last fifth of the run.",
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = exact(
-        default=0.1,
-        title="Final learning rate ratio",
-        description="Final learning rate as a fraction of the peak.",
+        default=0.1, description="Final learning rate as a fraction of the peak."
     )
     warmup_steps: Annotated[int, Field(ge=0)] = exact(
-        default=100,
-        title="Warm-up steps",
-        description="Steps of linear warm-up from zero. Must be fewer than max_steps.",
+        default=100, description="Steps of linear warm-up from zero. Must be fewer than max_steps."
     )
     optimizer: Literal["adamw", "adam", "sgd", "muon"] = exact(
         default="adamw",
-        title="Optimizer",
         description="Optimizer. muon is used for the matrices of the layers, with adamw for all other parameters. In "
-        "adam and sgd, weight decay is added to the gradient.",
-    )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = exact(
-        default=0.95,
-        title="Momentum",
-        description="Momentum of sgd and muon.",
+        "adam and sgd, weight decay is added to the gradient. sgd and muon have a momentum of 0.95.",
     )
     weight_decay: Annotated[float, Field(ge=0)] = exact(
-        default=0.1,
-        title="Weight decay",
-        description="Weight decay of matrices. Norms, gates and embeddings have none.",
+        default=0.1, description="Weight decay of matrices. Norms, gates and embeddings have none."
     )
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = exact(
-        default=0.9,
-        title="Adam beta 1",
-        description="Decay of the first moment.",
-    )
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = exact(
-        default=0.95,
-        title="Adam beta 2",
-        description="Decay of the second moment.",
-    )
-    adam_epsilon: Annotated[float, Field(gt=0)] = exact(
-        default=1e-8,
-        title="Adam epsilon",
-        description="Added to the denominator.",
-    )
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = exact(default=0.9, description="Decay of the first moment.")
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = exact(default=0.95, description="Decay of the second moment.")
+    adam_epsilon: Annotated[float, Field(gt=0)] = exact(default=1e-8, description="Added to the denominator.")
     gate_learning_rate: Annotated[float, Field(gt=0)] = exact(
         default=0.01,
-        title="Gate learning rate",
         description="Peak learning rate of Infini-attention's gates, with the same schedule and without weight decay.",
     )
     max_grad_norm: Annotated[float, Field(gt=0)] = exact(
-        default=1.0,
-        title="Gradient clipping",
-        description="Gradient clipping: maximum norm of the gradient.",
+        default=1.0, description="Gradient clipping: maximum norm of the gradient."
     )
     loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = exact(
         default="auto",
-        title="Loss chunk",
         description="Number of tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for "
         "small micro-batches, otherwise 128 MiB of logits on a CPU and 4096 tokens on a GPU.",
     )
     z_loss: Annotated[float, Field(ge=0, le=1)] = exact(
         default=0.0,
-        title="z-loss",
         description="Weight of log²(Z) in the gradient, for example 1e-4, which keeps logits small. Reported losses exclude it.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = exact(
         default="none",
-        title="Activation checkpointing",
         description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save "
         "memory. none: nothing. selective: everything except matrix products. full: everything.",
     )
     eval_steps: Interval = free(
         default=100,
-        title="Evaluate every",
         description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A checkpoint is "
         "saved at every new lowest validation loss.",
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = exact(
         default=None,
-        title="Early stopping patience",
         description="End the run after this many evaluations in a row without improvement. Default: never.",
     )
     save_steps: Interval = free(
         default=200,
-        title="Save every",
         description="Interval between checkpoints, in steps, or as '10M tokens' or '15 minutes'. The best model is "
         "saved in addition.",
     )
     save_total_limit: Annotated[int, Field(ge=2)] = free(
         default=3,
-        title="Checkpoints kept",
         description="Number of newest checkpoints to keep, in addition to the best one. At least 2, in case the "
         "newest is damaged.",
     )
     save_permanent_every: Annotated[int, Field(ge=1)] | None = free(
         default=None,
-        title="Permanent every",
         description="Keep checkpoints at multiples of this step forever, in addition to train.save_total_limit. null: none.",
     )
     async_save: bool = free(
         default=True,
-        title="Asynchronous save",
         description="Copy checkpoints to memory and write them in the background. false: training waits, and no copy is needed.",
     )
     parallel: Literal["ddp", "fsdp", "hsdp", "deepspeed"] = exact(
         default="ddp",
-        title="Parallel strategy",
         description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state "
         "are sharded over all workers (FSDP2). hsdp: sharded in groups of train.shard_size workers and "
         "replicated between groups. deepspeed: sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
     )
     zero_stage: Literal[1, 2, 3] | None = exact(
         default=None,
-        title="ZeRO stage",
         description="What is sharded: optimizer state (1, deepspeed only), also gradients (2), also parameters (3). With fsdp and "
         "hsdp, 2 keeps a layer's parameters between forward and backward, with more memory and less communication. Default: 3 "
         "with fsdp and hsdp; with deepspeed the stage in train.deepspeed_config, otherwise 2.",
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = exact(
         default=None,
-        title="DeepSpeed configuration",
         description="A DeepSpeed JSON file, or its contents. Its zero_optimization and communication settings are "
         'used. Batch sizes, optimizer, precision and clipping must be left out, be "auto", or agree with '
         "the keys of the run.",
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default="auto",
-        title="Shard size",
         description="Number of workers that shard one copy of the model with train.parallel=hsdp. auto: the workers "
         "of one machine.",
     )
     context_parallel: Annotated[int, Field(ge=1)] = exact(
         default=1,
-        title="Context parallel",
         description="Number of workers that split each sequence (context parallelism), for sequences whose "
         "activations do not fit on one worker. Not with model.attention=softmax.",
     )
     compile: Literal["auto", "off", "block", "whole"] = exact(
         default="auto",
-        title="Compile",
         description="torch.compile of each layer (block), or of model and loss (whole; not with fsdp or hsdp). It is "
         "used only if it agrees with eager execution on the first batch. auto: block on GPUs that have a C compiler "
         "and triton, off on CPUs.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = exact(
-        default="default",
-        title="Compile mode",
-        description="The mode of torch.compile, passed to it as it is.",
+        default="default", description="The mode of torch.compile, passed to it as it is."
     )
     max_skips: Annotated[int, Field(ge=0)] = exact(
         default=10,
-        title="Maximum skips",
         description="Maximum number of skipped (non-finite) updates within 100 steps. One more rolls the run "
         "back to the last good checkpoint.",
     )
     spike_zscore: Annotated[float, Field(ge=3)] | None = exact(
         default=None,
-        title="Loss spike threshold",
         description="Skip updates whose loss is this many robust standard deviations above the median of the last 128 losses, for"
         " example 8. null: never.",
     )

@@ -74,14 +74,13 @@ def _passkey(arguments: Namespace) -> Answer:
     if not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; use both or neither.")
     from infini_llama.flows.cli.tables import passkey_text
-    from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
+    from infini_llama.tasks.evaluate.stage import DEPTHS, SAMPLES, find_passkeys, find_passkeys_across
 
-    checkpoint, samples, seed = arguments.checkpoint, arguments.samples or 10, arguments.seed or 0
+    checkpoint, samples, seed = arguments.checkpoint, arguments.samples or SAMPLES, arguments.seed or 0
     if arguments.segments:
         record = find_passkeys_across(run, checkpoint, arguments.segments, samples, seed, form, filler)
     else:
-        depths = arguments.depths or [0.0, 0.25, 0.5, 0.75, 1.0]
-        record = find_passkeys(run, checkpoint, arguments.lengths or [], depths, samples, seed)
+        record = find_passkeys(run, checkpoint, arguments.lengths or (), arguments.depths or DEPTHS, samples, seed)
     return record.to_json(), passkey_text(record)
 
 

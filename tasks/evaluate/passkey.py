@@ -6,7 +6,7 @@ greedy decoding would give it. For a model with a memory, `controls` say whether
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, zip_longest
@@ -251,7 +251,7 @@ def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[s
 
 
 def passkey(
-    model: Llama, tokenizer: Tokenizer, lengths: list[int], depths: list[float], samples: int, seed: int = 0
+    model: Llama, tokenizer: Tokenizer, lengths: Sequence[int], depths: Sequence[float], samples: int, seed: int = 0
 ) -> list[dict[str, PasskeyResult]]:
     """Retrieval at every length and depth, over `samples` numbers each, the same ones for every model.
 

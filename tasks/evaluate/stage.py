@@ -1,7 +1,7 @@
 """Measures a trained model, for `infini-llama evaluate` and after training. Results are also kept in the run's folder."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,8 @@ from infini_llama.tasks.storage.json_lines import append_line, read_lines
 log = logging.getLogger("infini_llama.evaluate")
 Result = TypeVar("Result")
 MOST_FILLER = 100_000  # tokens that filler has before it repeats
-DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+SAMPLES = 10  # per length and depth
 
 
 def evaluate(
@@ -104,10 +105,10 @@ def verified_reader(run_dir: Path, split: str) -> TokenReader:
 def find_passkeys(
     run_dir: Path,
     checkpoint: str,
-    lengths: list[int],
-    depths: list[float],
-    samples: int,
-    seed: int,
+    lengths: Sequence[int] = (),
+    depths: Sequence[float] = DEPTHS,
+    samples: int = SAMPLES,
+    seed: int = 0,
     request: EvaluationRequest | None = None,
 ) -> PasskeyRetrieval:
     """Passkey retrieval of a run's model; for Infini-attention with and without its memory, and with that of another text.
@@ -117,7 +118,7 @@ def find_passkeys(
         request: as in `evaluate`.
     """
     row = lineage_of(run_dir).dataset.sequence_length
-    lengths = lengths or [row, 2 * row, 4 * row, 8 * row]
+    lengths = lengths or (row, 2 * row, 4 * row, 8 * row)
     measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed)
     return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request)
 
@@ -238,19 +239,17 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
         if kind == "perplexity":
             found[kind] = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
         else:
-            lengths, samples = config.passkey_lengths, config.passkey_samples
-            found[kind] = find_passkeys(run_dir, request.checkpoint, lengths, DEPTHS, samples, seed=0, request=request)
+            found[kind] = find_passkeys(run_dir, request.checkpoint, config.passkey_lengths, request=request)
     return Evaluations.from_json({kind: result.to_json() for kind, result in found.items()})
 
 
 def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
-    chosen = find_checkpoint(run_dir, config.checkpoint)
+    chosen = find_checkpoint(run_dir, "latest")
     return EvaluationRequest(
         checkpoint=chosen.name,
         digest=read_manifest(chosen, checkpoints.KIND).digest,
         sequences=config.sequences,
         passkey_lengths=tuple(config.passkey_lengths),
-        passkey_samples=config.passkey_samples,
     )
 
 

@@ -119,7 +119,6 @@ class EvaluationRequest(Record):
     digest: str
     sequences: int | None
     passkey_lengths: tuple[int, ...]
-    passkey_samples: int
 
 
 class Evaluations(Record):

@@ -21,6 +21,7 @@ from infini_llama.tasks.runs.run_folder import resolved_path
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
 
+JOIN_TIMEOUT = 600  # seconds that the nodes wait for each other
 ENDING_SECONDS = 60.0  # that srun may take to end its step on all nodes
 STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
 
@@ -48,34 +49,30 @@ def start(
     from infini_llama.tasks.train.nodes import host, network
 
     endpoint = host(attempt_dir, plan) if plan.nnodes > 1 else None
-    command = torchrun(attempt_dir, plan, endpoint, is_host=True, join_timeout=settings.join_timeout)
+    command = torchrun(attempt_dir, plan, endpoint, is_host=True)
     process = spawn(command, log, network(endpoint) | plan.env, grace_period, lock_fds)
     return Workers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
-def torchrun(
-    attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint | None, is_host: bool, join_timeout: float
-) -> list[str]:
+def torchrun(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint | None, is_host: bool) -> list[str]:
     """The command that starts this machine's workers of an attempt.
 
     Args:
         endpoint: where the torchruns of several nodes find each other (c10d); None: this machine is the only one.
         is_host: the endpoint is this torchrun's.
-        join_timeout: seconds that the nodes wait for each other.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0"]
     # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with threads, which a second signal
     # keeps from ending, and torchrun with them.
     command.append(f"--log-dir={attempt_dir / 'torchrun'}")
     if endpoint is not None:
-        seconds = max(1, round(join_timeout))
         local_address = endpoint.address if is_host else own_address_towards(endpoint.address)
         command += [
             f"--nnodes={plan.nnodes}",
             f"--rdzv-id={attempt_dir.parents[1].name}-{attempt_dir.name}",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={endpoint.address}:{endpoint.port}",
-            f"--rdzv-conf=is_host={int(is_host)},join_timeout={seconds}",
+            f"--rdzv-conf=is_host={int(is_host)},join_timeout={JOIN_TIMEOUT}",
             *([f"--local-addr={local_address}"] if local_address else []),
         ]
     elif plan.port == "auto":
@@ -211,7 +208,7 @@ class Workers:
 
     def hint(self) -> str:
         """Why no rank may have started."""
-        return "" if self.nnodes == 1 else "not all nodes joined within environment.join_timeout"
+        return "" if self.nnodes == 1 else f"not all nodes joined within {JOIN_TIMEOUT} s"
 
 
 @dataclass(frozen=True)

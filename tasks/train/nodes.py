@@ -30,6 +30,7 @@ from infini_llama.tasks.runs.run_folder import (
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.exec_wrapper import LAUNCHER
 from infini_llama.tasks.train.launch import (
+    JOIN_TIMEOUT,
     STEP,
     Workers,
     interface_towards,
@@ -42,7 +43,6 @@ from infini_llama.tasks.train.launch import (
 ENDPOINT = "rendezvous.json"
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 3.0
-JOIN_TIMEOUT = 600.0  # seconds without a leader, as the default of environment.join_timeout
 # Codes after which the leader makes no further attempt, whatever it was asked to do.
 FINAL = (ExitCode.FINISHED, ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA)
 log = logging.getLogger("infini_llama.nodes")
@@ -172,8 +172,8 @@ def take_part(attempt_dir: Path, endpoint: Endpoint) -> int:
         Preempted: this process was asked to stop.
     """
     resolved = read_resolved(attempt_dir)
-    run, settings = RunFolder(attempt_dir.parents[1]), resolved.config.environment
-    command = torchrun(attempt_dir, resolved.plan, endpoint, is_host=False, join_timeout=settings.join_timeout)
+    run = RunFolder(attempt_dir.parents[1])
+    command = torchrun(attempt_dir, resolved.plan, endpoint, is_host=False)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
     process = spawn(command, output, node_environment(resolved.plan, endpoint), resolved.grace_period, [])
     workers = Workers(process, attempt_dir, resolved.plan.world_size, resolved.plan.nnodes)
@@ -195,17 +195,17 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     """Replace this process, a task of srun, by torchrun; the node of rank SLURM_NODEID 0 hosts the rendezvous.
 
     Raises:
-        PipelineError: the node that hosts does not start within environment.join_timeout.
+        PipelineError: the node that hosts does not start within JOIN_TIMEOUT.
     """
     resolved = read_resolved(attempt_dir)
-    plan, settings = resolved.plan, resolved.config.environment
+    plan = resolved.plan
     is_host = variables.get("SLURM_NODEID", "0") == "0"
     if is_host:
         write_atomic(attempt_dir / STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
     endpoint = None
     if plan.nnodes > 1:
-        endpoint = host(attempt_dir, plan) if is_host else _await_endpoint(attempt_dir, settings.join_timeout)
-    command = torchrun(attempt_dir, plan, endpoint, is_host, settings.join_timeout)
+        endpoint = host(attempt_dir, plan) if is_host else _await_endpoint(attempt_dir)
+    command = torchrun(attempt_dir, plan, endpoint, is_host)
     environment = worker_environment(node_environment(plan, endpoint), resolved.grace_period)
     environment[LAUNCHER] = str(os.getpid())
     signal.signal(
@@ -214,11 +214,11 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     os.execve(command[0], command, environment)
 
 
-def _await_endpoint(attempt_dir: Path, seconds: float) -> Endpoint:
-    until = time.monotonic() + seconds
+def _await_endpoint(attempt_dir: Path) -> Endpoint:
+    until = time.monotonic() + JOIN_TIMEOUT
     while (endpoint := read_endpoint(attempt_dir)) is None:
         if time.monotonic() > until:
-            raise PipelineError(f"node 0 has not started within {seconds:.0f} s (environment.join_timeout).")
+            raise PipelineError(f"node 0 has not started within {JOIN_TIMEOUT} s.")
         time.sleep(POLL_SECONDS)
     return endpoint
 

@@ -140,7 +140,7 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
     """Steps of the run: a function of the settings and the dataset.
 
     Raises:
-        ConfigError: the warm-up would not end, or rows would be seen twice although `train.repeat_data` is off.
+        ConfigError: the warm-up would not end.
     """
     rows, batch, steps = dataset.train.rows, train.global_batch_size, train.max_steps
     if steps is None:
@@ -157,38 +157,16 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
             raise ConfigError(
                 f"train.warmup_steps={train.warmup_steps} must be fewer than the {steps} steps of {setting}; lower it, or train longer."
             )
-    _refuse_repeats(train, steps, rows)
     return steps
-
-
-def _refuse_repeats(train: TrainingConfig, steps: int, rows: int) -> None:
-    """Refuse a run, where `train.repeat_data` is off, that may see one of the `rows` training rows twice."""
-    batch = train.global_batch_size
-    if not train.repeat_data and train.prefer_long_documents:
-        raise ConfigError(
-            f"train.prefer_long_documents={train.prefer_long_documents:g} repeats sequences of long documents before "
-            "others are used, but train.repeat_data is false; set it to true, or set prefer_long_documents=0."
-        )
-    if not train.repeat_data and steps * batch > rows:
-        raise ConfigError(
-            f"train.max_steps={steps} of train.global_batch_size={batch} sequences need {steps * batch:,} sequences, "
-            f"but the dataset has {rows:,} and train.repeat_data is false; train at most {rows // batch} steps, or "
-            "set it to true."
-        )
 
 
 def _refuse_stages(config: PipelineConfig) -> None:
     """Check data.curriculum against the sections train and model.
 
     Raises:
-        ConfigError: rows may not repeat, but each stage begins the text anew; or rows are too short for the memory to be used.
+        ConfigError: rows are too short for the memory to be used.
     """
     stages, model = config.data.curriculum, config.model
-    if stages and not config.train.repeat_data:
-        raise ConfigError(
-            "data.curriculum reads the text again for each sequence length, but train.repeat_data is false; set it "
-            "to true, or use one length."
-        )
     shortest = min((stage.sequence_length for stage in stages), default=None)
     if shortest and model.attention == "infini" and shortest <= model.segment_length:
         raise ConfigError(

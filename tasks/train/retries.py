@@ -5,7 +5,7 @@ exception that leaves the stage. `Retries`: whether and when the caller, Prefect
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError, ExitCode, PipelineError, TrainFailed
@@ -85,7 +85,7 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
         error: of the diverged run: its `first_skip`, and the samples consumed when it gave up.
 
     Returns:
-        None beyond `runtime.max_rollbacks`, where nothing older exists, or where others would be seen twice for want of these samples.
+        None beyond `runtime.max_rollbacks`, or where nothing older exists.
     """
     assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
     run, limit, before = (
@@ -105,16 +105,6 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
         log.warning("the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)", len(before), limit)
         return None
     skipped = SampleRange(first=first, end=error.samples)
-    every = (*before, skipped)
-    train = resolved.config.train
-    spare = resolved.dataset.train.rows - resolved.max_steps * train.global_batch_size
-    if not train.repeat_data and _count(every) > spare:
-        log.warning(
-            "the run cannot be rolled back: without samples %d to %d, others would be seen twice, and train.repeat_data is false",
-            skipped.first,
-            skipped.end - 1,
-        )
-        return None
     checkpoints.abandon_newer(run.checkpoints, checkpoints.step_of(good) if good else 0)
     log.warning(
         "rolling back to %s; samples %d to %d are skipped",
@@ -122,22 +112,13 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
         skipped.first,
         skipped.end - 1,
     )
-    return resolved.lineage.skipping(every)
+    return resolved.lineage.skipping((*before, skipped))
 
 
 def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:
     """The newest valid checkpoint up to a step, None without one, and the samples consumed there."""
     good = checkpoints.newest_good(run.checkpoints, step)
     return good, checkpoints.read_state(good).samples if good else 0
-
-
-def _count(ranges: Sequence[SampleRange]) -> int:
-    """How many samples are in any of the ranges."""
-    count = reached = 0
-    for one in sorted(ranges, key=lambda one: one.first):
-        count += max(0, one.end - max(one.first, reached))
-        reached = max(reached, one.end)
-    return count
 
 
 class Retries:

@@ -11,7 +11,6 @@ STAGES = (
     "model.segment_length=8",
     "train.max_steps=44",
     "train.document_masking=true",
-    "train.prefer_long_documents=1",
 )
 
 

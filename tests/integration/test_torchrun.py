@@ -13,7 +13,7 @@ PLAN = make_plan()
 def test_torchrun_leaves_nothing_in_the_folder_of_temporary_files(tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    command = local.torchrun(tmp_path, PLAN, None, is_host=True, join_timeout=600)
+    command = local.torchrun(tmp_path, PLAN, None, is_host=True)
     ended = subprocess.run(
         command, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True, timeout=200, check=False
     )

@@ -146,7 +146,7 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     have = None if disk.free is None else disk.free + disk.run_bytes
     if have is None or count * each <= have:
         return None
-    moments = {"adamw": 2, "adam": 2, "muon": 1, "sgd": 1 if train.momentum else 0}[train.optimizer]
+    moments = {"adamw": 2, "adam": 2, "muon": 1, "sgd": 1}[train.optimizer]
     if have < each // 3 * (1 + moments):
         sentence = f"Not one checkpoint fits at {disk.path}; free space, or set runtime.home to a larger disk."
         value = f"{in_bytes(have)}, and one takes {in_bytes(each)}"

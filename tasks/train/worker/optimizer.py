@@ -10,6 +10,7 @@ from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.tasks.train.worker.schedule import factor
 
 Group = dict[str, Any]  # as torch's optimizers take them, with a "name" and the "peak_lr"
+MOMENTUM = 0.95  # of sgd and muon
 
 
 def adamw(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
@@ -23,15 +24,14 @@ def adam(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.opti
 
 
 def sgd(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, fused=True)
+    return torch.optim.SGD(groups, lr=train.learning_rate, momentum=MOMENTUM, fused=True)
 
 
 def muon(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
     """Muon for the matrices of the layers, AdamW for everything else."""
     matrices, others = _split_matrices(model, groups)
     # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
-    rate, momentum = train.learning_rate, train.momentum
-    first = torch.optim.Muon([matrices], lr=rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+    first = torch.optim.Muon([matrices], lr=train.learning_rate, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
     return Both(first, adamw(model, others, train))
 
 

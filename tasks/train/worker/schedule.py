@@ -5,6 +5,8 @@ import math
 from infini_llama.configs.schema import TrainingConfig
 
 SAMPLED_STEPS = 10_000
+EXPONENT = 2  # of the polynomial schedule
+DECAY = 0.2  # share of all steps in which wsd decays
 
 
 def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
@@ -13,9 +15,9 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
     With p the progress from the end of the warm-up to `max_steps`, r = `min_learning_rate_ratio`:
 
     cosine: r + (1 - r) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5, one period).
-    linear: 1 - (1 - r) p.        polynomial: r + (1 - r) (1 - p)^lr_power.
+    linear: 1 - (1 - r) p.        polynomial: r + (1 - r) (1 - p)^2.
     constant: 1.                  inverse_sqrt: sqrt(w / (step + 1)), w the warm-up, at least r (Vaswani et al. 2017, section 5.3).
-    wsd: 1, and over the last `lr_decay_ratio` of all steps down to r, linearly (warm-up, stable, decay: Hu et al. 2024, arXiv
+    wsd: 1, and over the last fifth of all steps down to r, linearly (warm-up, stable, decay: Hu et al. 2024, arXiv
         2404.06395, section 4; linear as in Haegele et al. 2024, arXiv 2405.18392).
     """
     warmup, total, low = train.warmup_steps, max_steps, train.min_learning_rate_ratio
@@ -28,11 +30,11 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
         case "linear":
             return 1 - (1 - low) * progress
         case "polynomial":
-            return low + (1 - low) * (1 - progress) ** train.lr_power
+            return low + (1 - low) * (1 - progress) ** EXPONENT
         case "inverse_sqrt":
             return max(low, math.sqrt(max(1, warmup) / (step + 1)))
         case "wsd":
-            decay = max(1, round(train.lr_decay_ratio * total))
+            decay = max(1, round(DECAY * total))
             return 1 - (1 - low) * min(1.0, max(0, step - (total - decay)) / decay)
         case "constant":
             return 1.0

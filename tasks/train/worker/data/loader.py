@@ -13,7 +13,7 @@ import torch
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.resolved_run import ResolvedRun
-from infini_llama.tasks.train.worker.data.order import Part, mixed_rows, parts_of, preferring, sample_rows
+from infini_llama.tasks.train.worker.data.order import Part, mixed_rows, parts_of, sample_rows
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
@@ -47,15 +47,13 @@ class Stage:
     reader: TokenReader
     first: int
     rows_per_sample: int
-    parts: tuple[Part, ...]  # of several sources with weights, or of rows by the length of their documents
-    order: np.ndarray | None = None  # int64 [rows]: the row at each place of the parts, where that is not its number
+    parts: tuple[Part, ...]  # of several sources with weights
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
         """Row numbers [count * rows_per_sample] of the samples numbered sample … sample+count-1 of the whole run."""
         first, count = (sample - self.first) * self.rows_per_sample, count * self.rows_per_sample
         if self.parts:
-            places = mixed_rows(first, count, self.parts, seed)
-            return places if self.order is None else self.order[places]
+            return mixed_rows(first, count, self.parts, seed)
         return sample_rows(first, count, len(self.reader), seed)
 
 
@@ -63,7 +61,6 @@ def stages_of(
     reader: TokenReader,
     shorter: Sequence[tuple[TokenReader, int]] = (),
     weights: dict[str, float] | None = None,
-    prefer_long: float = 0.0,
 ) -> list[Stage]:
     """The samples of a run, in order.
 
@@ -71,15 +68,12 @@ def stages_of(
         shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
             Their length divides the reader's; a sample is as many of them as it has tokens.
         weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
-        prefer_long: how much more often rows of long documents are seen (train.prefer_long_documents).
     """
     readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
     stages: list[Stage] = []
     for table, first in zip(readers, firsts, strict=True):
-        order, parts = None, parts_of(table.sources, weights) if weights else ()
-        if prefer_long:
-            order, parts = preferring(table, prefer_long, weights)
-        stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts, order))
+        parts = parts_of(table.sources, weights) if weights else ()
+        stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts))
     return stages
 
 
@@ -93,7 +87,6 @@ def stages_of_run(resolved: ResolvedRun) -> list[Stage]:
         reader(resolved.dataset.chunks),
         [(reader(chunks), end) for chunks, end in resolved.shorter_rows],
         resolved.lineage.dataset.weights,
-        resolved.config.train.prefer_long_documents,
     )
 
 

@@ -17,9 +17,7 @@ def settings(**keys) -> EvaluationConfig:
 def test_each_measurement_is_taken_once_for_its_settings(run_of):
     folder, _ = run_of("measured", **INFINI)
     assert evaluate_trained(folder, settings()) == Evaluations()
-    wanted = settings(
-        after_training=["perplexity", "passkey"], sequences=3, passkey_lengths=[300, 400], passkey_samples=2
-    )
+    wanted = settings(after_training=["perplexity", "passkey"], sequences=3, passkey_lengths=[300, 400])
     first = evaluate_trained(folder, wanted)
     assert first.perplexity.memory == evaluate(folder, sequences=3).memory
     assert {result.tokens for result in first.passkey.memory} <= set(range(167, 401))

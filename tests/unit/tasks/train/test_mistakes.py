@@ -17,7 +17,7 @@ from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.resolve import bind, resolve_run
+from infini_llama.tasks.train.resolve import resolve_run
 from infini_llama.tasks.train.worker.callbacks.reporters import reporters
 from support.records import make_dataset, make_lineage, make_plan
 
@@ -101,20 +101,6 @@ def test_workers_that_share_sequences_come_in_whole_groups(caplog):
         pinned = PinnedSettings.from_json(plan.to_json() | {"nproc_per_node": count})
         assert resolve(config, CPU, pinned).nproc_per_node == kept
     assert caplog.text.count("train.context_parallel=2, but 3 worker(s)") == 1
-
-
-def test_more_steps_than_data_where_rows_may_not_repeat(tmp_path):
-    def steps(name: str, **changes: object) -> int:
-        train = {"global_batch_size": 8, "warmup_steps": 1} | changes
-        given = settings(train=train, runtime={"home": str(tmp_path), "name": name})
-        return bind(PipelineConfig.model_validate(given), make_dataset(), make_plan()).max_steps
-
-    assert steps("repeats", max_steps=13) == 13
-    with pytest.raises(ConfigError, match=r"104 .* 100 .* 12 "):
-        steps("once", max_steps=13, repeat_data=False)
-    assert steps("once", max_steps=12, repeat_data=False) == 12
-    with pytest.raises(ConfigError, match="100"):
-        steps("epochs", num_epochs=2.0, repeat_data=False)
 
 
 def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):

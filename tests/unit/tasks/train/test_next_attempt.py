@@ -110,16 +110,6 @@ def test_a_rollback_after_progress_is_another_one(run, begun, limit):
     assert (again and skipped(again)) == (None if limit == 1 else [(80, 150), (160, 260)])
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(7, None), (2, [(160, 172), (0, 40)])])
-def test_no_rollback_where_other_samples_would_be_seen_twice(begun, steps, kept):
-    """The dataset has 100 rows."""
-    train = {"max_steps": steps, "warmup_steps": 1, "global_batch_size": 8, "micro_batch_size": 2, "repeat_data": False}
-    attempt = diverged(begun(train=train, runtime={"max_rollbacks": 3}), 25, 172)
-    assert skipped(attempt) == [(160, 172)]
-    again = diverged(attempt, 3, 40)
-    assert (again and skipped(again)) == kept
-
-
 def test_skipped_samples_are_passed_over_also_where_ranges_touch():
     ranges = [SampleRange(first=first, end=end) for first, end in ((40, 60), (10, 20), (20, 40))]
     assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [0, 9, 60, 60, 60, 60, 60]

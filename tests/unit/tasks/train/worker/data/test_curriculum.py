@@ -65,9 +65,9 @@ def test_any_number_of_ranks_and_micro_batches_gives_the_same_rows_in_the_same_o
     assert seen == batches().rows(8 * step).tolist()
 
 
-def config(home: str = "workspace", model: dict | None = None, repeat_data: bool = True, **data) -> PipelineConfig:
+def config(home: str = "workspace", model: dict | None = None, **data) -> PipelineConfig:
     given = {"source": "python-stdlib", "sequence_length": 32} | data
-    train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5, "repeat_data": repeat_data}
+    train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5}
     sections = {"data": given, "train": train, "model": model or {}, "runtime": {"home": home, "name": "mine"}}
     return PipelineConfig.model_validate(sections)
 
@@ -88,8 +88,6 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
     steps = [length | {"until": step} for length, step in zip(lengths, (25, 100), strict=True)]
     assert shorter_rows("steps", steps) == (("a", 200), ("b", 800))
     assert "train.max_steps=100" in caplog.text
-    with pytest.raises(ConfigError, match=r"data\.curriculum"):
-        shorter_rows("once", steps, repeat_data=False)
     with pytest.raises(ConfigError, match=r"model\.segment_length=8"):
         shorter_rows("infini", steps, model={"attention": "infini", "segment_length": 8})
 
