@@ -28,12 +28,12 @@ MEANT |= {
 }
 ORDER = ("import ", "run ", "train ", "preprocess ", "verify ")  # what makes something before what looks at it
 ELSEWHERE = {
-    r"infini-llama (serve|deploy)\b": "tests/integration/prefect/test_triggers.py",
+    r"infini-llama (serve|deploy)\b|nightly": "tests/integration/prefect/test_triggers.py",
     r"train\.parallel=deepspeed": "tests/integration/test_deepspeed.py",
     r"environment\.launcher=srun|sbatch": "tests/integration/test_srun.py",
     r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
-    r"infini-llama init\b|infini-llama run my\.yaml": "tests/integration/test_first_hour.py",
+    r"infini-llama init\b|infini-llama run my\.yaml|infini-llama (report|generate|export) my\b": "tests/integration/test_first_hour.py",
     r"infini-llama import meta-llama/": "tests/unit/tasks/export/test_hub.py",
 }
 SMALL = {

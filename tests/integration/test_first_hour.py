@@ -89,6 +89,8 @@ def test_a_llama_of_the_hub_by_its_name(tmp_path):
     written = yaml.safe_load((tmp_path / "my.yaml").read_text())
     assert written["data"]["files"] == ["texts"] and written["train"]["init_from"].startswith(str(tmp_path / "hub"))
     assert json.loads(run("run my.yaml train.max_steps=4 train.warmup_steps=1 --json --quiet"))["steps"] == 4
+    run("report my")
+    run("generate my --prompt Once")
     run("export my --output my-llama")
     assert "no-such" in run("init other.yaml --from someone/no-such --files texts", code=64)
     assert not (tmp_path / "other.yaml").exists()
