@@ -27,7 +27,7 @@ from typing import Any
 
 from agreement import require_equal
 
-from infini_llama.flows.server import lasting_api
+from infini_llama.flows.server import api_for_serve
 from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.runs.run_folder import read_resolved, resolved_path, write_resolved
 
@@ -108,7 +108,7 @@ def main(rounds: int, finished: bool, other: str | None) -> None:
         os.environ |= {"PREFECT_HOME": f"{folder}/prefect"}
         whole(home, "first", environment, "--no-prefect")
         template = home / "runs/first/logs/attempt-01"
-        with lasting_api(home, "127.0.0.1", free_port()):
+        with api_for_serve(home, "127.0.0.1", free_port()):
             served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
             versions = {"run": served} | ({"run of the other version": served | {"PYTHONPATH": other}} if other else {})
 

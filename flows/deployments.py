@@ -7,10 +7,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,16 @@ ZOMBIES = "infini-llama: silent runs are crashed"
 
 
 @dataclass(frozen=True)
-class Offer:
-    """One deployment. schedules: what each schedule changes of the configuration, by its name."""
+class Deployment:
+    """A configuration as it is deployed.
+
+    Attributes:
+        schedules: what each schedule changes of the configuration, by its name.
+    """
 
     name: str
     config: PipelineConfig
-    schedules: dict[str, Changes]
+    schedules: dict[str, Changes] = field(default_factory=dict)
 
     def parameters(self) -> dict[str, Any]:
         """The flow's parameters: every key in full, so that the form shows what a run will have.
@@ -59,18 +62,48 @@ class Offer:
         config = self.config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})
         return {"config": config} | ({"schedules": self.schedules} if self.schedules else {})
 
+    def version(self) -> str:
+        """Version of the program, and digests of the configuration and of its schedules."""
+        schedules = self.config.deployment.model_dump(mode="json")["schedules"]
+        return f"{version('infini-llama')}+{_digest(self.parameters()['config'])}.{_digest(schedules)}"
 
-def read_offers(files: Sequence[str]) -> list[Offer]:
-    """One deployment per file.
+    def to_prefect(self) -> RunnerDeployment:
+        """The deployment as Prefect takes it, without its schedules."""
+        settings, limit = self.config.deployment, None
+        if settings.concurrency_limit:
+            limit = ConcurrencyLimitConfig(
+                limit=settings.concurrency_limit, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
+            )
+        # where this program is not installed, Python needs the path to find it
+        python_path = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+        deployment = RunnerDeployment.from_flow(
+            pretrain,
+            self.name,
+            parameters=self.parameters(),
+            concurrency_limit=limit,
+            work_pool_name=settings.work_pool,
+            tags=[*tags_of(self.config), f"deployment:{self.name}"],
+            version=self.version(),
+            description=f"{pretrain.name} with the configuration {self.name}. "
+            "Runs with the same name resume the same training.",
+            job_variables={
+                "working_dir": str(Path.cwd()),
+                "env": RUN | python_path,
+                "stream_output": STREAM_OUTPUT,
+            },
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+        deployment._parameter_openapi_schema = form(self.config)
+        return deployment
+
+
+def read_deployment(file: str) -> Deployment:
+    """The deployment of a configuration file.
 
     Raises:
-        ConfigError: a configuration or one of its schedules is wrong, or holds a secret.
+        ConfigError: the configuration or one of its schedules is wrong, or holds a secret.
     """
-    return [offer_of(Path(file).stem, load_config(file), partial(load_config, file)) for file in files]
-
-
-def offer_of(name: str, config: PipelineConfig, overridden: Callable[[Sequence[str]], PipelineConfig]) -> Offer:
-    """The deployment of a configuration. overridden: the configuration with these overrides."""
+    config = load_config(file)
     refuse_secrets(config)
     schedules: dict[str, Changes] = {}
     for schedule in config.deployment.schedules:
@@ -79,13 +112,15 @@ def offer_of(name: str, config: PipelineConfig, overridden: Callable[[Sequence[s
         except ValueError as error:
             raise ConfigError(f"deployment.schedules: {error}") from error
         if schedule.overrides:
-            changed = overridden(schedule.overrides)
-            refuse_secrets(changed)
-            schedules[schedule.name] = changes_of(config, changed)
-    return Offer(name, config, schedules)
+            overridden = load_config(file, schedule.overrides)
+            refuse_secrets(overridden)
+            schedules[schedule.name] = changes_of(config, overridden)
+    return Deployment(Path(file).stem, config, schedules)
 
 
-def deploy(offers: Sequence[Offer], gpus: int | None = None, silent_for: timedelta = SILENT_FOR) -> dict[str, Any]:
+def deploy(
+    deployments: Sequence[Deployment], gpus: int | None = None, silent_for: timedelta = SILENT_FOR
+) -> dict[str, Any]:
     """Bring the server of PREFECT_API_URL up to these configurations.
 
     Args:
@@ -95,64 +130,24 @@ def deploy(offers: Sequence[Offer], gpus: int | None = None, silent_for: timedel
     Returns:
         {"deployments": names with the flow's before them, "work_pools", "limits", "automations"}.
     """
-    pools = sorted({offer.config.deployment.work_pool for offer in offers}) or [default_pool()]
+    pools = sorted({deployment.config.deployment.work_pool for deployment in deployments})
+    pools = pools or [DeploymentConfig().work_pool]
     with get_client(sync_client=True) as client:
         for pool in pools:
-            _work_pool(client, pool)
+            _create_work_pool(client, pool)
         if gpus is not None:
             client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, gpus)
-        _automation(client, silent_for)
-        names = [_deployment(client, offer) for offer in offers]
+        _write_automation(client, silent_for)
+        names = [_write_deployment(client, deployment) for deployment in deployments]
     limits = [] if gpus is None else [GPU_LIMIT]
     return {"deployments": names, "work_pools": pools, "limits": limits, "automations": [ZOMBIES]}
 
 
-def default_pool() -> str:
-    """The work pool of configurations that name none."""
-    return DeploymentConfig().work_pool
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def definition(offer: Offer) -> RunnerDeployment:
-    """The deployment as Prefect takes it, without its schedules."""
-    name, config, offered = offer.name, offer.config, offer.config.deployment
-    limit = ConcurrencyLimitConfig(
-        limit=offered.concurrency_limit, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
-    ) if offered.concurrency_limit else None  # fmt: skip
-    deployment = RunnerDeployment.from_flow(
-        pretrain,
-        name,
-        parameters=offer.parameters(),
-        concurrency_limit=limit,
-        work_pool_name=offered.work_pool,
-        tags=[*tags_of(config), f"deployment:{name}"],
-        version=version_of(offer),
-        description=f"{pretrain.name} with the configuration {name}. Runs with the same name resume the same training.",
-        job_variables={
-            "working_dir": str(Path.cwd()),
-            "env": run_variables(),
-            "stream_output": STREAM_OUTPUT,
-        },
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    deployment._parameter_openapi_schema = form(config)
-    return deployment
-
-
-def version_of(offer: Offer) -> str:
-    """Version of a deployment: of the program, of the configuration and of its schedules."""
-    schedules = offer.config.deployment.model_dump(mode="json")["schedules"]
-    parts = {"config": offer.parameters()["config"], "schedules": schedules}
-    digests = [hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8] for part in parts.values()]
-    return f"{version('infini-llama')}+{'.'.join(digests)}"
-
-
-def run_variables() -> dict[str, str]:
-    """Environment variables of a deployment's runs; with what makes Python find this program where it is not installed."""
-    here = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    return RUN | here
-
-
-def _work_pool(client: SyncPrefectClient, name: str) -> None:
+def _create_work_pool(client: SyncPrefectClient, name: str) -> None:
     pool = WorkPoolCreate(
         name=name,
         type=ProcessWorker.type,
@@ -163,15 +158,15 @@ def _work_pool(client: SyncPrefectClient, name: str) -> None:
         client.create_work_pool(pool)
 
 
-def _automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
+def _write_automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
     """A run whose heartbeats stop without an end is marked as crashed: its machine is gone, or the process is stuck."""
-    of_the_flow = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name})
+    flow = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name})
     zombies = AutomationCore(
         name=ZOMBIES,
         description=f"A run of {pretrain.name} without a heartbeat for {silent_for.total_seconds():.0f} s is marked as crashed.",
         trigger=EventTrigger(
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=of_the_flow,
+            match_related=flow,
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.*"},
             for_each={"prefect.resource.id"},
@@ -188,69 +183,60 @@ def _automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
             )
         ],
     )
-    if not (known := client.read_automations_by_name(ZOMBIES)):
+    stored = client.read_automations_by_name(ZOMBIES)
+    if not stored:
         client.create_automation(zombies)
     elif (
-        known[0].description != zombies.description
+        stored[0].description != zombies.description
     ):  # the only setting is in it; a rewritten one forgets what it watches
-        client.update_automation(known[0].id, zombies.model_copy(update={"enabled": known[0].enabled}))
+        client.update_automation(stored[0].id, zombies.model_copy(update={"enabled": stored[0].enabled}))
 
 
-def _deployment(client: SyncPrefectClient, offer: Offer) -> str:
-    wanted = definition(offer)
-    found = _find(client, wanted.full_name)
-    if found is None or not _is_same(found, wanted):
-        deployment_id = wanted.apply()
+def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:
+    """Write what differs on the server, and return the full name."""
+    current = deployment.to_prefect()
+    try:
+        stored = client.read_deployment_by_name(current.full_name)
+    except ObjectNotFound:
+        stored = None
+    if stored is None or not _is_same(stored, current):
+        deployment_id = current.apply()
         assert isinstance(deployment_id, UUID)
     else:
-        deployment_id = found.id
-    former = found.version or "" if found else ""
-    keep_active = former.rpartition(".")[2] == version_of(offer).rpartition(".")[2]
-    _schedules(client, deployment_id, offer.config.deployment.schedules, keep_active)
-    return wanted.full_name
+        deployment_id = stored.id
+    stored_version = (stored.version if stored else "") or ""
+    same_schedules = stored_version.rpartition(".")[2] == deployment.version().rpartition(".")[2]
+    _write_schedules(client, deployment_id, deployment.config.deployment.schedules, keep_active=same_schedules)
+    return current.full_name
 
 
-def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
-    try:
-        return client.read_deployment_by_name(name)
-    except ObjectNotFound:
-        return None
-
-
-def _is_same(found: DeploymentResponse, wanted: RunnerDeployment) -> bool:
-    limit = found.global_concurrency_limit
-    if (limit and limit.limit) != wanted.concurrency_limit:
+def _is_same(stored: DeploymentResponse, current: RunnerDeployment) -> bool:
+    limit = stored.global_concurrency_limit
+    if (limit and limit.limit) != current.concurrency_limit:
         return False
-    if found.parameter_openapi_schema != wanted._parameter_openapi_schema.model_dump(exclude_unset=True):
+    if stored.parameter_openapi_schema != current._parameter_openapi_schema.model_dump(exclude_unset=True):
         return False
     fields = ("parameters", "description", "tags", "version", "entrypoint", "job_variables", "work_pool_name")
-    return all(getattr(found, field) == getattr(wanted, field) for field in fields)
+    return all(getattr(stored, field) == getattr(current, field) for field in fields)
 
 
-def _schedules(
-    client: SyncPrefectClient,
-    deployment: UUID,
-    schedules: list[ScheduleConfig],
-    keep_active: bool,
+def _write_schedules(
+    client: SyncPrefectClient, deployment: UUID, schedules: list[ScheduleConfig], keep_active: bool
 ) -> None:
-    """Make the deployment's schedules these, and no others; one that is as it was keeps its waiting runs.
+    """Make the deployment's schedules these, and no others; an unchanged one keeps its scheduled runs.
 
     Args:
         keep_active: a schedule that was switched on or off on the server stays so.
     """
-    known = {one.slug: one for one in client.read_deployment_schedules(deployment)}
+    stored = {schedule.slug: schedule for schedule in client.read_deployment_schedules(deployment)}
     for schedule in schedules:
-        wanted = DeploymentScheduleCreate(
-            schedule=CronSchedule(cron=schedule.cron, timezone=schedule.timezone),
-            active=schedule.active,
-            slug=schedule.name,
-        )
-        old = known.pop(schedule.name, None)
+        cron, old = CronSchedule(cron=schedule.cron, timezone=schedule.timezone), stored.pop(schedule.name, None)
         if old is None:
-            client.create_deployment_schedules(deployment, [wanted])
+            new = DeploymentScheduleCreate(schedule=cron, active=schedule.active, slug=schedule.name)
+            client.create_deployment_schedules(deployment, [new])
             continue
-        active = old.active if keep_active else wanted.active
-        if (old.schedule, old.active) != (wanted.schedule, active):
-            client.update_deployment_schedule(deployment, old.id, active=active, schedule=wanted.schedule)
-    for removed in known.values():
+        active = old.active if keep_active else schedule.active
+        if (old.schedule, old.active) != (cron, active):
+            client.update_deployment_schedule(deployment, old.id, active=active, schedule=cron)
+    for removed in stored.values():
         client.delete_deployment_schedule(deployment, removed.id)

@@ -1,6 +1,7 @@
 """Flow runs and task runs that the server calls Running although their process has ended: they are marked as crashed."""
 
 import logging
+import re
 from pathlib import Path
 from uuid import UUID
 
@@ -9,7 +10,6 @@ from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.states import Cancelled, Crashed
 
 UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]  # of a task run: one that awaits its retry is scheduled
-RUN_ID = b"PREFECT__FLOW_RUN_ID="
 log = logging.getLogger("infini_llama.serve")
 
 
@@ -31,11 +31,11 @@ class LostRuns:
 
     def mark(self, client: SyncPrefectClient) -> None:
         """Mark runs as crashed that have had no process in this call and the one before: the first may have come too early."""
-        wanted = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}, "deployment_id": {"is_null_": False}}
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted))
-        alive = executed_runs()
-        lost = {run.id: run for run in runs if run.id not in alive}
-        for run in (lost[one] for one in self.suspects & lost.keys()):
+        running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}, "deployment_id": {"is_null_": False}}
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running))
+        executed = set(flow_processes().values())
+        lost = {run.id: run for run in runs if run.id not in executed}
+        for run in (lost[suspect] for suspect in self.suspects & lost.keys()):
             log.warning("run %s has lost its process and is marked as crashed", run.name)
             message = "The process of the run was killed. Retry resumes from the newest checkpoint."
             was_cancelled = run.state is not None and run.state.is_cancelling()
@@ -45,15 +45,19 @@ class LostRuns:
         crash_tasks(client, {"state": {"type": {"any_": ["CRASHED", "CANCELLED", "FAILED"]}}})
 
 
-def executed_runs() -> set[UUID]:
-    """The flow runs that processes of this machine execute for a worker."""
-    found = set()
+def flow_processes(variable: str = "") -> dict[int, UUID]:
+    """Processes of this machine that execute a flow run for a worker, each with the ID of its run.
+
+    Args:
+        variable: NAME=VALUE that the environment of the process contains.
+    """
+    runs = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment = (process / "environ").read_bytes()
         except OSError:  # it has ended meanwhile, or belongs to another user
             continue
-        _, mark, rest = environment.partition(RUN_ID)
-        if mark:
-            found.add(UUID(rest[:36].decode()))
-    return found
+        run = re.search(rb"PREFECT__FLOW_RUN_ID=([0-9a-f-]{36})", environment)
+        if run and variable.encode() in environment:
+            runs[int(process.name)] = UUID(run[1].decode())
+    return runs

@@ -1,6 +1,9 @@
 """The flow: raw text to a trained model, in four stages which pass typed records."""
 
+import contextlib
 import logging
+import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -8,13 +11,13 @@ from prefect import State
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
+from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment, flow_run
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.form import AsConfig, PipelineFlow, changed
-from infini_llama.flows.live_updates import api_logs, heartbeats
 from infini_llama.flows.lost_runs import crash_tasks
 from infini_llama.flows.naming import resolved, run_name
 from infini_llama.flows.pipeline import with_pages
@@ -23,18 +26,19 @@ from infini_llama.flows.settings import TAGS
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
-from infini_llama.tasks.preprocess import task as preprocess_task
-from infini_llama.tasks.preprocess.rows.tables import digest_of_tables
 from infini_llama.tasks.preprocess.stage import Preparation
+from infini_llama.tasks.preprocess.task import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.report.task import closing_card
 from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
-from infini_llama.tasks.storage.results import trusted
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.task import lasting_suspension, with_retries
-from infini_llama.tasks.verify_data import task as verify_task
+from infini_llama.tasks.verify_data.task import verify_data
 
+PROGRESS_SECONDS = (
+    1.0  # between two lines of progress: ten thousand lines delay the end of a process by most of a minute
+)
 log = logging.getLogger("infini_llama.prefect")
 
 
@@ -74,15 +78,12 @@ def pretrain(
     config = restored(with_blocks(config, _secret))
     home, name = config.runtime.home, config.runtime.name
     page = RunPage(name, deployment.name or name)
-    with api_logs(), heartbeats(), lasting_suspension():
+    with api_logs(), lasting_suspension():
         check_requirements(config)
         preparation = Preparation(config.data, home)
         restore_dataset(config, preparation.plan)
-        dataset = _preprocess(preparation)
-        report = verify_task.verify_data(dataset, home, page)
-        if config.verify.level == "deep":
-            _verify_deep(config, dataset)
-
+        dataset: DatasetRef = preprocess(preparation, page, return_state=True).result()
+        report = verify_data(dataset, home, config.verify.level, page)
         restore_run(config)
         environment = patch_environment(config, dataset.vocab_size, page)
         with mirrored(config, dataset):
@@ -119,22 +120,34 @@ def _secret(name: str) -> str:
         ) from missing
 
 
-def _preprocess(preparation: Preparation) -> DatasetRef:
-    """The dataset, by Prefect's cached reference where the disk has what it names."""
-    known, stored, key = preparation.lookup(), preparation.home / "prefect-results", preparation.listing[:32]
-    # Prefect would return a cached reference whose dataset is gone, so the disk is checked first.
-    use_cache = known is not None and trusted(stored / preprocess_task.result_name(key))
-    cached = preprocess_task.preprocess.with_options(result_storage=stored, refresh_cache=not use_cache)
-    state = cached(key, preparation, return_state=True)
-    dataset = DatasetRef.from_json(state.result())
-    if state.name == "Cached":
-        logging.getLogger("infini_llama.preprocess").info("dataset %s: cached, nothing to do", dataset.name)
-    return dataset
+class ThrottledAPILogHandler(APILogHandler):
+    """Passes at most one progress record (`extra={"progress": …}`) per `PROGRESS_SECONDS`, and every other record."""
+
+    def __init__(self) -> None:
+        super().__init__(level=logging.INFO)
+        self.next_at = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if FlowRunContext.get() is None:  # another thread, of no run
+            return
+        if getattr(record, "progress", None) is not None and record.levelno < logging.WARNING:
+            now = time.monotonic()
+            if now < self.next_at:
+                return
+            self.next_at = now + PROGRESS_SECONDS
+        super().emit(record)
 
 
-def _verify_deep(config: PipelineConfig, dataset: DatasetRef) -> None:
-    stored = config.runtime.home / "prefect-results"
-    digest = f"{dataset.digest}-{digest_of_tables(dataset)}"
-    fresh = not trusted(stored / verify_task.result_name(digest))
-    deep = verify_task.verify_data_deep.with_options(result_storage=stored, refresh_cache=fresh)
-    deep(digest, dataset, config.runtime.home)
+@contextlib.contextmanager
+def api_logs() -> Iterator[None]:
+    """Inside, what the stages log is also sent to the Prefect API."""
+    logger, handler = logging.getLogger("infini_llama"), ThrottledAPILogHandler()
+    level = logger.level
+    if not logger.isEnabledFor(logging.INFO):  # a Prefect worker, where no command has set the level
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

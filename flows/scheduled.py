@@ -24,7 +24,7 @@ log = logging.getLogger("infini_llama.prefect")
 
 def changes_of(base: PipelineConfig, overridden: PipelineConfig) -> Changes:
     """The keys whose values differ, with those of `overridden`."""
-    before, after = (one.model_dump(mode="json", exclude={"deployment"}) for one in (base, overridden))
+    before, after = (config.model_dump(mode="json", exclude={"deployment"}) for config in (base, overridden))
     changes = {
         section: {key: value for key, value in keys.items() if value != before[section][key]}
         for section, keys in after.items()
@@ -51,13 +51,13 @@ def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> Pipe
 @lru_cache(maxsize=1)  # the name of the flow run and the run itself need it
 def _schedule_name(run: str) -> str | None:
     with get_client(sync_client=True) as client:
-        this = client.read_flow_run(UUID(run))
-        schedule = _schedule(this)
-        if schedule is None or this.deployment_id is None:
+        current = client.read_flow_run(UUID(run))
+        schedule_id = _schedule_id(current)
+        if schedule_id is None or current.deployment_id is None:
             return None
-        for known in client.read_deployment_schedules(this.deployment_id):
-            if known.id == schedule:
-                return known.slug or ""
+        for schedule in client.read_deployment_schedules(current.deployment_id):
+            if schedule.id == schedule_id:
+                return schedule.slug or ""
     raise ConfigError("the schedule that created this run was deleted, and with it its overrides; start another run.")
 
 
@@ -69,10 +69,10 @@ def superseded() -> State | None:
     if not flow_run.id or not deployment.id:
         return None
     with get_client(sync_client=True) as client:
-        this = client.read_flow_run(UUID(flow_run.id))
-        if _schedule(this) is None or this.run_count > 1:  # a person started it, or started it again
+        current = client.read_flow_run(UUID(flow_run.id))
+        if _schedule_id(current) is None or current.run_count > 1:  # a person started it, or started it again
             return None
-        due = [run for run in _waiting(client, this) if run.expected_start_time and run.id != this.id]
+        due = [run for run in _waiting(client, current) if run.expected_start_time and run.id != current.id]
         if not due:
             return None
         *older, newest = sorted(due, key=lambda run: run.expected_start_time or now("UTC"))
@@ -83,18 +83,18 @@ def superseded() -> State | None:
     return Cancelled(message=message)  # a state of its own: one that was sent for another run loses its message
 
 
-def _waiting(client: SyncPrefectClient, this: FlowRun) -> list[FlowRun]:
-    """Runs of the schedule of `this` that are due after it and have not started."""
-    wanted = FlowRunFilter.model_validate(
+def _waiting(client: SyncPrefectClient, current: FlowRun) -> list[FlowRun]:
+    """Runs of the schedule of `current` that are due after it and have not started."""
+    late = FlowRunFilter.model_validate(
         {
-            "deployment_id": {"any_": [this.deployment_id]},
+            "deployment_id": {"any_": [current.deployment_id]},
             "state": {"type": {"any_": ["SCHEDULED"]}},
-            "expected_start_time": {"after_": this.expected_start_time, "before_": now("UTC")},
+            "expected_start_time": {"after_": current.expected_start_time, "before_": now("UTC")},
         }
     )
-    found = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
-    return [run for run in found if _schedule(run) == _schedule(this)]
+    runs = client.read_flow_runs(flow_run_filter=late, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+    return [run for run in runs if _schedule_id(run) == _schedule_id(current)]
 
 
-def _schedule(run: FlowRun) -> UUID | None:
+def _schedule_id(run: FlowRun) -> UUID | None:
     return run.created_by.id if run.created_by and run.created_by.type == "SCHEDULE" else None

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,54 +15,54 @@ from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Cancelling
 
-from infini_llama.flows.deployments import Offer, deploy
-from infini_llama.flows.lost_runs import LostRuns
-from infini_llama.flows.server import EXEC_WRAPPER, Server
+from infini_llama.flows.deployments import Deployment, deploy
+from infini_llama.flows.lost_runs import LostRuns, flow_processes
+from infini_llama.flows.server import Server
 from infini_llama.flows.settings import WORKER
+from infini_llama.tasks.train import exec_wrapper
 
 POLL_SECONDS = 2  # poll interval of the worker
-STOPS_WITHIN = 45.0
+STOP_SECONDS = 45.0  # that the runs have to save a checkpoint and end
 RESTART_SECONDS = 5
 CHECK_SECONDS = 15  # between two looks for runs without a process
-MARK = "INFINI_LLAMA_SERVED_BY"
 log = logging.getLogger("infini_llama.serve")
 
 
-def serve(offers: Sequence[Offer], home: Path, limit: int, gpus: int | None, server: Server | None) -> None:
+def serve(deployments: Sequence[Deployment], home: Path, limit: int, gpus: int | None, server: Server | None) -> None:
     """Deploy the configurations on the server of PREFECT_API_URL and execute their runs, until interrupted.
 
-    Args:
-        server: started by this process; it is started again if it ends.
-        limit: maximum number of runs at the same time.
-        gpus: as `deploy` takes it.
-
     A worker that exits is restarted; its runs are separate processes and continue.
+
+    Args:
+        limit: maximum number of runs at the same time.
+        gpus: as in `deploy`.
+        server: started by this process; it is restarted if it ends.
 
     Raises:
         PipelineError: the server ended and does not come up again.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; the worker stops by it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    deployed = deploy(offers, gpus)
+    deployed = deploy(deployments, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
-    records = home / "prefect" / "worker.log"
-    records.parent.mkdir(parents=True, exist_ok=True)
-    mark = f"{os.getpid()}-{time.time_ns()}"
+    worker_log = home / "prefect" / "worker.log"
+    worker_log.parent.mkdir(parents=True, exist_ok=True)
+    mark = f"INFINI_LLAMA_SERVED_BY={os.getpid()}-{time.time_ns()}"  # in the environment of the workers and their runs
     workers: dict[str, subprocess.Popen] = {}
     try:
         while True:
             for pool in deployed["work_pools"]:
                 if pool not in workers or workers[pool].poll() is not None:
-                    workers[pool] = _worker(pool, limit, records, mark)
+                    workers[pool] = _start_worker(pool, limit, worker_log, mark)
             log.info(
-                "ready; %d run(s) at a time; the worker's log is %s; press Ctrl-C to stop everything", limit, records
+                "ready; %d run(s) at a time; the worker's log is %s; press Ctrl-C to stop everything", limit, worker_log
             )
             _watch(workers, server)
             log.warning("a worker exited; its runs continue, and another worker starts in %d s", RESTART_SECONDS)
             time.sleep(RESTART_SECONDS)
     finally:
-        _end(list(workers.values()), mark)
+        _stop(list(workers.values()), mark)
 
 
 def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
@@ -83,13 +82,14 @@ def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
         time.sleep(0.5)
 
 
-def _worker(pool: str, limit: int, records: Path, mark: str) -> subprocess.Popen:
-    """In a session of its own: Ctrl-C of the terminal reaches only this process, which asks the worker once."""
-    worker = ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
-    command = [sys.executable, str(EXEC_WRAPPER), "SIGTERM", str(os.getpid())]
-    command += [sys.executable, "-m", "infini_llama.flows.worker", *worker]
-    environment = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {MARK: mark}
-    with records.open("ab") as output:
+def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subprocess.Popen:
+    """In a session of its own: Ctrl-C of the terminal reaches only this process, which stops the worker once."""
+    command = [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid())]
+    command += [sys.executable, "-m", "infini_llama.flows.worker"]
+    command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
+    name, value = mark.split("=")
+    environment = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {name: value}
+    with worker_log.open("ab") as output:
         return subprocess.Popen(
             command,
             env=environment,
@@ -100,57 +100,47 @@ def _worker(pool: str, limit: int, records: Path, mark: str) -> subprocess.Popen
         )
 
 
-def _end(workers: list[subprocess.Popen], mark: str) -> None:
-    """Cancels the runs, then ends the workers; a run of a worker that is gone is asked by a signal. Nothing is left."""
+def _stop(workers: list[subprocess.Popen], mark: str) -> None:
+    """Cancel the runs, then end the workers, and by a signal the runs of workers that were killed. Nothing is left."""
     try:
-        _cancel(set(_runs(mark).values()))
+        _cancel(set(flow_processes(mark).values()))
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
-        _signal(mark, signal.SIGTERM)
-        deadline = time.monotonic() + STOPS_WITHIN
-        while time.monotonic() < deadline and (_runs(mark) or any(worker.poll() is None for worker in workers)):
+        _signal_runs(mark, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline and (
+            flow_processes(mark) or any(worker.poll() is None for worker in workers)
+        ):
             time.sleep(0.2)
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-        _signal(mark, signal.SIGKILL)
+        _signal_runs(mark, signal.SIGKILL)
 
 
-def _signal(mark: str, number: signal.Signals) -> None:
-    for process in _runs(mark):
+def _signal_runs(mark: str, number: signal.Signals) -> None:
+    for process in flow_processes(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
 
 
-def _cancel(runs: set[str]) -> None:
-    """Cancels these runs and waits for them: a worker that is stopped ends its runs too, but leaves them Running for ever."""
+def _cancel(runs: set[UUID]) -> None:
+    """Cancel these runs and wait for them: a worker that is stopped ends its runs too, but leaves them Running for ever."""
     if not runs:
         return
     log.info("stopping; %d run(s) save a checkpoint and are cancelled", len(runs))
     try:
         with get_client(sync_client=True) as client:
             for run in runs:
-                client.set_flow_run_state(UUID(run), Cancelling(message="infini-llama serve was stopped."))
-            deadline = time.monotonic() + STOPS_WITHIN
-            while time.monotonic() < deadline and any(_is_under_way(client, run) for run in runs):
+                client.set_flow_run_state(run, Cancelling(message="infini-llama serve was stopped."))
+            deadline = time.monotonic() + STOP_SECONDS
+            while time.monotonic() < deadline and not all(_is_final(client, run) for run in runs):
                 time.sleep(0.5)
     except (HTTPError, RuntimeError) as fault:  # the server is gone: the worker is stopped all the same
         log.warning("the runs cannot be cancelled (%s)", fault)
 
 
-def _is_under_way(client: SyncPrefectClient, run: str) -> bool:
-    state = client.read_flow_run(UUID(run)).state
-    return state is not None and not state.is_final()
-
-
-def _runs(mark: str) -> dict[int, str]:
-    """Processes of flow runs, which inherit the worker's mark, each with the id of its run."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or belongs to another user
-            environment = (process / "environ").read_bytes()
-            run = re.search(rb"PREFECT__FLOW_RUN_ID=([0-9a-f-]{36})", environment)
-            if run and f"{MARK}={mark}".encode() in environment:
-                found[int(process.name)] = run[1].decode()
-    return found
+def _is_final(client: SyncPrefectClient, run: UUID) -> bool:
+    state = client.read_flow_run(run).state
+    return state is None or state.is_final()

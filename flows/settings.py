@@ -3,12 +3,13 @@
 The files in deploy/ repeat them, since their readers know no Python; a test compares them with these.
 """
 
-HEARTBEAT = 30  # seconds
 HEALTHY_WITHIN = 180.0  # seconds that a server may take to start
 
+# The events that the automation for silent runs watches.
+HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}  # seconds
 # For every run that a worker starts, in the job variables of its deployment, and for the worker itself. PYTHONSAFEPATH: a folder
-# named tasks/ in the working directory must not shadow ours. The heartbeats are what the automation for silent runs watches.
-RUN = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT), "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
+# named tasks/ in the working directory must not shadow ours.
+RUN = HEARTBEATS | {"DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
 # For workers: a run never starts a server of its own where the configured one is missing.
 WORKER = RUN | {"PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
 # Without a pipe to the worker, whose death would otherwise be the run's; its logs are files, and lines on its page.

@@ -22,8 +22,8 @@ with warnings.catch_warnings(action="ignore"):  # Prefect warns that this type o
             self, flow_run_response: "list[WorkerFlowRunResponse]"
         ) -> "list[FlowRun]":
             ending = self.limiter.statistics().borrowers
-            free = [one for one in flow_run_response if one.flow_run.id not in ending]
-            return await super()._submit_scheduled_flow_runs(free)
+            startable = [response for response in flow_run_response if response.flow_run.id not in ending]
+            return await super()._submit_scheduled_flow_runs(startable)
 
 
 if __name__ == "__main__":

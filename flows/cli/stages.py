@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.secrets import withheld
 from infini_llama.flows.cli.console import Answer
@@ -38,30 +38,23 @@ def run(arguments: Namespace) -> Answer:
     if joined := _joins(config):
         return joined
     from infini_llama.flows.pipeline import has_finished, run
-    from infini_llama.flows.server import has_api, log_into, prefect_api
+    from infini_llama.flows.server import api_for_run, has_api, log_into, prepare_client
 
     home = usable_home(config.runtime.home, "runtime.home")
+    prepare_client(home)
     # A server of its own would start only to record that there was nothing to do.
-    if arguments.no_prefect or (not has_api(home) and has_finished(config)):
+    if arguments.no_prefect or (not has_api() and has_finished(config)):
         summary = run(config)
     else:
         log_into(home, arguments.verbose)
-        with withheld(config) as shown, prefect_api(home):
-            from httpx import TransportError
+        with withheld(config) as shown, api_for_run(home):
             from prefect import tags
-            from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
             from infini_llama.flows.pretrain import pretrain, tags_of
 
-            try:
-                with tags(*tags_of(config)), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-                    summary = pretrain(shown)
-                assert isinstance(summary, dict)  # only a scheduled run is skipped
-            except TransportError as fault:  # training neither needs the server nor stops with it
-                raise PipelineError(
-                    f"the Prefect server no longer responds ({fault}); the run's state is in "
-                    f"{home / 'runs' / config.runtime.name}, and the same command reports the result or resumes."
-                ) from fault
+            with tags(*tags_of(config)):
+                summary = pretrain(shown)
+            assert isinstance(summary, dict)  # only a scheduled run is skipped
     return summary, summary_text(RunSummary.from_json(summary))
 
 

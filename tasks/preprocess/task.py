@@ -1,26 +1,17 @@
-"""preprocess as a Prefect task: cached by the settings and by the places, sizes and times of the text."""
+"""preprocess as a Prefect task. Prefect stores no result of it: whether a dataset is complete is read from the disk."""
 
 import logging
 from typing import Any
 
 from prefect import task
-from prefect.context import TaskRunContext
-from prefect.serializers import JSONSerializer
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
 
 from infini_llama.configs.errors import ExitCode, PipelineError
+from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.preprocess.stage import Preparation
-from infini_llama.tasks.storage.results import PLAIN
 
 log = logging.getLogger("infini_llama.preprocess")
-
-
-def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
-    return result_name(inputs["key"])
-
-
-def result_name(key: str) -> str:
-    """Name of the file that Prefect stores the reference in."""
-    return f"preprocess-{key}"
 
 
 def _is_transient(task: Any, run: Any, state: Any) -> bool:
@@ -35,21 +26,18 @@ def _is_transient(task: Any, run: Any, state: Any) -> bool:
 
 @task(
     name="preprocess",
-    task_run_name="preprocess-{key}",
-    cache_key_fn=_key,
-    persist_result=True,
-    result_serializer=JSONSerializer(**PLAIN),
+    task_run_name="preprocess-{page.run}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
     retries=2,
     retry_delay_seconds=[5, 30],
     retry_condition_fn=_is_transient,
 )
-def preprocess(key: str, preparation: Preparation) -> dict[str, Any]:
-    """Builds what is missing of the dataset.
-
-    Args:
-        key: of the settings and the listing of the text; names the cached result.
+def preprocess(preparation: Preparation, page: RunPage) -> Any:
+    """Build what is missing of the dataset.
 
     Returns:
-        the fields of a `DatasetRef`, as JSON because Prefect stores them.
+        a final state, named Cached if nothing was missing; its result is the DatasetRef.
     """
-    return preparation.build().to_json()
+    dataset = preparation.build()
+    return Completed(name="Completed" if dataset.built else "Cached", data=dataset)

@@ -37,7 +37,6 @@ from infini_llama.tasks.storage.artifacts import (
     read_row_table,
 )
 
-VERIFIER_VERSION = 4
 AT_ONCE = 2_000_000  # tokens counted together; bincount widens them
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again

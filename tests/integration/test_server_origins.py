@@ -9,7 +9,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import VariableCreate
 
-from infini_llama.flows.server import lasting_api
+from infini_llama.flows.server import api_for_serve
 
 EVIL = {"Origin": "https://evil.example"}
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
@@ -28,7 +28,7 @@ def origin(tmp_path_factory) -> Iterator[str]:
         patch.setenv("HOME", str(folder))
         patch.setenv("PREFECT_HOME", str(folder / "prefect"))
         patch.chdir(folder)
-        with lasting_api(folder, "127.0.0.1", port, ["train.example"]) as started:
+        with api_for_serve(folder, "127.0.0.1", port, ["train.example"]) as started:
             assert started
             yield f"http://127.0.0.1:{port}"
 

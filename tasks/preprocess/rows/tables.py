@@ -29,7 +29,7 @@ from infini_llama.tasks.records.manifest import (
     SourceRows,
     SplitContent,
 )
-from infini_llama.tasks.storage.artifacts import checksum_of, commit, read_dataset, read_row_table, staging
+from infini_llama.tasks.storage.artifacts import commit, read_dataset, read_row_table, staging
 
 log = logging.getLogger("infini_llama.preprocess")
 
@@ -100,12 +100,6 @@ def with_curriculum(data: DataConfig) -> list[DataConfig]:
     """The section `data` for each row table of a run: that of data.sequence_length, then those of the curriculum's stages."""
     stages = [changed(data, sequence_length=stage.sequence_length, curriculum=[]) for stage in data.curriculum]
     return [data, *stages]
-
-
-def digest_of_tables(reference: DatasetRef) -> str:
-    """What stands for the bytes of all row tables of a reference; that of a single one is its own digest."""
-    digests = [table.chunks_digest for table in reference.row_tables]
-    return digests[0] if len(digests) == 1 else checksum_of(digests)
 
 
 def table_ref(chunks: Path) -> RowTableRef:

@@ -7,7 +7,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
 from infini_llama.flows import scheduled
-from infini_llama.flows.deployments import read_offers
+from infini_llama.flows.deployments import read_deployment
 
 OVERRIDES = ["runtime.name=nightly-{date}", "train.num_epochs=2", "data.tokenizer.vocab_size=300"]
 FILE = """\
@@ -27,13 +27,13 @@ def file(tmp_path):
 
 @pytest.mark.parametrize(("schedule", "overrides"), [("nightly", OVERRIDES), ("plain", []), (None, [])])
 def test_a_run_of_a_schedule_has_its_overrides(file, monkeypatch, schedule, overrides):
-    (offer,) = read_offers([str(file)])
-    assert set(offer.schedules) == {"nightly"}
+    deployment = read_deployment(str(file))
+    assert set(deployment.schedules) == {"nightly"}
     monkeypatch.setattr(scheduled, "_schedule_name", lambda run: schedule)
     monkeypatch.setattr(scheduled, "flow_run", SimpleNamespace(id="a"))
     monkeypatch.setattr(scheduled, "deployment", SimpleNamespace(id="b"))
     without = {"deployment"}
-    config = scheduled.with_schedule(offer.config, offer.schedules)
+    config = scheduled.with_schedule(deployment.config, deployment.schedules)
     assert config.model_dump(exclude=without) == load_config(file, overrides).model_dump(exclude=without)
 
 
@@ -43,4 +43,4 @@ def test_a_run_of_a_schedule_has_its_overrides(file, monkeypatch, schedule, over
 def test_a_wrong_schedule_is_refused_before_any_server_is_asked(file, old, new):
     file.write_text(FILE.replace(old, new))
     with pytest.raises(ConfigError):
-        read_offers([str(file)])
+        read_deployment(str(file))

@@ -1,5 +1,6 @@
 """The embedded Prefect server: comes up, takes the user's own API where there is one, and never outlives its parent."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,23 +15,20 @@ from support.waiting import wait_until
 HOLD = """
 import sys, time
 from pathlib import Path
-from infini_llama.configs.errors import ConfigError
-from infini_llama.flows.server import lasting_api, prefect_api
-with prefect_api(Path(sys.argv[1])):
+from infini_llama.flows.server import api_for_run
+with api_for_run(Path(sys.argv[1])):
     print("up", flush=True)
     time.sleep(600)
 """
 
 
 def servers_of(home: Path) -> list[psutil.Process]:
-    found = []
+    servers = []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):
             if process.environ().get("PREFECT_HOME") == str(home / "prefect") and "uvicorn" in process.cmdline():
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+                servers.append(process)
+    return servers
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
@@ -61,8 +59,8 @@ def test_api_of_the_active_profile_is_used(no_prefect, tmp_path):
         'active = "team"\n[profiles.team]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
     )
     check = (
-        "import os, sys; from pathlib import Path; from infini_llama.flows.server import prefect_api\n"
-        "with prefect_api(Path('home')):\n"
+        "import os, sys; from pathlib import Path; from infini_llama.flows.server import api_for_run\n"
+        "with api_for_run(Path('home')):\n"
         "    from prefect.settings import get_current_settings\n"
         "    assert get_current_settings().api.url == 'http://127.0.0.1:9/api', get_current_settings().api.url\n"
         "    assert 'PREFECT_HOME' not in os.environ\n"

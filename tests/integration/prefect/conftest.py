@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from infini_llama.configs.loading import load_config
-from infini_llama.flows.deployments import Offer
+from infini_llama.flows.deployments import Deployment
 from infini_llama.tasks.runs import checkpoints
 from support.browser import CHROMIUM, Browser
 from support.laboratory import COMMAND, CONFIG, processes_of
@@ -149,7 +149,7 @@ class House:
         """Id of a new run of the deployment, with settings of its own."""
         config = load_config(self.config, [f"runtime.name={name}", *overrides])
         address = f"{self.api}/deployments/{self.deployment()['id']}/create_flow_run"
-        made = httpx.post(address, json={"name": name, "parameters": Offer(name, config, {}).parameters()}, timeout=30)
+        made = httpx.post(address, json={"name": name, "parameters": Deployment(name, config).parameters()}, timeout=30)
         return made.raise_for_status().json()["id"]
 
     def get(self, run: str) -> dict:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from infini_llama.configs.loading import parse_config
-from infini_llama.flows.deployments import Offer, definition
+from infini_llama.flows.deployments import Deployment
 from infini_llama.flows.form import SHORT
 
 pytestmark = pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True, scope="module")
@@ -124,7 +124,7 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
     found = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
     settings = yaml.safe_load(file.read_text())["deployments"][0]["parameters"]["config"]
-    wanted = definition(Offer("pretrain", parse_config(settings), {}))
+    wanted = Deployment("pretrain", parse_config(settings)).to_prefect()
     assert found["description"] == wanted.description and set(found["tags"]) == set(wanted.tags)
     env = {name: value for name, value in wanted.job_variables["env"].items() if name != "PYTHONPATH"}
     assert found["job_variables"] == {"env": env, "stream_output": wanted.job_variables["stream_output"]}

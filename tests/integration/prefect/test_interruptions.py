@@ -17,8 +17,8 @@ FAULT = ONE_FAULT.format(before="")
 DEPLOY = """
 import sys
 from datetime import timedelta
-from infini_llama.flows.deployments import deploy, read_offers
-deploy(read_offers([sys.argv[1]]), silent_for=timedelta(seconds=float(sys.argv[2])))
+from infini_llama.flows.deployments import deploy, read_deployment
+deploy([read_deployment(sys.argv[1])], silent_for=timedelta(seconds=float(sys.argv[2])))
 """
 
 

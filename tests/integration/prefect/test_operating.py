@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -51,49 +50,6 @@ def training():
 
 state = training(return_state=True)
 print(json.dumps({"gaps": [b - a for a, b in zip(calls, calls[1:])], "state": state.name}))
-"""
-
-SUSPENDED = """
-import os, sys, time
-from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-import httpx
-from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.exceptions import Pause
-from prefect.flow_engine import run_flow
-from infini_llama.configs.errors import Preempted
-from infini_llama.tasks.formatting import RunPage
-from infini_llama.tasks.train import task
-from infini_llama.tasks.train.retries import Retries
-
-run = sys.argv[1]
-
-def until_suspended(*arguments):
-    details = {"pause_reschedule": True, "pause_timeout": (datetime.now(UTC) + timedelta(seconds=300)).isoformat()}
-    state = {"type": "PAUSED", "name": "Suspended", "state_details": details}  # as the page's button sends it
-    httpx.post(f"{os.environ['PREFECT_API_URL']}/flow_runs/{run}/set_state", json={"state": state}).raise_for_status()
-    try:
-        for _ in range(600):
-            time.sleep(0.1)
-            arguments[-1]()
-    except Pause as asked:
-        raise Preempted("a checkpoint is committed") from asked
-
-task.stage.train = until_suspended
-config = SimpleNamespace(environment=SimpleNamespace(launcher="none"))
-
-@flow
-def training(config):
-    policy = Retries(2, 1.0, lambda: 0)
-    task.with_retries(policy)(config, None, None, "", False, RunPage("a", "a"))
-
-with get_client(sync_client=True) as client:
-    flow_run = client.read_flow_run(run)
-try:
-    run_flow(training, flow_run=flow_run, parameters={"config": config})
-except Pause:
-    pass
 """
 
 
@@ -243,16 +199,6 @@ def test_a_notification_is_sent_for_ends(deployed):
         hook.shutdown()
     texts = sorted(one["text"].split(": ", 1)[1] for one in received)
     assert texts == [f'{name}. with "quotes"' for name in ("Completed", "Crashed", "Failed")]
-
-
-def test_a_suspended_run_can_be_resumed_long_after_the_pages_time_out(deployed):
-    path = f"deployments/{deployed.deployment()['id']}/create_flow_run"
-    run = deployed.post(path, state={"type": "PENDING"})["id"]  # which no worker takes up
-    python(deployed, "-c", SUSPENDED, run)
-    state = deployed.get(run)["state"]
-    assert state["name"] == "Suspended" and state["state_details"]["pause_reschedule"]
-    left = datetime.fromisoformat(state["state_details"]["pause_timeout"]) - datetime.now(UTC)
-    assert left > timedelta(days=1)
 
 
 @pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True)

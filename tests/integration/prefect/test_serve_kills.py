@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from infini_llama.configs.loading import load_config
-from infini_llama.flows.deployments import Offer
+from infini_llama.flows.deployments import Deployment
 from support.laboratory import COMMAND, CONFIG, processes_of
 
 from .conftest import House, free_port
@@ -66,7 +66,7 @@ class Served(House):
     def start(self, name: str) -> str:
         config = load_config(self.config, [f"runtime.name={name}"])
         path = f"deployments/{self.deployment()['id']}/create_flow_run"
-        return self.call(path, parameters=Offer(name, config, {}).parameters())["id"]
+        return self.call(path, parameters=Deployment(name, config).parameters())["id"]
 
     def said(self, run: str) -> list[str]:
         """The states of a flow run and of its tasks."""

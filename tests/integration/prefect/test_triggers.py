@@ -1,11 +1,8 @@
 """Runs started by the form's Submit, by Prefect's command, by our own, and by cron; what their page says; what is refused."""
 
 import json
-import subprocess
 
 import httpx
-
-from support.laboratory import COMMAND
 
 FIELD = "[...document.querySelectorAll('textarea,input')].find(one => one.value === 'small')"
 
@@ -62,23 +59,3 @@ def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
     run = by_cron()[0]
     assert run["auto_scheduled"]
     assert json.loads((house.home / "runs" / run["name"] / "summary.json").read_text())["steps"] == 20
-
-
-def test_deploying_again_changes_nothing(house):
-    def deploy() -> dict:
-        done = subprocess.run([COMMAND, "deploy", str(house.config), "--json"], env=house.environment(), cwd=house.home,
-                              capture_output=True, text=True, timeout=120)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return house.deployment()
-
-    before = (
-        deploy()
-    )  # undoes what other tests did to the schedules, whose parameters Prefect forgets when they are switched
-    after = deploy()
-    for name in ("id", "parameters", "global_concurrency_limit", "job_variables", "entrypoint", "paused"):
-        assert after[name] == before[name], name
-    assert {one["slug"]: one["id"] for one in after["schedules"]} == {
-        one["slug"]: one["id"] for one in before["schedules"]
-    }
-    automations = httpx.post(f"{house.api}/automations/filter", json={}, timeout=30).json()
-    assert len([one for one in automations if one["name"].startswith("infini-llama")]) == 1

@@ -121,12 +121,12 @@ def test_every_worker_creates_the_automation_for_silent_runs_before_it_starts():
 
 
 def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch):
-    from infini_llama.flows.deployments import Offer, definition
+    from infini_llama.flows.deployments import Deployment
 
     monkeypatch.delenv("PYTHONPATH", raising=False)
     (found,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
     limited = {"deployment": {"concurrency_limit": found["concurrency_limit"]["limit"]}}
-    wanted = definition(Offer(found["name"], parse_config(found["parameters"]["config"] | limited), {}))
+    wanted = Deployment(found["name"], parse_config(found["parameters"]["config"] | limited)).to_prefect()
     assert found["description"] == wanted.description and found["tags"] == wanted.tags
     assert wanted.version and found["version"] == wanted.version.partition("+")[0]
     assert found["work_pool"]["name"] == wanted.work_pool_name

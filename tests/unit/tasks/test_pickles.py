@@ -1,15 +1,11 @@
-"""A pickle in the place of any file of a dataset, checkpoint, export or stored result is never run, whatever vouches for it."""
+"""A pickle in the place of any file of a dataset, checkpoint or export is never run, whatever vouches for it."""
 
-import base64
 import json
 import os
 import pickle
 import shutil
 
 import pytest
-from prefect.filesystems import LocalFileSystem
-from prefect.results import ResultStore
-from prefect.serializers import JSONSerializer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.tasks.export.exporting import export
@@ -18,7 +14,6 @@ from infini_llama.tasks.runs.checkpoints import read_state
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, checksum_of, file_checksum
 from infini_llama.tasks.storage.hf_folder import open_folder
-from infini_llama.tasks.storage.results import PLAIN, trusted
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 from support.stages import verify
 from support.trained_runs import ranks as ranks
@@ -131,44 +126,3 @@ def test_a_pickle_in_any_file_of_an_export(run_of, tmp_path, mark, poison):
     weights = {name for name in names if name.endswith(".safetensors")}
     assert len(weights) > 1
     assert weights | {"config.json", "model.safetensors.index.json"} <= set(refused)
-
-
-@pytest.mark.parametrize(
-    "serializer",
-    [
-        {"type": "pickle"},
-        {"type": "compressed/pickle"},
-        PLAIN | {"object_decoder": "prefect.serializers.prefect_json_object_decoder"},
-        PLAIN | {"object_decoder": "os.system"},
-        PLAIN | {"jsonlib": "pickle"},
-    ],
-)
-def test_a_stored_result_with_its_own_serializer_is_not_opened(tmp_path, serializer, caplog):
-    stored = tmp_path / "preprocess-1"
-    record = {"metadata": {"serializer": serializer, "storage_key": str(stored)}, "result": "{}"}
-    stored.write_text(json.dumps(record))
-    assert not trusted(stored)
-    assert "is not opened" in caplog.text
-    stored.write_bytes(b"\x80\x04")
-    assert not trusted(stored)
-    stored.unlink()
-    assert trusted(stored)
-
-
-def test_stored_results_are_checked_before_prefect_opens_them(tmp_path, mark, poison):
-    """Where this fails, Prefect has mended it and `tasks/storage/results.py` can go."""
-    store = ResultStore(
-        result_storage=LocalFileSystem(basepath=str(tmp_path)),
-        serializer=JSONSerializer.model_validate(PLAIN),
-    )
-    store.write(key="mine", obj={"path": "datasets/x"})
-    stored = tmp_path / "mine"
-    assert trusted(stored)
-    assert store.read("mine").result == {"path": "datasets/x"}
-    record = json.loads(stored.read_text())
-    record["metadata"]["serializer"] = {"type": "pickle"}
-    stored.write_text(json.dumps(record | {"result": base64.b64encode(poison).decode()}))
-    assert not trusted(stored)
-    assert not mark.exists()
-    ResultStore(result_storage=LocalFileSystem(basepath=str(tmp_path))).read("mine")
-    assert mark.exists()
