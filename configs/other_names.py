@@ -160,3 +160,10 @@ OPTIONS = {
     "t": "TensorBoard's files are in the run's folder; leave it out",
     "tensorboard_dir": "TensorBoard's files are in the run's folder; leave it out",
 }
+
+# Former commands, each with the one that replaces it.
+COMMANDS = {
+    "passkey": "evaluate RUN --passkey",
+    "inspect": "report RUN_OR_DATASET",
+    "config": "run CONFIG --dry-run",
+}

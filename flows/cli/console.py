@@ -1,10 +1,12 @@
 """Console output of a run: progress bars on a terminal, plain lines elsewhere, and a final summary."""
 
+import contextlib
 import logging
 import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import escaped
@@ -79,13 +81,7 @@ class BarHandler(logging.Handler):
             if reported is not None:
                 self._move(record, reported)
             elif record.levelno >= self.lines_from:
-                style = (
-                    "yellow"
-                    if record.levelno == logging.WARNING
-                    else "red"
-                    if record.levelno > logging.WARNING
-                    else None
-                )
+                style = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}.get(record.levelname)
                 self.progress.console.print(line(record), style=style, soft_wrap=True)
         except Exception:
             self.handleError(record)
@@ -96,14 +92,14 @@ class BarHandler(logging.Handler):
             self._retire(stage)
             self.progress.start()
             self.bars[stage] = (self.progress.add_task("", total=reported.total, stage=stage), kind)
-        bar, shown = self.bars[stage][0], words(record)
+        bar, text = self.bars[stage][0], words(record)
         if reported.loss is not None:
             if not math.isnan(reported.loss):
                 part = min(SPARKS - 1, int(reported.done * SPARKS // (reported.total or 1)))
                 total, count = self.losses.get(part, (0.0, 0))
                 self.losses[part] = (total + reported.loss, count + 1)
-            shown = f"{shown}  {sparkline([total / count for total, count in self.losses.values()])}{self.saved}"
-        self.progress.update(bar, completed=reported.done, description=shown)
+            text = f"{text}  {sparkline([total / count for total, count in self.losses.values()])}{self.saved}"
+        self.progress.update(bar, completed=reported.done, description=text)
         self.newest[stage] = line(record)
 
     def _retire_finished(self, current: str) -> None:
@@ -148,8 +144,9 @@ def words(record: logging.LogRecord) -> str:
     return message if far in message else f"{message}  {far} {progress.unit}"
 
 
-def attach(quiet: bool, verbose: bool) -> logging.Handler:
-    """Show the log of all stages on stderr until `detach`."""
+@contextlib.contextmanager
+def shown_log(quiet: bool, verbose: bool) -> Iterator[None]:
+    """Inside, the log of all stages is shown on stderr."""
     level = logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO
     bars = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
     handler = BarHandler(level) if bars else PlainHandler(level)
@@ -157,15 +154,13 @@ def attach(quiet: bool, verbose: bool) -> logging.Handler:
     logger.setLevel(logging.DEBUG if bars else level)
     logger.propagate = False
     logger.addHandler(handler)
-    return handler
-
-
-def detach(handler: logging.Handler) -> None:
-    logger = logging.getLogger("infini_llama")
-    logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
-    logger.propagate = True
-    handler.close()
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+        handler.close()
 
 
 def summary_text(summary: "RunSummary") -> str:

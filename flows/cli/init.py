@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import re
-import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.cli.tables import as_text
 from infini_llama.flows.naming import home_folder
 from infini_llama.model.config import Attention
 from infini_llama.model.flops import parameters
@@ -43,14 +43,9 @@ from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
 
 BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
-TOKENS_PER_PARAMETER, MOST_EPOCHS = (
-    20,
-    4,
-)  # Hoffmann et al. 2022, arXiv 2203.15556; Muennighoff et al. 2023, arXiv 2305.16264
-SAMPLED_FILES, SAMPLED_BYTES = (
-    8,
-    4 * 2**20,
-)  # files that are read to learn how much text a byte of a file holds; text of each
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
+MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv 2305.16264
+SAMPLED_FILES, SAMPLED_BYTES = 8, 4 * 2**20  # what is read to estimate how much text a byte of a file holds
 FEWEST_SEQUENCES, SHORTEST = 16, 128  # less text than this many sequences of this many tokens is refused
 FEWEST_STEPS = 200
 FREE_MEMORY = "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
@@ -131,7 +126,7 @@ runtime:
 log = logging.getLogger("infini_llama.init")
 
 
-class Beginning(Record):
+class WrittenConfig(Record):
     """The configuration that `init` wrote.
 
     Attributes:
@@ -164,36 +159,28 @@ class Overrides:
 
 
 def init(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import as_text
-
-    files = arguments.files
-    if not files:
-        if not sys.stdin.isatty():
-            raise ConfigError("init needs your text; name it with --files PATH.")
-        print("Where is your text (a folder, file or glob)? [texts] ", end="", file=sys.stderr, flush=True)
-        files = [sys.stdin.readline().strip() or "texts"]
-    output = Path(arguments.output)
+    output, files, model = Path(arguments.output), arguments.files, vars(arguments)["from"]
     overrides = Overrides(arguments.tokens, arguments.parameters, arguments.hours)
-    if arguments.model is not None:
+    if model is not None:
         if overrides.parameters:
-            raise ConfigError(f"--parameters: {arguments.model} has its own number; use --from or --parameters.")
-        record = write_continuation(output, files, arguments.model, arguments.attention, home_folder(), overrides)
+            raise ConfigError(f"--parameters: {model} has its own number; use --from or --parameters.")
+        record = write_continuation(output, files, model, arguments.attention, home_folder(), overrides)
     else:
-        record = write_beginning(output, files, arguments.attention or "softmax", home_folder(), overrides)
+        record = write_new(output, files, arguments.attention or "softmax", home_folder(), overrides)
     if record.warning:
         log.warning(record.warning)
     text = as_text(record.model_dump(mode="json", exclude={"warning"}))
     return record.to_json(), f"{text}\n\nread it, then: infini-llama run {output}"
 
 
-def write_beginning(
+def write_new(
     output: Path,
     files: list[str],
     attention: str,
     home: Path,
     overrides: Overrides = Overrides(),
     machine: Machine | None = None,
-) -> Beginning:
+) -> WrittenConfig:
     """Sample the text, probe the machine and write `output`.
 
     Raises:
@@ -218,15 +205,15 @@ def write_continuation(
     home: Path,
     overrides: Overrides = Overrides(),
     machine: Machine | None = None,
-) -> Beginning:
-    """Like `write_beginning`, for the weights of a Llama: its architecture and tokenizer, one epoch over the text.
+) -> WrittenConfig:
+    """Like `write_new`, for the weights of a Llama: its architecture and tokenizer, one epoch over the text.
 
     Args:
         model: OWNER/NAME on the Hugging Face Hub, or a folder.
         attention: what takes the place of the model's attention; None: nothing does.
 
     Raises:
-        ConfigError, DataError: as `write_beginning`; or the Hub does not give the model, or its folder cannot be imported.
+        ConfigError, DataError: as `write_new`; or the Hub does not give the model, or its folder cannot be imported.
     """
     text, facts = _sampled(output, files, home, machine)
     folder = open_model(folder_of(model, None))
@@ -282,10 +269,10 @@ def _sampled(output: Path, patterns: list[str], home: Path, machine: Machine | N
     return Text(patterns, files, tokens), probe(home, machine=machine)
 
 
-def _write(output: Path, content: str, text: Text, fitted: "Fitted", facts: MachineFacts) -> Beginning:
+def _write(output: Path, content: str, text: Text, fitted: "Fitted", facts: MachineFacts) -> WrittenConfig:
     parse_config(parse_yaml(content))
     output.write_text(content, encoding="utf-8")
-    return Beginning(
+    return WrittenConfig(
         config=output,
         files=len(text.files),
         bytes=sum(file.size() for file in text.files),
@@ -300,22 +287,21 @@ def _write(output: Path, content: str, text: Text, fitted: "Fitted", facts: Mach
     )
 
 
-def sampled_tokens(found: list[TextFile]) -> int:
-    """Tokens in these sources, estimated from the text in some whole files of them."""
-    sizes = [source.size() for source in found]
+def sampled_tokens(files: list[TextFile]) -> int:
+    """Tokens in these files, estimated from the text in some whole files of them."""
     read = text = 0
-    for source in found[:: max(1, math.ceil(len(found) / SAMPLED_FILES))]:
-        own = 0
+    for file in files[:: max(1, math.ceil(len(files) / SAMPLED_FILES))]:
+        file_text = 0
         try:
-            for record in source.records():
-                own += len(record.encode()) if isinstance(record, str) else 0
-                if own > SAMPLED_BYTES:
+            for record in file.records():
+                file_text += len(record.encode()) if isinstance(record, str) else 0
+                if file_text > SAMPLED_BYTES:
                     break
             else:
-                read, text = read + source.size(), text + own
+                read, text = read + file.size(), text + file_text
         except (Unreadable, OSError):  # preprocess names it
             continue
-    return int(sum(sizes) * (text / read if read else 1.0) / BYTES_PER_TOKEN)
+    return int(sum(file.size() for file in files) * (text / read if read else 1.0) / BYTES_PER_TOKEN)
 
 
 @dataclass(frozen=True)
@@ -423,28 +409,23 @@ def _fitted(
 
 def _choose(fitting: list[Planned], text: int, facts: MachineFacts, overrides: Overrides) -> tuple[Planned, str]:
     """The size to train, and what decided it."""
-    if overrides.parameters:
-        wanted = overrides.parameters
-        return min(
-            fitting, key=lambda plan: abs(math.log(plan.parameters / wanted))
-        ), f"the nearest to {_count(wanted)}"
+    if parameters := overrides.parameters:
+        nearest = min(fitting, key=lambda plan: abs(math.log(plan.parameters / parameters)))
+        return nearest, f"the nearest to {_count(parameters)}"
     tokens = overrides.tokens or MOST_EPOCHS * text
-    why = f"{TOKENS_PER_PARAMETER} tokens per parameter, from at most {MOST_EPOCHS} epochs"
-    if overrides.tokens:
-        why = f"{TOKENS_PER_PARAMETER} tokens per parameter"
-    enough = [plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens] or fitting[:1]
+    enough = timely = [plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens] or fitting[:1]
     if overrides.tokens is None or overrides.hours:
-        timely = [
-            plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= _affordable(facts, overrides)
-        ]
-        if len(timely) < len(enough):
-            why = f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; --hours changes it"
-        enough = timely or enough[:1]
-    if enough[-1] is fitting[-1] and len(fitting) < len(SIZES):
-        why = "the largest that fits into the memory"
-    elif TOKENS_PER_PARAMETER * enough[-1].parameters > tokens:
-        why = "the smallest, since there is little text"
-    return enough[-1], why
+        flops = _affordable(facts, overrides)
+        timely = [plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= flops]
+    chosen = (timely or enough[:1])[-1]
+    if chosen is fitting[-1] and len(fitting) < len(SIZES):
+        return chosen, "the largest that fits into the memory"
+    if TOKENS_PER_PARAMETER * chosen.parameters > tokens:
+        return chosen, "the smallest, since there is little text"
+    if len(timely) < len(enough):
+        return chosen, f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; --hours changes it"
+    epochs = "" if overrides.tokens else f", from at most {MOST_EPOCHS} epochs"
+    return chosen, f"{TOKENS_PER_PARAMETER} tokens per parameter{epochs}"
 
 
 def _affordable(facts: MachineFacts, overrides: Overrides) -> float:
@@ -473,7 +454,7 @@ def _count(number: float) -> str:
 
 
 def _warning(text: Text, chosen: Fitted) -> str | None:
-    if len(text.files) == 1 and _is_one_text(text.files[0]):
+    if len(text.files) == 1 and _is_one_document(text.files[0]):
         return (
             f"{text.files[0]} is one document, and whole documents are held out; split it into several files, or "
             "name held-out text in data.validation_files."
@@ -489,7 +470,7 @@ def _warning(text: Text, chosen: Fitted) -> str | None:
 
 def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
     """The key for held-out text: of a few files of one document each, a fraction may hold out none."""
-    few = len(files) < 20 and all(map(_is_one_text, files))
+    few = len(files) < 20 and all(map(_is_one_document, files))
     if len(files) < 2 or not few:
         return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}
     by_size = sorted(files, key=lambda file: file.size())
@@ -505,5 +486,5 @@ def _held_out_lines(files: list[TextFile], length: int) -> str:
     return f"# held out, instead of a fraction of the files, which are few\n  {key}: {json.dumps(value)}"
 
 
-def _is_one_text(source: TextFile) -> bool:
-    return (format_of(source.path.name) or PLAIN[0]) in PLAIN
+def _is_one_document(file: TextFile) -> bool:
+    return (format_of(file.path.name) or PLAIN[0]) in PLAIN

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError, escaped
 from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.cli.tables import as_text, evaluation_text, passkey_text
 from infini_llama.flows.naming import find
 
 PASSKEY = ("lengths", "depths", "segments", "form", "filler", "samples", "seed")  # options of `evaluate --passkey`
@@ -53,12 +54,11 @@ def _text_of(file: str) -> str:
 def evaluate(arguments: Namespace) -> Answer:
     if arguments.passkey:
         return _passkey(arguments)
-    if given := [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]:
-        raise ConfigError(f"{', '.join(given)}: only with --passkey; use both or neither.")
+    if options := [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]:
+        raise ConfigError(f"{', '.join(options)}: only with --passkey; use both or neither.")
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
-    from infini_llama.flows.cli.tables import evaluation_text
     from infini_llama.tasks.evaluate.stage import evaluate
 
     split = arguments.split or "validation"
@@ -67,13 +67,12 @@ def evaluate(arguments: Namespace) -> Answer:
 
 
 def _passkey(arguments: Namespace) -> Answer:
-    if given := [f"--{name}" for name in ("files", "split", "sequences", "stream") if getattr(arguments, name)]:
-        raise ConfigError(f"{', '.join(given)}: not with --passkey, which makes its own texts; remove them.")
+    if options := [f"--{name}" for name in ("files", "split", "sequences", "stream") if getattr(arguments, name)]:
+        raise ConfigError(f"{', '.join(options)}: not with --passkey, which makes its own texts; remove them.")
     run = find(arguments.run, "runs")
     form, filler = arguments.form or "passkey", arguments.filler or "repeated"
     if not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; use both or neither.")
-    from infini_llama.flows.cli.tables import passkey_text
     from infini_llama.tasks.evaluate.stage import DEPTHS, SAMPLES, find_passkeys, find_passkeys_across
 
     checkpoint, samples, seed = arguments.checkpoint, arguments.samples or SAMPLES, arguments.seed or 0
@@ -86,7 +85,6 @@ def _passkey(arguments: Namespace) -> Answer:
 
 def export(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
-    from infini_llama.flows.cli.tables import as_text
     from infini_llama.tasks.export.exporting import export
 
     record = export(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
@@ -100,7 +98,6 @@ def export(arguments: Namespace) -> Answer:
 
 def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config
-    from infini_llama.flows.cli.tables import as_text
     from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate
     from infini_llama.tasks.export.importing import folder_of, write_configuration

@@ -6,18 +6,22 @@ from pathlib import Path
 
 from infini_llama.configs.reading import JsonObject
 from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.cli.tables import collected_text, runs_text, terminal
 from infini_llama.flows.naming import find, home_folder
+from infini_llama.tasks.document import markdown
 
 log = logging.getLogger("infini_llama.report")
 
 
 def runs(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import runs_text
     from infini_llama.tasks.runs.record import list_runs
 
-    found, home = list_runs(home_folder()), home_folder()
-    nothing = f"no run in {home / 'runs'}; call it in the folder where runs were started, or set INFINI_LLAMA_HOME"
-    return {"home": str(home), "runs": [run.to_json() for run in found]}, runs_text(found) if found else nothing
+    home = home_folder()
+    statuses = list_runs(home)
+    text = f"no run in {home / 'runs'}; call it in the folder where runs were started, or set INFINI_LLAMA_HOME"
+    if statuses:
+        text = runs_text(statuses)
+    return {"home": str(home), "runs": [status.to_json() for status in statuses]}, text
 
 
 def report(arguments: Namespace) -> Answer:
@@ -41,8 +45,6 @@ def _is_dataset(path: Path) -> bool:
 
 
 def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
-    from infini_llama.flows.cli.tables import terminal
-    from infini_llama.tasks.document import markdown
     from infini_llama.tasks.report.run import run_document, run_page, write_report
     from infini_llama.tasks.runs.record import RunRecord, describe_run
 
@@ -56,8 +58,6 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
 
 
 def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
-    from infini_llama.flows.cli.tables import terminal
-    from infini_llama.tasks.document import markdown
     from infini_llama.tasks.preprocess.summary import dataset_document, describe
     from infini_llama.tasks.report.dataset import measured_dataset
     from infini_llama.tasks.report.page import page as as_page
@@ -73,8 +73,6 @@ def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None
 
 
 def compare(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import terminal
-    from infini_llama.tasks.document import markdown
     from infini_llama.tasks.report.comparison import NOT_THE_SAME, compare, comparison_document
     from infini_llama.tasks.report.page import page as as_page
 
@@ -91,12 +89,11 @@ def compare(arguments: Namespace) -> Answer:
 
 
 def gc(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.tables import leftovers_text
     from infini_llama.tasks.runs.gc import Rules, collect
 
     rules = Rules(arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets)
     record = collect(home_folder(), rules, arguments.yes)
-    return record.to_json(), leftovers_text(record)
+    return record.to_json(), collected_text(record)
 
 
 def written(file: str, page: str) -> Path:

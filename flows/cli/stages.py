@@ -4,34 +4,21 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.loading import load_config
 from infini_llama.configs.reading import JsonObject
-from infini_llama.configs.secrets import withheld
-from infini_llama.flows.cli.console import Answer
-from infini_llama.flows.cli.runs import written
-from infini_llama.flows.naming import find, home_folder, usable_home
-
-if TYPE_CHECKING:
-    from infini_llama.configs.schema import PipelineConfig
-
-
-from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.reading import changed
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.rows.tables import dataset_ref, table_ref, with_curriculum
-from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.storage.artifacts import is_moved_aside, read_manifest, read_row_table
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.secrets import withheld, without_secrets
+from infini_llama.flows.cli.console import Answer, summary_text
+from infini_llama.flows.naming import find, home_folder, resolved, usable_home
+from infini_llama.tasks.records.summary import RunSummary
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 
 def run(arguments: Namespace) -> Answer:
-    from infini_llama.configs.loading import load_config
-    from infini_llama.flows.cli.console import summary_text
-    from infini_llama.tasks.records.summary import RunSummary
-
     config = load_config(arguments.config, arguments.overrides)
     if arguments.dry_run:
         return dry_run(config)
@@ -58,13 +45,11 @@ def run(arguments: Namespace) -> Answer:
     return summary, summary_text(RunSummary.from_json(summary))
 
 
-def dry_run(config: "PipelineConfig") -> Answer:
+def dry_run(config: PipelineConfig) -> Answer:
     """Show what `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
     import yaml
 
-    from infini_llama.configs.secrets import without_secrets
     from infini_llama.flows.cli.tables import as_text, estimate_text
-    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate, plan_of
     from infini_llama.tasks.preprocess.stage import lookup
     from infini_llama.tasks.runs.record import RunRecord
@@ -72,10 +57,10 @@ def dry_run(config: "PipelineConfig") -> Answer:
     settings = resolved(config)
     home = settings.runtime.home
     folder = home / "runs" / settings.runtime.name
-    cached = lookup(settings.data, home)
+    dataset = lookup(settings.data, home)
     run = RunRecord(folder) if (folder / "lineage.json").exists() else None
-    found = {
-        "dataset": None if cached is None else str(home / cached.path),
+    cached: JsonObject = {
+        "dataset": None if dataset is None else str(home / dataset.path),
         "run": str(folder),
         "state": "new" if run is None else run.state,
         "step": 0 if run is None else run.step,
@@ -83,17 +68,15 @@ def dry_run(config: "PipelineConfig") -> Answer:
     shown = without_secrets(settings).model_dump(mode="json", exclude={"deployment"})
     plan = plan_of(settings).masked().to_json()
     estimated = estimate(settings)
-    record = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": found}
-    plain = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
+    record: JsonObject = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": cached}
+    simple = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
-    parts = (configuration, as_text({"plan": plain}), estimate_text(estimated), as_text({"cached": found}))
+    parts = (configuration, as_text({"plan": simple}), estimate_text(estimated), as_text({"cached": cached}))
     return record, "\n\n".join(parts) + "\n\nnothing was started (--dry-run)"
 
 
 def preprocess(arguments: Namespace) -> Answer:
-    from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.tables import reference_text
-    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.preprocess import stage
 
     config = load_config(arguments.config, arguments.overrides)
@@ -103,14 +86,14 @@ def preprocess(arguments: Namespace) -> Answer:
 
 
 def verify(arguments: Namespace) -> Answer:
-    from infini_llama.flows.cli.stages import references
     from infini_llama.flows.cli.tables import as_text
     from infini_llama.tasks.formatting import in_words
+    from infini_llama.tasks.preprocess.references import references
     from infini_llama.tasks.records.dataset import VerifyReport
     from infini_llama.tasks.verify_data.checks import verify
 
-    path = find(arguments.dataset, "datasets")
-    level, home = "deep" if arguments.deep else "quick", home_folder()
+    path, home = find(arguments.dataset, "datasets"), home_folder()
+    level = "deep" if arguments.deep else "quick"
     reports = {reference.chunks: verify(reference, home, level, sys.maxsize) for reference in references(path, home)}
     whole = VerifyReport(
         level=level,
@@ -127,6 +110,7 @@ def verify(arguments: Namespace) -> Answer:
     record: JsonObject = {"dataset": str(path), **whole.to_json(), "checks": checks}
     text = as_text(in_words(record))
     if arguments.html is not None:
+        from infini_llama.flows.cli.runs import written
         from infini_llama.tasks.report.dataset import measured_dataset
         from infini_llama.tasks.report.page import page as as_page
 
@@ -141,9 +125,6 @@ def doctor(arguments: Namespace) -> Answer:
 
     config, home = None, home_folder()
     if arguments.config is not None:
-        from infini_llama.configs.loading import load_config
-        from infini_llama.flows.naming import resolved
-
         config = resolved(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
     against = None if arguments.against is None else find(arguments.against, "runs")
@@ -157,9 +138,7 @@ def doctor(arguments: Namespace) -> Answer:
 
 
 def estimate(arguments: Namespace) -> Answer:
-    from infini_llama.configs.loading import load_config
     from infini_llama.flows.cli.tables import estimate_text
-    from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate
 
     record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
@@ -167,12 +146,9 @@ def estimate(arguments: Namespace) -> Answer:
 
 
 def train(arguments: Namespace) -> Answer:
-    from infini_llama.configs.loading import load_config
-    from infini_llama.flows.cli.console import summary_text
-    from infini_llama.flows.cli.stages import reference_for
-    from infini_llama.flows.naming import resolved
     from infini_llama.flows.pipeline import verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
+    from infini_llama.tasks.preprocess.references import reference_for
     from infini_llama.tasks.preprocess.stage import lookup
 
     config = load_config(arguments.config, arguments.overrides)
@@ -199,18 +175,8 @@ def join(arguments: Namespace) -> Answer:
     return _join(run, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
 
 
-def _join(run: Path, master_addr: str | None) -> Answer:
-    from infini_llama.tasks.runs.run_folder import RunFolder
-    from infini_llama.tasks.train.nodes import join
-
-    code = join(RunFolder(run), master_addr)
-    return {"run": str(run), "exit_code": code}, f"joined      {run}: it has ended" + (f" with {code}" if code else "")
-
-
-def _joins(config: "PipelineConfig") -> Answer | None:
+def _joins(config: PipelineConfig) -> Answer | None:
     """Join the run instead of leading it, if this node's rank is not 0."""
-    from infini_llama.flows.naming import resolved
-
     settings = resolved(config)
     environment, runtime = settings.environment, settings.runtime
     if environment.nnodes == 1 or environment.node_rank in ("auto", 0):
@@ -219,35 +185,8 @@ def _joins(config: "PipelineConfig") -> Answer | None:
     return _join(runtime.home / "runs" / runtime.name, address)
 
 
-def references(dataset: Path, home: Path) -> list[DatasetRef]:
-    """A reference, as `preprocess` returns it, for each row table of the dataset in this folder.
+def _join(run: Path, master_addr: str | None) -> Answer:
+    from infini_llama.tasks.train.nodes import join
 
-    Raises:
-        DataError: no dataset is there, or it has no row table.
-    """
-    read_manifest(dataset, "dataset")
-    tables = [path for path in sorted((dataset / "chunks").glob("[!.]*")) if path.is_dir() and not is_moved_aside(path)]
-    if not tables:
-        raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
-    return [dataset_ref(dataset, table, home, built=[], curriculum=[]) for table in tables]
-
-
-def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
-    """The reference whose rows are those that the section `data` requests, with the row tables of its curriculum."""
-    found = references(dataset, home)
-    reference, *stages = [_with_rows(section, found, dataset) for section in with_curriculum(data)]
-    curriculum = tuple(table_ref(dataset / "chunks" / stage.chunks) for stage in stages)
-    return changed(reference, curriculum=curriculum)
-
-
-def _with_rows(data: DataConfig, found: list[DatasetRef], dataset: Path) -> DatasetRef:
-    for reference in found:
-        content = read_row_table(dataset / "chunks" / reference.chunks).content
-        requested = (data.sequence_length, data.packing, data.stride)
-        if (content.sequence_length, content.strategy, content.stride) == requested:
-            return reference
-    lengths = ", ".join(str(reference.sequence_length) for reference in found)
-    raise ConfigError(
-        f"{dataset} has rows of {lengths} tokens, none of data.sequence_length={data.sequence_length} "
-        f"made by data.packing={data.packing}; change that."
-    )
+    code = join(RunFolder(run), master_addr)
+    return {"run": str(run), "exit_code": code}, f"joined      {run}: it has ended" + (f" with {code}" if code else "")

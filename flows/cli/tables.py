@@ -1,11 +1,20 @@
-"""What commands print for people: records and documents as text. --json prints the same records."""
+"""What commands print for people: records and documents as text, by way of Markdown that rich renders.
+
+--json prints the same records.
+"""
 
 import sys
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement, TableElement
+from rich.table import Table
+from rich.text import Text
 
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.document import as_markdown
@@ -33,8 +42,8 @@ WIDTH = 140  # maximum columns of a table, and the width without a terminal
 def reference_text(reference: "DatasetRef", home: Path) -> str:
     """The dataset that `preprocess` built or found, as text: one line per split, and one per row table."""
     tables = [
-        {"row table": one.chunks, "sequence length": one.sequence_length, "training rows": one.rows}
-        for one in reference.row_tables
+        {"row table": table.chunks, "sequence length": table.sequence_length, "training rows": table.rows}
+        for table in reference.row_tables
     ]
     splits = {"train": reference.train, "validation": reference.validation}
     return as_text(
@@ -74,18 +83,18 @@ def estimate_text(estimate: "Estimate") -> str:
             "parameters": _renamed(estimate.parameters.model_dump(), ESTIMATE_WORDS),
             "FLOPs per token, forward and backward": {n: f"{value:.3g}" for n, value in estimate.flops_per_token},
             "run": _renamed(run, ESTIMATE_WORDS),
-            where: _renamed({part: _bytes(size) for part, size in estimate.memory.items()}, ESTIMATE_WORDS),
-            "on disk": {"checkpoint": _bytes(estimate.checkpoint)},
+            where: _renamed({part: in_bytes(size) for part, size in estimate.memory.items()}, ESTIMATE_WORDS),
+            "on disk": {"checkpoint": in_bytes(estimate.checkpoint)},
         }
     )
 
 
-def evaluation_text(result: "Perplexity") -> str:
+def evaluation_text(evaluation: "Perplexity") -> str:
     """Results of `evaluate`: one line with and one without memory, and the losses by position."""
-    measured = result.measurements()
+    measured = evaluation.measurements()
     kept = {"loss", "perplexity", "bits_per_byte", "tokens"}
-    parts = {f"loss {words}".strip(): one.loss_by_part for words, one in measured if one.loss_by_part}
-    bits = ((words, one.bits_per_byte_by_part) for words, one in measured)
+    parts = {f"loss {words}".strip(): result.loss_by_part for words, result in measured if result.loss_by_part}
+    bits = ((words, result.bits_per_byte_by_part) for words, result in measured)
     parts |= {f"bits per byte {words}".strip(): values for words, values in bits if values}
     size = measured[0][1].part or 0
     count = len(next(iter(parts.values()), ()))
@@ -94,8 +103,8 @@ def evaluation_text(result: "Perplexity") -> str:
         for at in range(count)
     ]
     return as_text(
-        result.model_dump(include={"run", "checkpoint", "text", "stream"})
-        | {"measured": [{"": words} | one.model_dump(include=kept) for words, one in measured]}
+        evaluation.model_dump(include={"run", "checkpoint", "text", "stream"})
+        | {"measured": [{"": words} | result.model_dump(include=kept) for words, result in measured]}
         | ({"loss by position": rows} if rows else {})
     )
 
@@ -103,11 +112,11 @@ def evaluation_text(result: "Perplexity") -> str:
 def passkey_text(result: "PasskeyRetrieval") -> str:
     """Fraction of passkeys found: one line per length, one column per depth; or one line per number of segment boundaries."""
     about = result.model_dump(include={"run", "checkpoint", "trained_length", "samples", "form", "filler"})
-    found = {
+    fractions = {
         f"found {words}".strip(): passkey_rows(cells) + distance_rows(cells) for words, cells in result.measurements()
     }
-    held = {"controls": control_rows(result.memory)} if result.memory else {}
-    return as_text(about | found | held)
+    controls = {"controls": control_rows(result.memory)} if result.memory else {}
+    return as_text(about | fractions | controls)
 
 
 def runs_text(runs: "Sequence[RunStatus]") -> str:
@@ -127,19 +136,15 @@ def runs_text(runs: "Sequence[RunStatus]") -> str:
     return as_text({"runs": rows})
 
 
-def leftovers_text(found: "Collected") -> str:
+def collected_text(collected: "Collected") -> str:
     """The files that `gc` found, and deleted or would delete."""
-    files = [dict(file) | {"bytes": in_bytes(file.bytes)} for file in found.files]
-    tables = {"unreferenced files": files, "in use and kept": [dict(file) for file in found.in_use]}
+    files = [dict(file) | {"bytes": in_bytes(file.bytes)} for file in collected.files]
+    tables = {"unreferenced files": files, "in use and kept": [dict(file) for file in collected.in_use]}
     text = as_text({part: rows for part, rows in tables.items() if rows})
     if not files:
         return f"{text}\n\nnothing to delete".strip()
-    action = "deleted" if found.removed else "to delete with --yes"
-    return f"{text}\n\n{len(files)} {action}, {in_bytes(found.bytes)}"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    action = "deleted" if collected.removed else "to delete with --yes"
+    return f"{text}\n\n{len(files)} {action}, {in_bytes(collected.bytes)}"
 
 
 def as_text(record: Cells) -> str:
@@ -149,12 +154,48 @@ def as_text(record: Cells) -> str:
 
 def terminal(markdown: str) -> str:
     """Markdown as text in the width of the terminal; long words continue on the next line, and nothing is cut."""
-    from rich.console import Console
-
-    from infini_llama.flows.cli.rendering import Plain
-
     target = StringIO()
     width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
     console = Console(file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None)
-    console.print(Plain(markdown))
+    console.print(PlainMarkdown(markdown))
     return escaped("\n".join(line.rstrip() for line in target.getvalue().split("\n")).strip())
+
+
+class _Heading(Heading):
+    LEVEL_ALIGN: ClassVar = {}
+
+
+class _Text(CodeBlock):
+    """Without colours and a frame, so that it can be copied."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(str(self.text).rstrip("\n"), overflow="fold")
+
+
+class _Table(TableElement):
+    """Long words continue on the next line; names and values, which have no heads, stand without lines."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        assert self.header is not None and self.header.row is not None
+        heads = [cell.content for cell in self.header.row.cells]
+        if any(head.plain for head in heads):
+            table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        else:
+            table = Table(box=None, show_header=False, pad_edge=False)
+        rows = self.body.rows if self.body is not None else []
+        for number, head in enumerate(heads):
+            is_name = not any(head.plain for head in heads) and number == 0
+            table.add_column(head, overflow="fold", no_wrap=is_name)
+        for row in rows:
+            table.add_row(*(cell.content for cell in row.cells))
+        yield table
+
+
+class PlainMarkdown(Markdown):
+    """Headings as plain lines, tables in full, texts as they are."""
+
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = Markdown.elements | {
+        "heading_open": _Heading,
+        "fence": _Text,
+        "table_open": _Table,
+    }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.schema import DataConfig
-from infini_llama.flows.cli import stages as commands
+from infini_llama.tasks.preprocess import references as dataset_references
 from infini_llama.tasks.preprocess import stage, summary
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
@@ -82,11 +82,11 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def reference_for(data: dict[str, Any], dataset: Path, home: Path) -> dict[str, Any]:
-    return commands.reference_for(DataConfig.model_validate(data), dataset, home).to_json()
+    return dataset_references.reference_for(DataConfig.model_validate(data), dataset, home).to_json()
 
 
 def references(dataset: Path, home: Path) -> list[dict[str, Any]]:
-    return [reference.to_json() for reference in commands.references(dataset, home)]
+    return [reference.to_json() for reference in dataset_references.references(dataset, home)]
 
 
 def read_manifest(path: Path, kind: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from infini_llama.flows.cli.init import (
     MOST_EPOCHS,
     TOKENS_PER_PARAMETER,
     Overrides,
-    write_beginning,
     write_continuation,
+    write_new,
 )
 from infini_llama.model.flops import parameters
 from infini_llama.tasks.estimate.run import model_of
@@ -28,9 +28,7 @@ def begin(tmp_path):
             (folder / f"texts/{number}.txt").write_text(f"a sentence of {number} words. " * 400)
         machine = lay_out(folder, gpus=gpus)
         output = folder / f"{name}.yaml"
-        record = write_beginning(
-            output, [str(folder / "texts")], "softmax", folder / "home", Overrides(**overrides), machine
-        )
+        record = write_new(output, [str(folder / "texts")], "softmax", folder / "home", Overrides(**overrides), machine)
         config = load_config(output)
         return record, config, resolve(config, probe(folder / "home", config, machine))
 

@@ -15,10 +15,8 @@ def log(monkeypatch):
     """The train stage's logger with a plain console whose clock the test moves."""
     clock = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
-    handler = console.attach(quiet=False, verbose=False)
-    logger = logging.getLogger("infini_llama.train")
-    yield logger, clock
-    console.detach(handler)
+    with console.shown_log(quiet=False, verbose=False):
+        yield logging.getLogger("infini_llama.train"), clock
 
 
 def progress(done, total=10):
@@ -53,11 +51,10 @@ def test_a_message_with_its_own_progress_is_unchanged(log, capsys):
 
 
 def test_quiet_shows_warnings_only(capsys):
-    handler = console.attach(quiet=True, verbose=False)
     logger = logging.getLogger("infini_llama.train")
-    logger.info("step 10/10", extra=progress(10))
-    logger.warning("so")
-    console.detach(handler)
+    with console.shown_log(quiet=True, verbose=False):
+        logger.info("step 10/10", extra=progress(10))
+        logger.warning("so")
     assert capsys.readouterr().err == "train       warning: so\n"
 
 

@@ -8,7 +8,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema.sources import TextConfig
-from infini_llama.flows.cli.init import sampled_tokens, write_beginning
+from infini_llama.flows.cli.init import sampled_tokens, write_new
 from infini_llama.tasks.preprocess.sources.sources import files_of
 from support.stages import survey
 
@@ -19,7 +19,7 @@ def begin(tmp_path):
         for number, text in enumerate(texts):
             (tmp_path / f"my # {number}.txt").write_text(text)
         output = tmp_path / "my.yaml"
-        return output, write_beginning(output, [str(tmp_path / "my *.txt")], attention, tmp_path / "home")
+        return output, write_new(output, [str(tmp_path / "my *.txt")], attention, tmp_path / "home")
 
     return write
 
@@ -53,7 +53,7 @@ def test_a_name_that_run_would_refuse_is_refused(tmp_path, name):
     (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
     output = tmp_path / name
     with pytest.raises(ConfigError):
-        write_beginning(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
+        write_new(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
     assert [path.name for path in tmp_path.iterdir()] == ["my.txt"]
 
 
@@ -61,7 +61,7 @@ def test_a_name_that_run_would_refuse_is_refused(tmp_path, name):
 def test_a_name_that_yaml_takes_for_something_else(tmp_path, name):
     (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
     output = tmp_path / f"{name}.yaml"
-    write_beginning(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
+    write_new(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
     assert load_config(output).runtime.name == name
 
 

@@ -66,13 +66,10 @@ def test_each_step_that_is_logged_has_a_line_with_loss_learning_rate_and_through
     progress, capsys
 ):
     run, write, _ = progress
-    handler = console.attach(quiet=False, verbose=False)
-    try:
+    with console.shown_log(quiet=False, verbose=False):
         progress = Progress(run, max_steps=22, log_every=5)
         write(*range(1, 23), seconds=0.001)
         progress.poll()
-    finally:
-        console.detach(handler)
     lines = [line.split() for line in capsys.readouterr().err.splitlines()]
     assert [line[2] for line in lines] == ["5/22", "10/22", "15/22", "20/22", "22/22"]
     assert all(line[3:8] == ["loss", "2.0000", "lr", "3e-05", "10"] for line in lines)

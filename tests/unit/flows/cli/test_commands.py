@@ -1,0 +1,90 @@
+"""The parser and its help: values of options, their order, and commands that do not exist."""
+
+import re
+
+import pytest
+
+from infini_llama.configs import other_names
+from infini_llama.flows.cli.commands import COMMANDS, build_parser
+from infini_llama.flows.cli.main import main, parse
+
+
+@pytest.mark.parametrize("option", ["--lengths", "--context"])
+def test_lengths_have_units(option):
+    parsed = build_parser().parse_args(["evaluate", "run", "--passkey", option, "4096", "128k", "1m", "1.5M"])
+    assert parsed.lengths == [4096, 128_000, 1_000_000, 1_500_000]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["evaluate", "run", "--lengths", length] for length in ("0", "k", "3 lines", "-5", "")),
+        *(["generate", "run", "--top-p", share] for share in ("0", "1.1", "nan", "x")),
+        *(["generate", "run", "--temperature", temperature] for temperature in ("-1", "inf")),
+        ["generate", "run", "--seed", str(2**63)],
+        ["generate", "run", "--max-new-tokens", "1.5"],
+        ["gc", "--keep-checkpoints", "1"],
+    ],
+)
+def test_a_value_outside_the_limits_is_refused(words):
+    with pytest.raises(SystemExit) as ended:
+        build_parser().parse_args(words)
+    assert ended.value.code == 64
+
+
+def test_overrides_and_options_in_any_order():
+    for words in (
+        ["run", "a.yaml", "x.y=1", "z=2", "--no-prefect"],
+        ["run", "--no-prefect", "a.yaml", "x.y=1", "z=2"],
+        ["run", "a.yaml", "--no-prefect", "x.y=1", "--json", "z=2"],
+        ["run", "a.yaml", "x.y=1", "--direct", "z=2"],  # its former name
+    ):
+        parsed = parse(words)
+        assert (parsed.config, parsed.overrides, parsed.no_prefect) == ("a.yaml", ["x.y=1", "z=2"], True)
+    assert parse(["run", "a.yaml"]).overrides == []
+
+
+def test_a_key_may_be_written_as_an_option():
+    parsed = parse(["run", "--train.max_steps=5", "tiny", "--data.tokenizer.vocab_size=300", "model.attention=infini"])
+    assert parsed.config == "tiny"
+    assert set(parsed.overrides) == {"train.max_steps=5", "data.tokenizer.vocab_size=300", "model.attention=infini"}
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0 and re.fullmatch(r"infini-llama \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
+    assert main(["help"]) == 0
+    text = capsys.readouterr().out
+    listed = re.findall(r"^  (\w+) ", text, re.MULTILINE)
+    assert sorted(COMMANDS) == sorted(listed) and text.count("Example: infini-llama ") == 4
+    assert "docs/" not in text and "configs/" not in text, "a path of the repository, which an installation lacks"
+    with pytest.raises(SystemExit):
+        main(["help", "generate"])
+    text = capsys.readouterr().out
+    assert "usage: infini-llama generate" in text and "(default: 128)" in text
+
+
+@pytest.mark.parametrize(("name", "instead"), other_names.COMMANDS.items())
+def test_a_former_command_is_answered_with_its_replacement(name, instead, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([name, "x"])
+    assert left.value.code == 64 and f"'infini-llama {instead}'" in capsys.readouterr().err
+    assert parse(instead.replace("RUN_OR_DATASET", "x").split()).command in COMMANDS
+
+
+@pytest.mark.parametrize("words", [["trian", "run.yaml"], ["help", "trian"]])
+def test_an_unknown_command_is_answered_with_the_most_similar_one(words, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 64 and "did you mean train?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in (*COMMANDS, "keep-checkpoints"))
