@@ -103,7 +103,6 @@ def child(job: str) -> None:
     from infini_llama.model.config import LlamaConfig
     from infini_llama.tasks.train.worker.data.loader import GlobalBatch
     from infini_llama.tasks.train.worker.initial_model import build_model
-    from infini_llama.tasks.train.worker.optimizer import build_optimizer
     from infini_llama.tasks.train.worker.strategies.compiling import Compiled
     from infini_llama.tasks.train.worker.strategies.ranks import Ranks
     from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -120,7 +119,7 @@ def child(job: str) -> None:
         plan,
         ranks.device,
     )
-    strategy = build_strategy(model, config.train, plan.precision, plan.micro_batch_size, ranks, build_optimizer)
+    strategy = build_strategy(model, config.train, plan.precision, plan.micro_batch_size, ranks)
     if plan.compile != "off":
         strategy.compiled = Compiled(strategy.module, model, plan.compile)
         strategy.compiled.switch_on()

@@ -12,14 +12,12 @@ import torch
 from torch import nn
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import flops_per_token
+from infini_llama.model.config import LlamaConfig, flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -134,7 +132,7 @@ def ours(model: Llama, order: dict[str, Any]) -> Step:
     ranks = Ranks("cpu", "gloo")
     model.loss_chunk = plan.loss_chunk
     train = TrainingConfig(learning_rate=RATE, weight_decay=0.0)
-    strategy = build_strategy(model, train, plan.precision, ROWS, ranks, build_optimizer)
+    strategy = build_strategy(model, train, plan.precision, ROWS, ranks)
     if order["compiled"]:
         strategy.compiled = Compiled(strategy.module, model, "whole")
         strategy.compiled.switch_on()

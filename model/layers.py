@@ -1,13 +1,30 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467) and the gated feed-forward block (Shazeer 2020,
-arXiv 2002.05202)."""
+"""What layers are made of beside attention: root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), the gated
+feed-forward block (Shazeer 2020, arXiv 2002.05202) and activation checkpointing (Chen et al. 2016, arXiv 1604.06174)."""
 
+# pyright: reportUnknownVariableType=false
+from collections.abc import Callable
 from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from infini_llama.model.config import Activation
+
+Checkpointing = Literal["none", "selective", "full"]
+aten = torch.ops.aten
+# What "selective" keeps, since it takes long to compute: matrix products and attention, but no norms and elementwise functions.
+EXPENSIVE = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+}
 
 
 class RMSNorm(nn.Module):
@@ -38,3 +55,27 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+def checkpointed(
+    function: Callable[..., torch.Tensor], kind: Checkpointing | Callable[..., Any], *arguments: Any
+) -> torch.Tensor:
+    """function(*arguments); of its intermediate results "none" keeps all, "selective" the expensive ones and "full" none.
+
+    The others are computed again in the backward pass. The generators' states are restored, so that dropout repeats itself.
+
+    Args:
+        kind: or another library's function, which is called as torch's `checkpoint`.
+    """
+    if kind == "none" or not torch.is_grad_enabled():
+        return function(*arguments)
+    if callable(kind):
+        return kind(function, *arguments)
+    if kind == "full":
+        return checkpoint(function, *arguments, use_reentrant=False)
+    contexts = partial(create_selective_checkpoint_contexts, _keep_expensive)
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
+
+
+def _keep_expensive(_context: Any, operation: Any, *_arguments: Any, **_options: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE

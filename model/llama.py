@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from infini_llama.model.activations import Checkpointing, recomputed
 from infini_llama.model.attention import Attention, KeyValues
 from infini_llama.model.config import BY_TOKEN, LlamaConfig
 from infini_llama.model.context import Context
 from infini_llama.model.infini_attention import InfiniAttention
-from infini_llama.model.layers import MLP, RMSNorm
+from infini_llama.model.layers import MLP, Checkpointing, RMSNorm, checkpointed
 from infini_llama.model.layout import Rows, Segments, rows, segments
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from infini_llama.model.rope import Rotary, rotary, scaled_frequencies
@@ -45,7 +44,7 @@ class DecoderLayer(nn.Module):
         self.checkpointing: Checkpointing | Callable[..., Any] = "none"
 
     def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
-        return recomputed(self._forward, self.checkpointing if self.training else "none", x, rows)
+        return checkpointed(self._forward, self.checkpointing if self.training else "none", x, rows)
 
     def _forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
         return self._finish(x, self.self_attn(self._begin(x), rows))

@@ -95,7 +95,7 @@ def seconds_of(function: Callable[[], Any], device: str, rounds: int = 5, warm_u
 
 def peak_bytes(device: str) -> int:
     """Most bytes in use so far: of torch's allocator on a GPU, resident on a CPU."""
-    from infini_llama.tasks.train.worker.callbacks.memory import memory_peak
+    from infini_llama.tasks.train.worker.callbacks.profiler import memory_peak
 
     wait_for(device)
     return memory_peak()

@@ -20,7 +20,6 @@ from infini_llama.model.hf import config_to_hf, to_hf
 from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.layout import segments
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 
@@ -126,7 +125,7 @@ def _accumulated(device: str, on: dict[str, bool]) -> tuple[torch.Tensor, torch.
     )
     model = Llama(config).to(ranks.device)
     model.loss_chunk = 50 if "chunked" in on else 0
-    strategy = build_strategy(model, TrainingConfig(), "fp32", 4, ranks, build_optimizer)
+    strategy = build_strategy(model, TrainingConfig(), "fp32", 4, ranks)
     if "block" in on or "reduce-overhead" in on:
         mode = "reduce-overhead" if "reduce-overhead" in on else "default"
         strategy.compiled = Compiled(strategy.module, model, "block", mode)

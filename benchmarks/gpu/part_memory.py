@@ -15,7 +15,6 @@ from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed,
 from infini_llama.tasks.patch_environment.planning.speed import chunk_of
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import save_memory
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
 
@@ -43,7 +42,7 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
     if chunk == "auto":
         chunk = chunk_of("cuda" if device == "cuda" else "cpu", micro * length, model.config.vocab_size)
     save_memory(model, config.train, chunk)
-    strategy = build_strategy(model, config.train, precision(device), micro, ranks, build_optimizer)
+    strategy = build_strategy(model, config.train, precision(device), micro, ranks)
     for _ in range(2):  # the optimizer's state exists from the second on
         rows = torch.randint(model.config.vocab_size, (micro, length + 1), device=ranks.device)
         batch = GlobalBatch([(rows[:, :-1], rows[:, 1:])], micro * length)

@@ -23,13 +23,11 @@ from case import (
 from torch import nn
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import flops_per_token
+from infini_llama.model.config import LlamaConfig, flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
@@ -80,7 +78,7 @@ def ours(config: LlamaConfig, batch: int, length: int, device: str, switches: Sw
     with ranks.device:  # where a billion parameters are drawn in no time
         model = Llama(config)
     model.loss_chunk = switches.loss_chunk if device == "cuda" else 0
-    strategy = build_strategy(model, TrainingConfig(), precision(device), batch, ranks, build_optimizer)
+    strategy = build_strategy(model, TrainingConfig(), precision(device), batch, ranks)
     if switches.compile != "off":
         strategy.compiled = Compiled(strategy.module, model, switches.compile, switches.compile_mode)
         strategy.compiled.switch_on()

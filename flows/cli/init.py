@@ -23,8 +23,7 @@ from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.cli.tables import as_text
 from infini_llama.flows.naming import home_folder
-from infini_llama.model.config import Attention
-from infini_llama.model.flops import parameters
+from infini_llama.model.config import Attention, parameters
 from infini_llama.tasks.export.importing import configuration_of, folder_of, open_model, parameters_of
 from infini_llama.tasks.patch_environment.planning.estimate import (
     bytes_of_plan,

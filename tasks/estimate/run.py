@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
+from infini_llama.model.config import LlamaConfig, attention_flops, flops_per_token, matrix_parameters, parameters
 from infini_llama.tasks.patch_environment.planning.estimate import bytes_of_plan, model_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.planning.speed import chunk_of

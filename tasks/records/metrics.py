@@ -66,8 +66,7 @@ class TrainLine(StepLine):
         loss: mean over the global batch, nats per token; None: the update was skipped.
         tokens: targets trained on so far, over all ranks.
         loss_scale: with fp16.
-        gates: mean share of memory in each layer's output; older versions have one value per head.
-        gate_heads: share of memory by layer and head.
+        gates: share of memory in the output of each head, by layer.
         custom: of train.metrics_hook.
         sequence_length: with data.curriculum.
         step_time, data_time, save_time, save_write_time: see `StepTimes`.
@@ -85,8 +84,7 @@ class TrainLine(StepLine):
     tokens: int = 0
     loss_scale: float | None = None
     param_norm: float | None = None
-    gates: tuple[float | tuple[float | None, ...] | None, ...] = ()
-    gate_heads: tuple[tuple[float, ...], ...] = ()
+    gates: tuple[tuple[float | None, ...], ...] = ()
     custom: dict[str, float | None] = Field(default_factory=dict)
     sequence_length: int | None = None
     step_time: float = 0.0
@@ -103,8 +101,8 @@ class TrainLine(StepLine):
 
     @property
     def layer_gates(self) -> list[float | None]:
-        """One value per layer, whatever the version."""
-        return [_mean(gate) if isinstance(gate, tuple) else gate for gate in self.gates]
+        """Mean over the heads of each layer."""
+        return [_mean(heads) for heads in self.gates]
 
     @property
     def mean_gate(self) -> float | None:

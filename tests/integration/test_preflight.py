@@ -9,16 +9,18 @@ pytestmark = pytest.mark.slow
 # A rank whose number is given as an argument sleeps through the preflight; one behind "dumb" comes, and then exchanges nothing.
 PROGRAM = """
 import os, sys, time
-from infini_llama.tasks.train.worker.strategies import ranks
+from infini_llama.tasks.train.worker import preflight
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 rank = os.environ["RANK"]
 if rank in sys.argv[1:]:
     time.sleep(20)
     sys.exit()
 if f"dumb{rank}" in sys.argv[1:]:
-    ranks.dist.monitored_barrier = lambda **words: time.sleep(20)
+    preflight.dist.monitored_barrier = lambda **words: time.sleep(20)
 try:
-    ranks = Ranks("cpu", "gloo", 60.0, 5.0)
+    store = preflight.connect(int(rank), 3, 5.0)
+    preflight.sum_over_ranks(store, int(rank), 3, 5.0)
+    ranks = Ranks("cpu", "gloo", 60.0, store)
     sys.stdout.write(f"{rank}: sum {ranks.sum(1.0)[0]:g}\\n")
     ranks.leave()
 except Exception as error:

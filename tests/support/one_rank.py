@@ -4,7 +4,6 @@ import torch
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.native import SingleRank
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -26,4 +25,4 @@ class OneRank(Ranks):
 def single_rank(model: Llama, train: TrainingConfig | None = None) -> SingleRank:
     """The strategy of one rank, in the model's own precision."""
     settings = train or TrainingConfig()
-    return SingleRank(model, settings, OneRank(), torch.autocast("cpu", enabled=False), build_optimizer)
+    return SingleRank(model, settings, OneRank(), torch.autocast("cpu", enabled=False))

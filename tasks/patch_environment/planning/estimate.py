@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import parameters
+from infini_llama.model.config import LlamaConfig, parameters
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.patch_environment.planning.choices import Choices
 from infini_llama.tasks.patch_environment.planning.devices import Devices, indivisible

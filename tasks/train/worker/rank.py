@@ -6,7 +6,6 @@ import logging
 import re
 import signal
 import traceback
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,10 +17,10 @@ from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.status import write_status
-from infini_llama.tasks.train.worker.callbacks.memory import dump_gpu_memory, memory
+from infini_llama.tasks.train.worker.callbacks.profiler import dump_gpu_memory, memory
 from infini_llama.tasks.train.worker.callbacks.update_policy import Diverged
-from infini_llama.tasks.train.worker.strategies.consistency import require_same_nodes
-from infini_llama.tasks.train.worker.strategies.ranks import Ranks, preflight_timeout
+from infini_llama.tasks.train.worker.preflight import preflight
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 
 GLOO = re.compile(r"\[\S*\bgloo/\S+\.\w+:\d+\]")
@@ -89,14 +88,8 @@ def run_rank(resolved: ResolvedRun, attempt_dir: Path, rank: int) -> int:
     torch.set_num_threads(resolved.plan.threads)
     try:
         stop = StopRequest()
-        environment, several = resolved.config.environment, resolved.plan.nnodes > 1
-        ranks = Ranks(
-            resolved.plan.device,
-            resolved.plan.distributed_backend,
-            environment.communication_timeout,
-            preflight_timeout(environment.communication_timeout, resolved.plan.nnodes),
-            *([partial(require_same_nodes, resolved)] if several else []),
-        )
+        timeout, plan = resolved.config.environment.communication_timeout, resolved.plan
+        ranks = Ranks(plan.device, plan.distributed_backend, timeout, preflight(resolved))
         trainer = Trainer(resolved, ranks, stop, heartbeat)
         outcome = trainer.fit()
         code = ExitCode.FINISHED if outcome == "done" else ExitCode.PREEMPTED

@@ -13,24 +13,26 @@ import torch
 
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.signals import hangup_as_termination
 from infini_llama.tasks.storage.dataset_files import read_token_bytes
+from infini_llama.tasks.storage.tensors import state_hash
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, validation_set
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
-from infini_llama.tasks.train.worker.callbacks.samples import Samples
+from infini_llama.tasks.train.worker.callbacks.samples import Samples, texts_of
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, stages_of_run
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
-from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
-from infini_llama.tasks.train.worker.result import write_result
-from infini_llama.tasks.train.worker.schedule import gate_reach, write_jitter
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
+from infini_llama.tasks.train.worker.strategies.optimizer import gate_reach, set_learning_rate, write_jitter
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
 
@@ -73,7 +75,7 @@ class Trainer:
         if resolved.init_from:
             load_pretrained(model, resolved.init_from)
         ranks.use_context_parallel(train.context_parallel)
-        self.strategy = build_strategy(model, train, plan.precision, resolved.micro_batch_size, ranks, build_optimizer)
+        self.strategy = build_strategy(model, train, plan.precision, resolved.micro_batch_size, ranks)
 
         self.batches = TrainBatches(
             stages_of_run(resolved),
@@ -134,7 +136,7 @@ class Trainer:
             callback.on_train_end(self.finished)
         if not self.finished:
             return "preempted"
-        write_result(self.resolved, self.strategy, self.state.step, self.ranks)
+        self._write_result()
         return "done"
 
     def step(self) -> StepResult:
@@ -194,6 +196,25 @@ class Trainer:
             self.resolved.run_dir,
         )
         self.heartbeat.beat("start")
+
+    def _write_result(self) -> None:
+        """Write result.json on the first rank: hashes of the state, and texts by the model. A collective call."""
+        resolved, step, tensors = self.resolved, self.state.step, self.strategy.tensors()
+        weights, moments = state_hash(tensors, "model."), state_hash(tensors, "optimizer.")
+        model = self.strategy.to_plain_model()
+        if model is not None:
+            run = RunFolder(resolved.run_dir)
+            result = TrainingResult(
+                steps=step,
+                stopped_early=resolved.config.train.early_stopping_patience if step < resolved.max_steps else None,
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                weights_sha256=weights,
+                optimizer_sha256=moments,
+                checkpoint_digest=checkpoints.digest_at(run.checkpoints, step),
+                samples=tuple(texts_of(resolved, model)),
+            )
+            run.write(run.result, result)
+        self.ranks.barrier()
 
     def _set_write_jitter(self, step: int) -> None:
         if (most := self.resolved.model.memory_write_jitter) > 1:

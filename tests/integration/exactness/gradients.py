@@ -13,7 +13,6 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, model_tensors, state_hash
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -55,7 +54,7 @@ def differences(attention: str, strategy: str, micro: int, context: int, ranks: 
     ranks.use_context_parallel(context)
     train = TrainingConfig(max_grad_norm=CLIP, **STRATEGIES[strategy])
     kind, autocast = DDP if train.parallel == "ddp" else FSDP, torch.autocast("cpu", enabled=False)
-    parallel = kind(model, train, ranks, autocast, build_optimizer)
+    parallel = kind(model, train, ranks, autocast)
     assert state_hash(model_tensors(model), "model.") == untouched
     share = len(inputs) // ranks.data_world_size
     mine = slice(ranks.data_rank * share, (ranks.data_rank + 1) * share)

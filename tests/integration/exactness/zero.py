@@ -15,7 +15,7 @@ from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 from infini_llama.tasks.train.worker.callbacks.callback import Update
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
-from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.strategies.optimizer import set_learning_rate
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
@@ -39,7 +39,7 @@ class Training:
         )
         torch.manual_seed(0)
         self.model = Llama(LlamaConfig(61, 18, 37, 2, 3, 1, 16, attention="infini", segment_length=4))
-        self.strategy = build_strategy(self.model, self.train, precision, 2, ranks, build_optimizer)
+        self.strategy = build_strategy(self.model, self.train, precision, 2, ranks)
         self.strategy.accumulate(self.batches(0)[:1], 26)
         self.strategy.discard_gradients()
 

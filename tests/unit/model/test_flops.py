@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from infini_llama.model.flops import attention_flops, flops_per_token, matrix_parameters, parameters
+from infini_llama.model.config import attention_flops, flops_per_token, matrix_parameters, parameters
 from infini_llama.model.llama import Llama
 
 # width 32, 4 query heads and 2 key-value heads of 8, inner 48, vocabulary 97, 2 layers

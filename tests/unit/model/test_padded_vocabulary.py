@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infini_llama.model import hf
-from infini_llama.model.flops import flops_per_token, parameters
+from infini_llama.model.config import flops_per_token, parameters
 from infini_llama.model.generate import generate
 from infini_llama.model.llama import Llama
 from support.differences import relative

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from infini_llama.configs.durations import count
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.metrics import ValidationLine
@@ -51,7 +52,7 @@ class ValidationSet:
     micro_batch: int
     isolate: bool = False
 
-    def measure(self, module: nn.Module, ranks: Ranks, autocast: torch.autocast) -> Validation:
+    def measure(self, module: nn.Module, ranks: Ranks) -> Validation:
         """Mean over all targets; data rank r takes rows r, r + data_world_size, … A collective call.
 
         All ranks make the same number of forward passes, as sharded parameters need all of them; one that has no row left computes
@@ -69,8 +70,7 @@ class ValidationSet:
                 chosen = chosen if counts else np.zeros(1, dtype=np.int64)
                 tokens, mask = self.reader.gather(chosen), self.reader.targets(chosen)
                 documents = self.reader.documents(chosen) if self.isolate else None
-                with autocast:
-                    loss = module(*to_batch(tokens, mask, ranks.device, documents)).item()
+                loss = module(*to_batch(tokens, mask, ranks.device, documents)).item()
                 if counts:
                     loss_sum += loss
                 if counts and ranks.is_context_rank0:
@@ -134,7 +134,7 @@ class Evaluation(Callback):
         started = time.perf_counter()
         norms = MemoryNorms()
         with eager(self.strategy.compiled), norms.observed(self.strategy.model):
-            found = self.validation.measure(self.strategy.module, self.ranks, self.strategy.autocast)
+            found = self.validation.measure(self.strategy.module, self.ranks)
         state.record_validation(found.loss)
         self.last_step = state.step
         if self.metrics.writer:
@@ -147,5 +147,5 @@ class Evaluation(Callback):
                 tokens=found.tokens,
             )
             if norms.sums:
-                line = line.model_copy(update={"memory_reads": norms.reads, "memory_norms": norms.writes})
+                line = changed(line, memory_reads=norms.reads, memory_norms=norms.writes)
             self.metrics.writer.validation(line)

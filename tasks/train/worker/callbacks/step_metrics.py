@@ -9,24 +9,22 @@ from typing import Any, cast
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.model.flops import flops_per_token
+from infini_llama.configs.reading import changed
+from infini_llama.model.config import flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.goodput import Ledger
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.storage.tensors import full_tensor, local_shard
+from infini_llama.tasks.storage.tensors import full_tensor
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
 from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_shares
-from infini_llama.tasks.train.worker.callbacks.memory import memory_peak
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
-from infini_llama.tasks.train.worker.callbacks.reporters import reporters
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, reporters
+from infini_llama.tasks.train.worker.callbacks.profiler import memory_peak
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
-from infini_llama.tasks.train.worker.strategies.native import replica_of
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
@@ -84,7 +82,7 @@ class StepMetrics(Callback):
             tokens=state.tokens,
         )
         if self.resolved.plan.precision == "fp16":
-            line = line.model_copy(update={"loss_scale": result.loss_scale})
+            line = changed(line, loss_scale=result.loss_scale)
         if state.step % self.resolved.config.train.log_every == 0:
             with self.strategy.full_parameters():
                 line = self._with_parameters(line)
@@ -104,21 +102,20 @@ class StepMetrics(Callback):
     def _with_parameters(self, line: TrainLine) -> TrainLine:
         model, name = self.strategy.model, self.resolved.config.train.metrics_hook
         found: dict[str, Any] = {"param_norm": parameter_norm(model)}
-        if gates := gate_means(model, self.ranks):
-            heads = gate_shares(model)
-            found |= {"gates": tuple(gates), "gate_heads": tuple(map(tuple, heads))}
+        if gates := gate_shares(model):
+            found["gates"] = gates
             if self.writer:
-                self.gate_warnings.observe(line.step, heads)
-        line = line.model_copy(update=found)
+                self.gate_warnings.observe(line.step, gates)
+        line = changed(line, **found)
         if self.hook and name:
-            line = line.model_copy(update={"custom": call_hook(self.hook, name, model, line)})
+            line = changed(line, custom=call_hook(self.hook, name, model, line))
         return line
 
     def _with_times(self, line: TrainLine, result: StepResult) -> TrainLine:
         length = self.batches.stage(result.samples).reader.sequence_length
         times = result.times
         flops = flops_per_token(self.strategy.model.config, length) * result.targets / times.step
-        found = {
+        found: dict[str, Any] = {
             "step_time": times.step,
             "data_time": times.data,
             "save_time": times.save,
@@ -131,20 +128,9 @@ class StepMetrics(Callback):
         }
         if len(self.batches.stages) > 1:
             found["sequence_length"] = length
-        goodput = {"goodput": self.ledger.spent()} if self.ledger else {}
-        return line.model_copy(update=found | goodput)
-
-
-def gate_means(model: Llama, ranks: Ranks) -> list[float]:
-    """Mean share of memory in the output of each layer's heads; empty without Infini-attention. A collective call."""
-    gates = [value.detach() for name, value in model.named_parameters() if name.endswith(".gate")]
-    if not gates:
-        return []
-    shares = torch.stack([local_shard(gate).sigmoid().sum() / gate.numel() for gate in gates]).tolist()
-    if not isinstance(gates[0], DTensor):
-        return shares
-    copies = replica_of(gates[0], ranks)[1]
-    return ranks.sum(*(share / copies for share in shares))
+        if self.ledger:
+            found["goodput"] = self.ledger.spent()
+        return changed(line, **found)
 
 
 def parameter_norm(model: nn.Module) -> float:

@@ -22,8 +22,9 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, load_tensors
+from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
-from infini_llama.tasks.train.worker.strategies.native import Batch, LossModule, init_optimizer_state, plain_model
+from infini_llama.tasks.train.worker.strategies.native import LossModule, init_optimizer_state, plain_model
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -50,18 +51,6 @@ def load_deepspeed(device: torch.device) -> Any:
     # An all-reduce for inference, which would be compiled by a C++ compiler at the first start; training does not call it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-class InPrecision(nn.Module):
-    """Forward under autocast of its own: the engine switches off any around it. Weights stay in fp32, as under every strategy."""
-
-    def __init__(self, module: nn.Module, autocast: torch.autocast) -> None:
-        super().__init__()
-        self.module, self.autocast = module, autocast
-
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        with self.autocast:
-            return self.module(*batch)
 
 
 class DeepSpeed:
@@ -92,13 +81,14 @@ class DeepSpeed:
             return update() if self.wanted else None
 
         optimizer.step = step  # pyright: ignore[reportAttributeAccessIssue]
-        inner = InPrecision(LossModule(model, ranks.context), autocast)
         self.engine = self.deepspeed.initialize(
-            model=inner, optimizer=optimizer, config=settings, dist_init_required=False
+            model=LossModule(model, ranks.context, autocast),
+            optimizer=optimizer,
+            config=settings,
+            dist_init_required=False,
         )[0]
         self.module: nn.Module = self.engine
         init_optimizer_state(optimizer)  # the engine finds the moments of all groups when it has updated the first one
-        self.autocast = torch.autocast(ranks.device.type, enabled=False)
         match settings:
             case {"zero_optimization": {"stage": int(stage)}}:
                 self.stage = stage

@@ -1,7 +1,7 @@
 """Strategies of torch itself: a copy of the model per rank (DDP), or a shard of every parameter (FSDP2, HSDP)."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -17,22 +17,22 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, load_tensors, model_tensors
+from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
+from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-
-Batch = tuple[torch.Tensor, ...]  # arguments of LossModule.forward
 
 
 class LossModule(nn.Module):
-    """Llama with its loss inside forward, where DistributedDataParallel and FSDP see it.
+    """Llama with its loss inside forward, where DistributedDataParallel, FSDP and DeepSpeed's engine see it.
 
     With a `context` the loss is that of this rank's part of the sequences; gradients of all ranks' losses together are right
     once they are summed over the ranks, whatever part each of them had.
     """
 
-    def __init__(self, model: Llama, context: Context | None = None) -> None:
+    def __init__(self, model: Llama, context: Context | None = None, autocast: torch.autocast | None = None) -> None:
         super().__init__()
-        self.model, self.context = model, context
+        self.model, self.context, self.autocast = model, context, autocast or nullcontext()
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
@@ -44,22 +44,16 @@ class LossModule(nn.Module):
         if self.context is not None:
             size = self.model.config.segment_length
             input_ids, labels = self.context.part(input_ids, size), self.context.part(labels, size)
-        return self.model.loss(input_ids, labels, documents, self.context)[0]
+        with self.autocast:  # in here, since DeepSpeed's engine switches off any around it
+            return self.model.loss(input_ids, labels, documents, self.context)[0]
 
 
 class SingleRank:
     """No strategy at all, and what DDP and FSDP add to; see `Strategy` for the methods."""
 
-    def __init__(
-        self,
-        model: Llama,
-        train: TrainingConfig,
-        ranks: Ranks,
-        autocast: torch.autocast,
-        build_optimizer: Callable[[Llama, TrainingConfig], torch.optim.Optimizer],
-    ) -> None:
-        self.model, self.train, self.ranks, self.autocast = model, train, ranks, autocast
-        self.module: nn.Module = LossModule(model, ranks.context)
+    def __init__(self, model: Llama, train: TrainingConfig, ranks: Ranks, autocast: torch.autocast) -> None:
+        self.model, self.train, self.ranks = model, train, ranks
+        self.module: nn.Module = LossModule(model, ranks.context, autocast)
         self.wrapped = self._wrap(model, self.module)  # before the optimizer, which is given the sharded parameters
         self.optimizer = build_optimizer(model, train)
         init_optimizer_state(self.optimizer)
@@ -77,8 +71,7 @@ class SingleRank:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
             with self._synchronized(last=number == len(micro_batches) - 1):
-                with self.autocast:
-                    loss = self.wrapped(*batch)
+                loss = self.wrapped(*batch)
                 # The strategy averages over the ranks, whose number is multiplied in beforehand.
                 (loss * (self.ranks.world_size / targets * scale)).backward()
             total += loss.detach()

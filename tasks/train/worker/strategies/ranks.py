@@ -2,108 +2,26 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import os
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-import socket
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import Store
 
-from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.errors import ConfigError
 from infini_llama.model.context import Context
-
-POLL_SECONDS = 0.05
-SEVERAL_NODES_SECONDS = 120.0
-
-
-def preflight_timeout(communication_timeout: float, nnodes: int) -> float:
-    """Seconds for the preflight. On one machine, which may be loaded, at least as long as for a collective call in training."""
-    return SEVERAL_NODES_SECONDS if nnodes > 1 else max(SEVERAL_NODES_SECONDS, communication_timeout)
-
-
-def preflight(
-    rank: int,
-    world_size: int,
-    seconds: float,
-    afterwards: float,
-    check: Callable[[Store], None] = lambda store: None,
-) -> Store:
-    """Every rank reports to torchrun's store; then one barrier and one sum over a process group.
-
-    The group is destroyed again: that of the training has other timeouts.
-
-    Args:
-        seconds: for the whole preflight.
-        afterwards: seconds that the store waits for a key from then on.
-        check: what else has to hold, once every rank is there; all of them call it.
-
-    Returns:
-        the store for the training's process group.
-
-    Raises:
-        PipelineError: names the missing ranks, or what failed between those that are there; another attempt may succeed.
-    """
-    until = time.monotonic() + seconds
-    timeout = timedelta(seconds=seconds)
-    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
-    store.set(f"there-{rank}", socket.gethostname())
-    _await(store, "there", world_size, until, f"has not responded within {seconds:g} s")
-    check(store)
-    try:
-        dist.init_process_group(
-            "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=timeout
-        )
-        dist.monitored_barrier(timeout=timeout, wait_all_ranks=True)
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        assert total.item() == world_size
-        store.set(f"passed-{rank}", "")
-        _await(store, "passed", world_size, until + seconds, "has not passed the first all-reduce")
-    except RuntimeError as fault:
-        raise PipelineError(
-            f"rank {rank} on {socket.gethostname()} cannot reach all other ranks within {seconds:g} s: {fault}"
-        ) from fault
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    store.set_timeout(timedelta(seconds=afterwards))
-    return store
-
-
-def _await(store: Store, what: str, world_size: int, until: float, complaint: str) -> None:
-    """Wait until each rank has set `what`; then name those that have not, with the host where it is known."""
-    missing = list(range(world_size))
-    while missing := [rank for rank in missing if not store.check([f"{what}-{rank}"])]:
-        if time.monotonic() > until:
-            hosts = {rank: store.get(f"there-{rank}").decode() for rank in missing if store.check([f"there-{rank}"])}
-            names = ", ".join(f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in missing)
-            raise PipelineError(f"rank {names} {complaint}; see the logs on its machine.")
-        time.sleep(POLL_SECONDS)
 
 
 class Ranks:
     """This process among the workers that torchrun started.
 
     Args:
-        timeout_seconds: of every collective call.
-        preflight_seconds: of `preflight`; None: it is skipped.
-        check: of `preflight`.
+        timeout_seconds: of every collective call, and of the store from here on.
+        store: of `preflight.preflight`, by which the ranks have found each other; None: they do it here.
     """
 
-    def __init__(
-        self,
-        device: str,
-        backend: str,
-        timeout_seconds: float = 600.0,
-        preflight_seconds: float | None = None,
-        check: Callable[[Store], None] = lambda store: None,
-    ) -> None:
+    def __init__(self, device: str, backend: str, timeout_seconds: float = 600.0, store: Store | None = None) -> None:
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
@@ -111,11 +29,11 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
-        if preflight_seconds is not None and self.world_size > 1:
-            store = preflight(self.rank, self.world_size, preflight_seconds, timeout_seconds, check)
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
-        else:
+        if store is None:
             dist.init_process_group(backend, timeout=timeout)
+        else:
+            store.set_timeout(timeout)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         # Checkpoints are written beside the training steps, so their collective calls need a group of their own.
         self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
         self.timeout, self.context = timeout, cast(Context | None, None)
@@ -164,9 +82,8 @@ class Ranks:
     def _wide(self, value: float | torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value.detach().double()
-        return torch.full(
-            (), value, dtype=torch.float64, device=self.device
-        )  # no copy, which a GPU would be waited for
+        # Without a copy, which a GPU would be waited for.
+        return torch.full((), value, dtype=torch.float64, device=self.device)
 
     def all(self, condition: bool) -> bool:
         """Whether `condition` holds on every rank."""

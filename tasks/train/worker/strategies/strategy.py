@@ -1,6 +1,6 @@
 """What every way to spread model and optimizer over the ranks offers to the trainer, and the choice between them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -12,9 +12,11 @@ from infini_llama.configs.deepspeed import engine_settings
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import Precision
+from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.deepspeed import DeepSpeed
-from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, Batch, SingleRank
+from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, SingleRank
+from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
@@ -23,14 +25,13 @@ class Strategy(Protocol):
 
     Attributes:
         model: its parameters may be shards of this rank.
-        module: forward is the sum of the token losses of a batch; evaluation calls it under `autocast`.
+        module: forward is the sum of the token losses of a batch.
         compiled: the compiled code in use, if any.
     """
 
     model: Llama
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    autocast: torch.autocast
     compiled: Compiled | None
 
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
@@ -78,12 +79,7 @@ class Strategy(Protocol):
 
 
 def build_strategy(
-    model: Llama,
-    train: TrainingConfig,
-    precision: Precision,
-    micro_batch_size: int,
-    ranks: Ranks,
-    build_optimizer: Callable[[Llama, TrainingConfig], torch.optim.Optimizer],
+    model: Llama, train: TrainingConfig, precision: Precision, micro_batch_size: int, ranks: Ranks
 ) -> Strategy:
     """The strategy that `train.parallel` names.
 
@@ -96,5 +92,5 @@ def build_strategy(
         settings = engine_settings(train, micro_batch_size, ranks.world_size)
         return DeepSpeed(model, build_optimizer(model, train), settings, ranks, autocast)
     if ranks.world_size == 1:
-        return SingleRank(model, train, ranks, autocast, build_optimizer)
-    return (DDP if train.parallel == "ddp" else FSDP)(model, train, ranks, autocast, build_optimizer)
+        return SingleRank(model, train, ranks, autocast)
+    return (DDP if train.parallel == "ddp" else FSDP)(model, train, ranks, autocast)

@@ -11,7 +11,7 @@ from infini_llama.flows.cli.init import (
     write_continuation,
     write_new,
 )
-from infini_llama.model.flops import parameters
+from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe

@@ -13,15 +13,14 @@ from infini_llama import configs
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.model.config import LlamaConfig
-from infini_llama.model.flops import flops_per_token, parameters
+from infini_llama.model.config import LlamaConfig, flops_per_token, parameters
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import in_chunks
 from infini_llama.tasks.estimate import run
 from infini_llama.tasks.patch_environment.planning.estimate import bytes_needed, model_of
 from infini_llama.tasks.records.estimate import RunSize
 from infini_llama.tasks.train.worker.initial_model import save_memory
-from infini_llama.tasks.train.worker.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 
 
 def settings(model: dict | None = None, train: dict | None = None, backend: str = "auto") -> PipelineConfig:

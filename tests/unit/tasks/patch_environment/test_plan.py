@@ -7,7 +7,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
-from infini_llama.model.flops import parameters
+from infini_llama.model.config import parameters
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.planning.estimate import CHECKPOINT_SPACE, bytes_needed, model_of
 from infini_llama.tasks.patch_environment.planning.plan import resolve

@@ -12,7 +12,7 @@ from infini_llama.tasks.storage.locks import Lock
 
 
 def test_a_finished_run(make_run, read_page):
-    folder = make_run(gates=[0.25, 0.5])
+    folder = make_run(gates=[[0.2, 0.3], [0.5]])
     paths = write_report(folder)
     written = (folder / "report.html").read_text()
     assert 'http-equiv="refresh"' not in written and "<title>step 60\ntraining " in written, "values under the pointer"
@@ -90,7 +90,7 @@ def test_a_lost_line_of_samples_is_named(make_run, caplog):
 def test_gates_memory_and_distances_are_drawn(make_run, read_page):
     folder = make_run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    of_kind = {"train": {"gate_heads": [[0.25, 0.75], [0.5, 0.125]]}, "validation": {"memory_reads": [0.5, 2.0]}}
+    of_kind = {"train": {"gates": [[0.25, 0.75], [0.5, 0.125]]}, "validation": {"memory_reads": [0.5, 2.0]}}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line | of_kind[line["kind"]]) + "\n" for line in lines))
     cell = {
         "length": 90,
@@ -126,7 +126,7 @@ def test_gates_memory_and_distances_are_drawn(make_run, read_page):
     page = read_page(written)
     assert "What is read from memory" in page.text and "Norm of the memory" not in page.text
     assert "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
-    assert page.elements.count("svg") == 9  # six curves, reads, distances, parts
+    assert page.elements.count("svg") == 10  # six curves, gates, reads, distances, parts
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):

@@ -18,7 +18,7 @@ from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.resolve import resolve_run
-from infini_llama.tasks.train.worker.callbacks.reporters import reporters
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
 from support.records import make_dataset, make_lineage, make_plan
 
 INFINI = {"attention": "infini", "segment_length": 32}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from infini_llama.tasks.train.worker.callbacks.reporters import WeightsAndBiases
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import WeightsAndBiases
 
 
 def test_the_id_of_a_wandb_run_is_on_the_disk_before_wandb_creates_the_run(tmp_path, monkeypatch):

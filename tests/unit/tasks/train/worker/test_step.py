@@ -11,9 +11,9 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
-from infini_llama.tasks.train.worker.callbacks.step_metrics import gate_means, parameter_norm
+from infini_llama.tasks.train.worker.callbacks.step_metrics import parameter_norm
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch, TrainBatches, stages_of
-from infini_llama.tasks.train.worker.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed
 from support.one_rank import OneRank, single_rank
 
@@ -118,9 +118,7 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
     assert results[0] == results[2] and all(torch.equal(a, b) for a, b in zip(results[1], results[3], strict=True))
 
 
-def test_gate_means_are_reported_by_layer():
-    assert gate_means(small_model(), OneRank()) == [0.5, 0.5]
-    assert gate_means(small_model("softmax"), OneRank()) == []
+def test_gates_are_reported_by_layer_and_head():
     heads = gate_shares(small_model())
     assert len(heads) == 2 and all(share == 0.5 for layer in heads for share in layer)
     assert gate_shares(small_model("softmax")) == []

@@ -16,9 +16,8 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, TensorBoard, flat
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
-from infini_llama.tasks.train.worker.callbacks.reporters import TensorBoard, flat
 from infini_llama.tasks.train.worker.callbacks.step_metrics import call_hook, load_hook, peak_flops, utilization
 
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
@@ -26,11 +25,7 @@ CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
 def step(number: int, loss: float = 2.0) -> TrainLine:
     timing = {"step_time": number / 10, "data_time": 0.1, "save_time": 0.0, "tokens_per_second": 5.0, "mfu": 0.5}
-    logged = (
-        {"param_norm": 3.0, "gates": [0.25, 0.5], "gate_heads": [[0.2, 0.3], [0.5]], "custom": {"largest": 7.0}}
-        if number % 2 == 0
-        else {}
-    )
+    logged = {"param_norm": 3.0, "gates": [[0.2, 0.3], [0.5]], "custom": {"largest": 7.0}} if number % 2 == 0 else {}
     record = {
         "kind": "train",
         "step": number,
@@ -69,10 +64,10 @@ def test_a_resumed_run_reports_every_step_once(tmp_path):
 
 def test_gates_that_are_not_finite_are_null_and_the_line_is_read_again(tmp_path):
     metrics = MetricsWriter(tmp_path, 1, [])
-    metrics.train(step(2).model_copy(update={"gates": (0.25, math.nan), "custom": {"largest": math.inf}}))
+    metrics.train(step(2).model_copy(update={"gates": ((0.25, math.nan),), "custom": {"largest": math.inf}}))
     metrics.close(finished=False)
     (line,) = read_metrics(RunFolder(tmp_path))
-    assert line.gates == (0.25, None) and line.mean_gate == 0.25 and line.custom == {"largest": None}
+    assert line.gates == ((0.25, None),) and line.mean_gate == 0.25 and line.custom == {"largest": None}
 
 
 def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
@@ -92,7 +87,7 @@ def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
 
 def test_a_large_model_has_no_curve_per_head(tmp_path):
     metrics = MetricsWriter(tmp_path, 1, [TensorBoard(tmp_path, 0, CONFIG)])
-    metrics.train(step(2).model_copy(update={"gate_heads": ((0.5,) * 33,) * 2}))
+    metrics.train(step(2).model_copy(update={"gates": ((0.5,) * 33,) * 2}))
     metrics.close(finished=False)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert not [name for name in events.Tags()["scalars"] if name.startswith("gate-heads")]

@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,16 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.resolved_run import ResolvedRun
-from infini_llama.tasks.train.worker.strategies import consistency
-from infini_llama.tasks.train.worker.strategies.consistency import NodeFacts, code_digest, differences, facts
+from infini_llama.tasks.train.worker import preflight
+from infini_llama.tasks.train.worker.preflight import (
+    NodeFacts,
+    code_digest,
+    connect,
+    differences,
+    facts,
+    preflight_seconds,
+)
+from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from support.records import make_plan, make_resolved
 from support.stages import preprocess
 
@@ -27,7 +36,7 @@ def both(monkeypatch):
 
     def raised(resolved: ResolvedRun, store: HashStore) -> PipelineError | None:
         try:
-            consistency.require_same_nodes(resolved, store)
+            preflight.require_same_nodes(resolved, store)
         except PipelineError as error:
             return error
 
@@ -83,10 +92,30 @@ def test_versions_and_code_are_compared(tmp_path):
     first = NodeFacts(node=0, host="a", facts={"torch": "2.13.0", "code of infini-llama": "x"})
     other = NodeFacts(node=3, host="b", facts={"torch": "2.12.1", "code of infini-llama": "x"})
     assert differences(first, other) == ["node 3 (b) has torch 2.12.1, but node 0 (a) has 2.13.0."]
-    for package in consistency.PACKAGES:
-        assert (consistency.ROOT / package).is_dir()
-        shutil.copytree(consistency.ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in preflight.PACKAGES:
+        assert (preflight.ROOT / package).is_dir()
+        shutil.copytree(preflight.ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     assert code_digest(tmp_path) == code_digest()
     with (tmp_path / "model" / "llama.py").open("a") as file:
         file.write("#")
     assert code_digest(tmp_path) != code_digest()
+
+
+def test_one_machine_has_at_least_the_timeout_of_the_training():
+    assert preflight_seconds(600.0, nnodes=2) == preflight_seconds(6.0, nnodes=1) == 120.0
+    assert preflight_seconds(600.0, nnodes=1) == 600.0
+
+
+def test_the_store_has_the_timeout_of_the_training_afterwards(monkeypatch):
+    for name, value in {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 0,
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    store = connect(0, 1, 20.0)
+    ranks = Ranks("cpu", "gloo", 61.0, store)
+    assert store.timeout == timedelta(seconds=61)
+    ranks.leave()

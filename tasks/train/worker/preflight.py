@@ -1,0 +1,201 @@
+"""Checks before the first step: every rank is there, the nodes have the same code, versions and data, and a collective call works.
+
+The ranks report to the store in which torchrun's agents have found each other, so that one that is missing is named.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+import hashlib
+import json
+import os
+import platform
+import socket
+import time
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.runs.status import NODE
+from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.train.worker.data.loader import stages_of_run
+
+POLL_SECONDS = 0.05
+PREFLIGHT_SECONDS = 120.0
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("configs", "model", "tasks")  # all that a worker runs
+VERSIONS = (
+    "infini-llama",
+    "torch",
+    "numpy",
+    "pyarrow",
+    "tokenizers",
+    "safetensors",
+    "triton",
+    "flash-attn",
+)
+ROWS = 64  # whose tokens are read
+
+
+def preflight(resolved: ResolvedRun) -> Store | None:
+    """Run the checks; returns the store for the training's process group, None for a single rank.
+
+    Raises:
+        PipelineError: names the missing ranks, or what failed between those that are there; another attempt may succeed.
+        ConfigError, DataError: as `require_same_nodes`.
+    """
+    rank, world_size, nnodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), resolved.plan.nnodes
+    if world_size == 1:
+        return None
+    seconds = preflight_seconds(resolved.config.environment.communication_timeout, nnodes)
+    store = connect(rank, world_size, seconds)
+    if nnodes > 1:
+        require_same_nodes(resolved, store)
+    sum_over_ranks(store, rank, world_size, seconds)
+    return store
+
+
+def preflight_seconds(communication_timeout: float, nnodes: int) -> float:
+    """Seconds for each check. On one machine, which may be loaded, at least as long as for a collective call in training."""
+    return PREFLIGHT_SECONDS if nnodes > 1 else max(PREFLIGHT_SECONDS, communication_timeout)
+
+
+def connect(rank: int, world_size: int, seconds: float) -> Store:
+    """Report to torchrun's store, and wait for all other ranks there.
+
+    Raises:
+        PipelineError: names the ranks that are missing after `seconds`.
+    """
+    until = time.monotonic() + seconds
+    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=seconds))))
+    store.set(f"there-{rank}", socket.gethostname())
+    _await(store, "there", world_size, until, f"has not responded within {seconds:g} s")
+    return store
+
+
+def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> None:
+    """One barrier and one sum over a process group, which is destroyed again: that of the training has other timeouts.
+
+    Raises:
+        PipelineError: what failed, or which ranks did not complete it.
+    """
+    until, timeout = time.monotonic() + seconds, timedelta(seconds=seconds)
+    try:
+        dist.init_process_group(
+            "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=timeout
+        )
+        dist.monitored_barrier(timeout=timeout, wait_all_ranks=True)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == world_size
+        store.set(f"passed-{rank}", "")
+        _await(store, "passed", world_size, until + seconds, "has not passed the first all-reduce")
+    except RuntimeError as fault:
+        raise PipelineError(
+            f"rank {rank} on {socket.gethostname()} cannot reach all other ranks within {seconds:g} s: {fault}"
+        ) from fault
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _await(store: Store, what: str, world_size: int, until: float, complaint: str) -> None:
+    """Wait until each rank has set `what`; then name those that have not, with the host where it is known."""
+    missing = list(range(world_size))
+    while missing := [rank for rank in missing if not store.check([f"{what}-{rank}"])]:
+        if time.monotonic() > until:
+            hosts = {rank: store.get(f"there-{rank}").decode() for rank in missing if store.check([f"there-{rank}"])}
+            names = ", ".join(f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in missing)
+            raise PipelineError(f"rank {names} {complaint}; see the logs on its machine.")
+        time.sleep(POLL_SECONDS)
+
+
+class NodeFacts(Record):
+    """The state of one node. fault: why its data cannot be read."""
+
+    node: int
+    host: str
+    facts: dict[str, str] = Field(default_factory=dict)
+    fault: str = ""
+
+
+def require_same_nodes(resolved: ResolvedRun, store: Store) -> None:
+    """Compare the nodes of an attempt; a collective call of all ranks, which raise the same.
+
+    Raises:
+        ConfigError: a sentence for each difference.
+        DataError: a node does not see the dataset, or sees a damaged one.
+    """
+    if os.environ["LOCAL_RANK"] == "0":
+        number, host = int(os.environ[NODE]), socket.gethostname()
+        try:
+            mine = NodeFacts(node=number, host=host, facts=facts(resolved))
+        except DataError as fault:
+            mine = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
+        store.set(f"facts-{number}", mine.model_dump_json())
+    nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(resolved.plan.nnodes)]
+    if faults := [node.fault for node in nodes if node.fault]:
+        raise DataError("\n".join(faults))
+    if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:
+        raise ConfigError("the nodes differ", unlike)
+
+
+def facts(resolved: ResolvedRun) -> dict[str, str]:
+    """The state of this machine, by a name for people.
+
+    Raises:
+        DataError: the dataset is not here, or damaged.
+    """
+    dataset = resolved.dataset_path
+    tables = [resolved.dataset.chunks, *(chunks for chunks, _ in resolved.shorter_rows)]
+    return {
+        "code of infini-llama": code_digest(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in VERSIONS},
+        "dataset": read_manifest(dataset, "dataset").digest,
+        "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks").digest for table in tables),
+        "order and tokens of the first rows": first_rows_digest(resolved),
+    }
+
+
+def first_rows_digest(resolved: ResolvedRun) -> str:
+    """Digest of the run's first global batch: its row numbers, and the tokens of some of them as they are read here."""
+    train = resolved.config.train
+    first = stages_of_run(resolved)[0]
+    rows = first.rows(0, train.global_batch_size, train.seed)
+    digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16)
+    digest.update(first.reader.gather(rows[:ROWS]).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def code_digest(root: Path = ROOT) -> str:
+    """Digest of every Python file that workers may import from us, by path and bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
+    """A sentence for each fact in which a node differs from the first one."""
+    return [
+        f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, but node 0 ({first.host}) has {here}."
+        for name, here in first.facts.items()
+        if other.facts.get(name) != here
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
