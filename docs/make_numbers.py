@@ -84,14 +84,17 @@ def training_ratio(row: dict[str, Any], mode: str, peer: str, allocator: str) ->
     return median(starts), min(starts), max(starts)
 
 
-def training(mode: str) -> str:
+def training_eager() -> str:
     rows = sorted(
         result("training.json")["rows"], key=lambda row: (row["processor"], row["size"] != "s", row["vocabulary"])
     )
     peers = [(peer, allocator) for peer in ("trainer", "litgpt") for allocator in ("as shipped", "our allocator")]
     cells = [
-        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", training_speed(row, mode)]
-        + ["{:.2f} ({:.2f} to {:.2f})".format(*training_ratio(row, mode, peer, allocator)) for peer, allocator in peers]
+        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", training_speed(row)]
+        + [
+            "{:.2f} ({:.2f} to {:.2f})".format(*training_ratio(row, "eager", peer, allocator))
+            for peer, allocator in peers
+        ]
         for row in rows
     ]
     peers_of = [f"{'Trainer' if peer == 'trainer' else peer}, {allocator}" for peer, allocator in peers]
@@ -99,17 +102,9 @@ def training(mode: str) -> str:
     return table(head, cells, "training.py", "training.json")
 
 
-def training_speed(row: dict[str, Any], mode: str) -> str:
+def training_speed(row: dict[str, Any]) -> str:
     tokens = row["tokens_per_step"] * row["steps_per_turn"]
-    return f"{median(tokens / median(start['lanes'][f'ours, {mode}']['wall']) for start in row['starts']):,.0f}"
-
-
-def training_eager() -> str:
-    return training("eager")
-
-
-def training_compiled() -> str:
-    return training("compiled")
+    return f"{median(tokens / median(start['lanes']['ours, eager']['wall']) for start in row['starts']):,.0f}"
 
 
 def training_ratios(mode: str, peer: str, allocator: str) -> str:
@@ -504,7 +499,7 @@ def all_of(name: str, field: str) -> str:
 
 
 TABLES: tuple[Callable[[], str], ...] = (
-    training_eager, training_compiled, environment_settings, attention_backends, chunked_loss, preparation, preparation_small,
+    training_eager, environment_settings, attention_backends, chunked_loss, preparation, preparation_small,
     preparation_kinds,
     surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
     context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console, recall, cost_by_length,
@@ -514,6 +509,8 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "trainer_same": lambda: training_ratios("eager", "trainer", "our allocator"),
     "litgpt_shipped": lambda: training_ratios("eager", "litgpt", "as shipped"),
     "litgpt_same": lambda: training_ratios("eager", "litgpt", "our allocator"),
+    "trainer_compiled_shipped": lambda: training_ratios("compiled", "trainer", "as shipped"),
+    "litgpt_compiled_shipped": lambda: training_ratios("compiled", "litgpt", "as shipped"),
     "trainer_compiled": lambda: training_ratios("compiled", "trainer", "our allocator"),
     "litgpt_compiled": lambda: training_ratios("compiled", "litgpt", "our allocator"),
     "blocked_range": blocked_range,
@@ -528,8 +525,6 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "datatrove_ratio": lambda: small_ratio("datatrove"),
     "datasets_ratio": lambda: small_ratio("datasets.map"),
     "litdata_ratio": lambda: small_ratio("litdata"),
-    "best_fit_filled": lambda: f"{result('reader.json')['best_fit']['efficiency']:.3%}".replace("%", " %"),
-    "best_fit_lost": lambda: str(result("reader.json")["best_fit"]["lost_tokens"]),
     "state_bytes": lambda: f"{result('streaming.json')['reports'][0]['state']:,}",
     "resident_10k": lambda: streaming_resident(10_000),
     "resident_1m": lambda: streaming_resident(1_000_000),
