@@ -52,6 +52,33 @@ def test_links_resolve(page):
         assert not anchor or anchor in anchors(file), f"{page.name} links to {target}, which has no such heading"
 
 
+FOLDERS = ("benchmarks", "configs", "deploy", "docs", "flows", "model", "scripts", "tasks", "tests")
+IN_FOLDER = re.compile(rf"(?<![\w./])(?:{'|'.join(FOLDERS)})/[\w./*-]*")
+CODE = re.compile(r"`([^`\n]+)`")
+DEFINED_IN = re.compile(r"`(\w+)` (?:in|of) `([\w/]+\.py)`")
+
+
+@pytest.mark.parametrize("page", [*PAGES[:-1], ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_paths_of_the_repository_exist(page):
+    codes = CODE.findall(FENCE.sub("", read(page)))
+    paths = {path.rstrip(".") for code in codes for path in IN_FOLDER.findall(code)} - {
+        "scripts/tok_train.py"
+    }  # nanochat's
+    assert not [path for path in sorted(paths) if not any((*ROOT.glob(path), *ROOT.glob(f"{path}.py")))]
+
+
+def test_files_and_names_of_the_architecture_exist():
+    text = read(ROOT / "docs/architecture.md")
+    files = {code for code in CODE.findall(text) if re.fullmatch(r"[\w/]+\.py", code)}
+    places = {file: [place for folder in FOLDERS for place in ROOT.glob(f"{folder}/**/{file}")] for file in files}
+    places |= {file: [ROOT / file] for file in files if (ROOT / file).is_file()}
+    assert len(files) > 30 and not [file for file, found in sorted(places.items()) if not found]
+    for name, file in DEFINED_IN.findall(text):
+        assert any(re.search(rf"^ *(?:def |class )?{name}\b", read(place), re.MULTILINE) for place in places[file]), (
+            f"{name} is not defined in {file}"
+        )
+
+
 def subcommands() -> dict[str, set[str]]:
     """Each command and its options."""
     arguments = {name: [*command.arguments, *EVERY_COMMAND] for name, command in COMMANDS.items()}
