@@ -62,7 +62,7 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     if engine == "gigatoken":
         choose_engine(load(data.tokenizer), checks)  # once a tokenizer, not once a corpus
     else:
-        refuse("gigatoken", load(data.tokenizer), checks, "this benchmark compares the engines")
+        refuse(load(data.tokenizer), checks, "this benchmark compares the engines")
 
     def work() -> int:
         reference = preprocess(data, output)
@@ -87,9 +87,9 @@ def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
 
     from infini_llama.tasks.preprocess.sources.texts import batches
     from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-    from infini_llama.tasks.preprocess.tokenizers.engines import ENGINES
+    from infini_llama.tasks.preprocess.tokenizers.engines import gigatoken_of
 
-    engine = ENGINES["gigatoken"](encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
+    engine = gigatoken_of(encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
     texts = [text.encode() for text in texts_of(corpus)]
     return lambda: sum(len(engine(batch)[0]) for batch in batches(texts))
 
@@ -252,9 +252,9 @@ def _counts(files: list[Path]) -> int:
     """What stands for how often each id occurs in our shards or Megatron's; 0 for other files."""
     from blake3 import blake3
 
-    from infini_llama.tasks.preprocess.tokens.reader import map_list
+    from infini_llama.tasks.preprocess.tokens.shards import map_shard
 
-    streams = [map_list(path)[1] for path in files if path.suffix == ".arrow" and path.parent.name in SPLITS]
+    streams = [map_shard(path)[1] for path in files if path.suffix == ".arrow" and path.parent.name in SPLITS]
     streams += [np.fromfile(path, np.uint16) for path in files if path.name == "text_document.bin"]
     counts = sum((np.bincount(stream, minlength=2**16) for stream in streams), np.zeros(2**16, np.int64))
     return int(blake3(counts.tobytes()).hexdigest()[:12], 16) if streams else 0

@@ -26,7 +26,7 @@ def train_tokenizer(texts: list[str]) -> Any:
 
     for part in range(8):
         tokenizer = train_bpe(texts[part::8], 32768)
-        fault = compare(FAST, tokenizer, golden(tokenizer)) if find_spec(FAST) else None
+        fault = compare(tokenizer, golden(tokenizer)) if find_spec(FAST) else None
         if not fault:
             return tokenizer
         print(f"the tokenizer of eighth {part} is not used ({FAST}: {fault})", flush=True)

@@ -33,7 +33,8 @@ from infini_llama.configs.schema import DataConfig, ModelConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 
 RESULTS = Path(__file__).with_name("results") / "preparing_ahead.json"
@@ -70,7 +71,7 @@ def prepared(reader: TokenReader) -> Iterator[Batch]:
 def texts_of(dataset: Path, tokenizer: Tokenizer) -> list[str]:
     found = []
     for shard in sorted((dataset / "train").glob("*.arrow")):
-        offsets, tokens = map_list(shard)
+        offsets, tokens = map_shard(shard)
         pieces = [tokens[a : b - 1].tolist() for a, b in pairwise(offsets)]
         found += tokenizer.decode_batch(pieces, skip_special_tokens=False)
     return found

@@ -114,6 +114,7 @@ KEYS = {
 
 # Keys that are none any more, each with what the program does instead.
 DECIDED = {
+    "data.engine_address": "the cluster is the one that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS names",
     "data.residency": "batches are built on the CPU; train.dataloader_num_workers prepares them ahead",
     "data.tokenizer.min_frequency": "a merge needs two occurrences",
     "data.tokenizer.pattern": "a .tiktoken file is read with the pattern of cl100k_base; name data.tokenizer.encoding for another one",

@@ -82,14 +82,9 @@ class DataConfig(TextConfig):
     )
     engine: Literal["local", "dask", "ray"] = free(
         default="local",
-        description="local: processes on this machine. dask, ray: workers of a cluster (extras of the same names) "
-        "that can access runtime.home and the text. The dataset does not depend on it.",
-    )
-    engine_address: str | None = free(
-        default=None,
-        description="Address of the Dask scheduler (tcp://host:8786) or the Ray cluster (host:6379). Default: a "
-        "temporary cluster of data.num_workers workers on this machine.",
-        min_length=1,
+        description="local: processes on this machine. dask, ray: workers of the cluster that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS "
+        "names, otherwise of a temporary one of data.num_workers workers on this machine (extras of the same names). The dataset "
+        "does not depend on it.",
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = free(
         default="auto",

@@ -15,8 +15,14 @@ from xxhash import xxh3_128_digest
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.sources import files_of, sections
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, is_given, load, tokenizer_of, train
-from infini_llama.tasks.preprocess.tokens.keys import SourceUnits, learned_key
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+    description_of,
+    identity,
+    is_given,
+    load,
+    tokenizer_of,
+    train,
+)
 from infini_llama.tasks.preprocess.tokens.parts import (
     NAMED,
     Documents,
@@ -28,15 +34,47 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     parts_of,
     place_of,
 )
-from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, remove_unfinished, verify_or_remove
-from infini_llama.tasks.preprocess.workers.mapping import Job, prepare_parts
+from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, verify_or_remove
+from infini_llama.tasks.preprocess.workers import Job, prepare_parts
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.artifacts import Damaged, checksum_of
+from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, checksum_of
 from infini_llama.tasks.storage.record_file import read_record, write_record
 
 log = logging.getLogger("infini_llama.preprocess")
+
+
+@dataclass(frozen=True)
+class SourceUnits:
+    """Names of the units of one of data.sources, or of the section `data` (name ""), in order.
+
+    Attributes:
+        mixed: of files that are training text, and of which a share may be held out, document by document.
+        held_out: of files or a split that are validation text as a whole.
+    """
+
+    name: str
+    mixed: Sequence[str]
+    held_out: Sequence[str]
+
+
+def tokens_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
+    """64 hex digits for the token level: text, split and tokenizer; no path, device or time."""
+    key = {
+        "version": FORMAT_VERSIONS["dataset"],
+        "tokenizer": identity(data.tokenizer),
+        "deduplicate": data.deduplicate,
+        "answer_after": data.answer_after,
+        "sources": [[source.name, list(source.mixed), list(source.held_out)] for source in sources],
+    }
+    return checksum_of(key).removeprefix("blake3:")
+
+
+def learned_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
+    """64 hex digits for a tokenizer that is learned from these sources."""
+    names = [[list(source.mixed), list(source.held_out)] for source in sources]
+    return checksum_of({"tokenizer": identity(data.tokenizer), "sources": names}).removeprefix("blake3:")
 
 
 @dataclass(frozen=True)
@@ -131,7 +169,6 @@ class Corpus:
         Raises:
             DataError, PipelineError, EngineDiffers: as of `prepare_parts`.
         """
-        remove_unfinished(recipe)
         self.recall()
         missing = [part for part in self.parts if not self._is_prepared(part, recipe)]
         if len(missing) < len(self.parts):

@@ -1,7 +1,7 @@
 """The preprocess stage: text becomes units (tokens/units), and units become the dataset artifact that the other stages take.
 
-The text is listed in parts (tokens/parts, corpus); each part is read into units, which are kept in a store; a selection of their
-documents (tokens/selection) is the dataset (tokens/dataset), over whose tokens the row tables (rows/tables) are computed.
+The text is listed in parts (corpus, tokens/parts); each part is read into units, which are kept in a store; a selection of their
+documents is the dataset (tokens/dataset), over whose tokens the row tables (rows/tables) are computed.
 """
 
 import logging
@@ -18,9 +18,14 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError, disk_full_as
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.corpus import Corpus
-from infini_llama.tasks.preprocess.rows.devices import resolve_device
-from infini_llama.tasks.preprocess.rows.tables import dataset_ref, with_curriculum, write_table
+from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
+from infini_llama.tasks.preprocess.rows.tables import (
+    chunks_key,
+    dataset_ref,
+    resolve_device,
+    with_curriculum,
+    write_table,
+)
 from infini_llama.tasks.preprocess.sources.sources import describe
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     WORTH_A_FAST_ENGINE,
@@ -30,14 +35,13 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
     refuse,
 )
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_lossless, token_bytes
-from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, write_splits
-from infini_llama.tasks.preprocess.tokens.keys import TOKENS_VERSION, chunks_key, tokens_key
-from infini_llama.tasks.preprocess.tokens.selection import select
+from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, select, write_splits
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
 from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
 from infini_llama.tasks.storage.artifacts import (
+    FORMAT_VERSIONS,
     Damaged,
     check,
     commit,
@@ -197,7 +201,7 @@ class Preparation:
             corpus.prepare(recipe)
         except EngineDiffers as fault:
             log.warning("%s; all of the text is encoded again with another engine", fault)
-            refuse(engine.name, tokenizer, checks, str(fault))
+            refuse(tokenizer, checks, str(fault))
             remove(recipe.folder)  # all of its units may be wrong
             engine = reference_engine(engine.refused | {engine.name: str(fault)})
             recipe = recipe_for(self.home, tokenizer, eos, engine, data.answer_after)
@@ -231,7 +235,7 @@ class Preparation:
             for name in (*source.held_out, *source.mixed)
         ]
         folder.parent.mkdir(parents=True, exist_ok=True)
-        selection = select([own.unit for own in units], data.deduplicate, folder.parent)
+        selection = select([unit.unit for unit in units], data.deduplicate)
         left_out = self.corpus.left_out(selection.duplicates, selection.also_validation)
         has_prompts = data.loss_on == "answer"
         staged = staging(folder)
@@ -267,7 +271,7 @@ class Preparation:
                 recipe=tokenized.recipe.folder.name,
             )
             checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split]}
-            commit(staged, folder, "dataset", TOKENS_VERSION, meta.to_json(), content.to_json(), checksums)
+            commit(staged, folder, "dataset", FORMAT_VERSIONS["dataset"], meta.to_json(), content.to_json(), checksums)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
             raise
@@ -291,28 +295,13 @@ def _clear(folder: Path) -> None:
 
 
 def log_left_out(report: LeftOut) -> None:
-    """Logs which records are left out, and which copies are not."""
-    left_out = {
-        "empty": report.empty,
-        "too short": report.too_short,
-        "exact duplicates": report.duplicates if report.duplicates_dropped else 0,
-        "also in the validation text": report.also_validation,
-        "damaged records": report.bad_records,
-        "damaged files": report.bad_files,
-    }
-    if found := ", ".join(f"{count} {name}" for name, count in left_out.items() if count):
+    """Logs which records are left out, and why."""
+    if reasons := ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()):
         level = logging.WARNING if report.bad_records or report.bad_files else logging.INFO
-        named = f"; {'; '.join(report.bad)}" if report.bad else ""
-        log.log(level, "%d records read; skipped: %s%s", report.records, found, named)
+        log.log(level, "%d records read: %s", report.records, "; ".join((reasons, *report.bad)))
     if report.other_files:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.other_files.items()))
         log.info("other files in the folders, which are not read: %s", kinds)
-    if report.duplicates and not report.duplicates_dropped:
-        log.info(
-            "%d of %d records are exact duplicates and are kept; data.deduplicate=true skips them",
-            report.duplicates,
-            report.records,
-        )
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.document import Document, Part, bullets, cell, code, facts, part, section, table, text_block
 from infini_llama.tasks.formatting import Cells, in_bytes, in_words, packed, side_by_side
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import document_lengths
 from infini_llama.tasks.records.dataset import (
     DatasetRef,
     DatasetSummary,
@@ -162,17 +163,8 @@ def _row_facts(name: str, rows: RowTableSummary) -> str:
 
 
 def _left_out(report: LeftOut) -> str:
-    """Of the records that were read, how many are not in the dataset, and why."""
-    kept = "" if report.duplicates_dropped else " (kept: data.deduplicate is off)"
-    reasons = {
-        "empty": report.empty,
-        "too short": report.too_short,
-        f"exact duplicates{kept}": report.duplicates,
-        "also validation": report.also_validation,
-        "bad records": report.bad_records,
-        "bad files": report.bad_files,
-    }
-    rows = [{"why": why, "how many": count} for why, count in reasons.items() if count]
+    """How many of the records that were read are not in the dataset, and why."""
+    rows = [{"why": why, "how many": count} for why, count in report.reasons().items()]
     if not rows and not report.other_files:
         return ""
     others = (

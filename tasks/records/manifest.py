@@ -164,6 +164,19 @@ class LeftOut(Record):
     other_files: dict[str, int] = Field(default_factory=dict)
     duplicates_dropped: bool = False
 
+    def reasons(self) -> dict[str, int]:
+        """How many records are left out, by reason, in words; duplicates that are kept are counted, too."""
+        kept = "" if self.duplicates_dropped else " (kept: data.deduplicate is off)"
+        counts = {
+            "empty": self.empty,
+            "too short": self.too_short,
+            f"exact duplicates{kept}": self.duplicates,
+            "also in the validation text": self.also_validation,
+            "damaged records": self.bad_records,
+            "damaged files": self.bad_files,
+        }
+        return {reason: count for reason, count in counts.items() if count}
+
 
 class EngineChoice(Record):
     """The tokenizing engine that encodes; `refused`: why another does not, by its name."""

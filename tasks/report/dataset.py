@@ -7,7 +7,8 @@ import numpy as np
 
 from infini_llama.tasks.document import Chart, Curve, Detail, Document, Part, section, table
 from infini_llama.tasks.preprocess.summary import dataset_document, describe
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
 from infini_llama.tasks.records.dataset import VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -44,7 +45,7 @@ def token_counts(path: Path, content: DatasetContent) -> np.ndarray:
     """How often each token occurs in the first MOST_TOKENS training tokens, int64 [vocab_size]."""
     counts, left = np.zeros(content.vocab_size, dtype=np.int64), MOST_TOKENS
     for shard in content.train.shards:
-        values = map_list(path / shard.file)[1][:left]
+        values = map_shard(path / shard.file)[1][:left]
         counts += np.bincount(values, minlength=len(counts))
         left -= len(values)
     return counts

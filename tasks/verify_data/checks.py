@@ -17,14 +17,10 @@ from pyarrow.lib import ArrowException
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source
+from infini_llama.tasks.preprocess.rows.tables import build_table, chunks_key, lengths_by_source
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
-from infini_llama.tasks.preprocess.tokens.keys import chunks_key
-from infini_llama.tasks.preprocess.tokens.prompts import map_prompts
-from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.preprocess.tokens.shards import entropy_bits
+from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_prompts, map_shard, token_counts
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, Shard, SourceRows
@@ -37,7 +33,6 @@ from infini_llama.tasks.storage.artifacts import (
     read_row_table,
 )
 
-AT_ONCE = 2_000_000  # tokens counted together; bincount widens them
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again
 log = logging.getLogger("infini_llama.verify")
@@ -210,7 +205,7 @@ def _check_shard(
     """Tokens per document, int64 [documents], and how often each token occurs, int64 [vocab_size]."""
     shard, (documents, tokens) = placed
     path = dataset / shard.file
-    offsets, values = map_list(path)
+    offsets, values = map_shard(path)
     names = ("documents", "tokens", "first_document", "first_token")
     stated = (shard.documents, shard.tokens, shard.first_document, shard.first_token)
     found = (len(offsets) - 1, len(values), documents, tokens)
@@ -228,10 +223,7 @@ def _check_shard(
         raise Damaged(f"{path} has documents that do not end with the one end-of-text token they should have.")
     if content.loss_on == "answer" and not _fit(map_prompts(path), lengths):
         raise Damaged(f"{path} has prompts that are longer than their documents.")
-    counts = np.zeros(content.vocab_size, dtype=np.int64)
-    for start in range(0, len(values), AT_ONCE):
-        counts += np.bincount(values[start : start + AT_ONCE], minlength=len(counts))
-    return lengths, counts
+    return lengths, token_counts(values, content.vocab_size)
 
 
 def _fit(prompts: np.ndarray, lengths: np.ndarray) -> bool:
@@ -262,7 +254,7 @@ def _rows(dataset: Path, chunks: Path) -> str:
 
 def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
     for shard in read_dataset(dataset).content[split].shards:
-        offsets, values = map_list(dataset / shard.file)
+        offsets, values = map_shard(dataset / shard.file)
         for start, end in pairwise(offsets):
             yield values[start:end]
 
@@ -270,7 +262,7 @@ def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
 def _document(dataset: Path, content: DatasetContent, split: str, number: int) -> list[np.ndarray]:
     """A document without its end, in the parts that were tokenized separately: prompt and answer, or all of it."""
     shard = next(shard for shard in reversed(content[split].shards) if shard.first_document <= number)
-    offsets, values = map_list(dataset / shard.file)
+    offsets, values = map_shard(dataset / shard.file)
     place = number - shard.first_document
     document = values[offsets[place] : offsets[place + 1] - 1]
     if content.loss_on == "all":
@@ -287,8 +279,7 @@ def _text(dataset: Path) -> str:
         for number in np.unique(np.linspace(0, content[split].documents - 1, DECODED).astype(int)).tolist():
             for ids in (part.tolist() for part in _document(dataset, content, split, number)):
                 text = encoder.decode(ids, skip_special_tokens=False)
-                again = within_limits(partial(encoder.encode, text, add_special_tokens=False), len(text.encode()))
-                if again.ids != ids:
+                if encoder.encode(text, add_special_tokens=False).ids != ids:
                     raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
     return f"up to {DECODED} documents per split decoded and encoded again"
 

@@ -9,12 +9,11 @@ from typing import Any
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess import references as dataset_references
 from infini_llama.tasks.preprocess import stage, summary
-from infini_llama.tasks.preprocess.corpus import Corpus
+from infini_llama.tasks.preprocess.corpus import Corpus, SourceUnits
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-from infini_llama.tasks.preprocess.tokens.keys import SourceUnits
-from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.preprocess.tokens.selection import select
+from infini_llama.tasks.preprocess.tokens.dataset import select
+from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.manifest import SPLITS, LeftOut
@@ -59,13 +58,13 @@ def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
         corpus.prepare(recipe)
         sources = corpus.units_by_source()
         units = [open_unit(recipe, name) for source in sources for name in (*source.held_out, *source.mixed)]
-        selection = select(units, corpus.data.deduplicate, Path(folder))
+        selection = select(units, corpus.data.deduplicate)
         split: dict[str, list[str]] = {}
         for name in SPLITS:
             split[name] = []
             for unit, kept in zip(units, selection.kept[name], strict=True):
                 if len(kept):
-                    offsets, values = map_list(unit.stream(name))
+                    offsets, values = map_shard(unit.stream(name))
                     documents = [values[start : end - 1].tolist() for start, end in pairwise(offsets)]
                     split[name] += [tokenizer.decode(ids) for ids, own in zip(documents, kept, strict=True) if own]
         names = [file.name for part in corpus.parts for file in part.files]

@@ -18,7 +18,6 @@ class RowArrays:
 
     rows: np.ndarray  # int64: first tokens [rows]; packed, [rows + 1]: row i holds the pieces rows[i] … rows[i + 1] - 1
     pieces: np.ndarray | None = None  # int64 [pieces, 2]: first token in the stream, tokens
-    device: str = "cpu"  # that computed them
 
     def __len__(self) -> int:
         return len(self.rows) - (self.pieces is not None)
@@ -113,16 +112,16 @@ FITS: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]] = {
 PACKED = tuple(FITS)  # the other strategies cut the stream wherever a row ends
 
 
-def costs_of(found: RowArrays, lengths: np.ndarray, sequence_length: int) -> RowCosts:
+def costs_of(table: RowArrays, lengths: np.ndarray, sequence_length: int) -> RowCosts:
     """What these rows of documents of these `lengths` cost."""
-    if found.pieces is None:
-        return costs_of_starts(found.rows, lengths, sequence_length)
-    in_rows = int(found.pieces[:, 1].sum())
+    if table.pieces is None:
+        return costs_of_starts(table.rows, lengths, sequence_length)
+    in_rows = int(table.pieces[:, 1].sum())
     return RowCosts(
-        efficiency=in_rows / max(1, len(found) * (sequence_length + 1)),
+        efficiency=in_rows / max(1, len(table) * (sequence_length + 1)),
         cut_documents=int((lengths > sequence_length + 1).sum()),
         lost_tokens=int((lengths == 1).sum()),
-        targets=in_rows - len(found.pieces),
+        targets=in_rows - len(table.pieces),
     )
 
 
@@ -141,10 +140,6 @@ def costs_of_starts(starts: np.ndarray, lengths: np.ndarray, sequence_length: in
     )
 
 
-# Rows of documents of these lengths, int64 [documents], by strategy, sequence length and stride.
-ComputeRows = Callable[[np.ndarray, str, int, int | None], RowArrays]
-
-
 def row_count(tokens: int, sequence_length: int, stride: int | None = None) -> int:
     """How many rows there are that begin every `stride` tokens (of 'concat', every sequence_length) and are whole.
 
@@ -157,6 +152,10 @@ def row_count(tokens: int, sequence_length: int, stride: int | None = None) -> i
 def row_starts(count: int, step: int) -> np.ndarray:
     """First tokens, int64 [count], of rows that begin every `step` tokens."""
     return np.arange(count, dtype=np.int64) * step
+
+
+# As `compute_rows`, on some device.
+ComputeRows = Callable[[np.ndarray, str, int, int | None], RowArrays]
 
 
 def compute_rows(lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None = None) -> RowArrays:

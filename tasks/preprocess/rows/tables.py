@@ -1,8 +1,12 @@
-"""The row table of one split: of each source by itself, so that no row holds text of two."""
+"""Row tables, the chunk level of a dataset: the rows of each source by itself, so that no row holds text of two."""
 
 import logging
+import multiprocessing
+import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
@@ -10,14 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.rows.devices import resolve_device, rows_on
-from infini_llama.tasks.preprocess.rows.packing import PACKED, ComputeRows, compute_rows, costs_of
-from infini_llama.tasks.preprocess.tokens.keys import CHUNKS_VERSION
-from infini_llama.tasks.preprocess.tokens.reader import document_lengths
-from infini_llama.tasks.preprocess.tokens.shards import save_array
+from infini_llama.tasks.preprocess.rows.packing import PACKED, ComputeRows, RowArrays, compute_rows, costs_of
+from infini_llama.tasks.preprocess.tokens.shards import document_lengths, save_array
 from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats
 from infini_llama.tasks.records.manifest import (
     SPLITS,
@@ -29,9 +30,81 @@ from infini_llama.tasks.records.manifest import (
     SourceRows,
     SplitContent,
 )
-from infini_llama.tasks.storage.artifacts import commit, read_dataset, read_row_table, staging
+from infini_llama.tasks.storage.artifacts import (
+    FORMAT_VERSIONS,
+    checksum_of,
+    commit,
+    read_dataset,
+    read_row_table,
+    staging,
+)
 
 log = logging.getLogger("infini_llama.preprocess")
+DEVICES = Path("/dev")
+ON_A_GPU = ("concat", "window", "padded", "greedy")  # the strategies that `gpu` computes
+
+
+def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
+    """64 hex digits for the row table of one strategy and length over the token level with key `tokens`."""
+    strategy = rows.packing if isinstance(rows, DataConfig) else rows.strategy
+    key = {"version": FORMAT_VERSIONS["chunks"], "tokens": tokens, "strategy": strategy}
+    key |= {"sequence_length": rows.sequence_length} | ({"stride": rows.stride} if strategy == "window" else {})
+    return checksum_of(key).removeprefix("blake3:")
+
+
+def resolve_device(requested: str, strategy: str) -> str:
+    """The device that computes row tables: the requested one for strategies ON_A_GPU; the CPU for others, and for auto.
+
+    A table of concat from a GPU's process took 4.6 times as long as numpy takes for all of it at 67 million rows, and 6 times at 134
+    million (2 busy cores, without CUDA's start). What packs has not been timed on a GPU.
+
+    Raises:
+        ConfigError: a GPU is requested, and there is none. torch is not imported to find out.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    has_gpu = (DEVICES / "nvidiactl").exists() and visible != "" and not visible.startswith(("-1", ","))
+    if requested.startswith("cuda") and not has_gpu:
+        raise ConfigError(
+            f"data.device={requested}, but this machine has no working NVIDIA driver; use data.device=auto or cpu."
+        )
+    return "cpu" if requested == "auto" or strategy not in ON_A_GPU else requested
+
+
+@contextmanager
+def rows_on(device: str) -> Generator[ComputeRows]:
+    """`compute_rows` on a device, with the same bytes on any.
+
+    A GPU works in a process of its own, which ends with the context, so that no CUDA context stays beside training.
+
+    Raises:
+        ConfigError: from the function: the device does not work.
+    """
+    if device == "cpu":
+        yield compute_rows
+        return
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+
+        def on_device(lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None) -> RowArrays:
+            if strategy not in PACKED:
+                lengths = lengths.sum(keepdims=True)  # all that such rows depend on
+            try:
+                return pool.submit(rows_by_torch, lengths, strategy, sequence_length, stride, device).result()
+            except Exception as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise ConfigError(
+                    f"data.device: {device} does not work ({reason}); use data.device=auto or cpu."
+                ) from error
+
+        yield on_device
+
+
+def rows_by_torch(
+    lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None, device: str
+) -> RowArrays:
+    """`gpu.compute_rows`; only the process that computes imports torch."""
+    from infini_llama.tasks.preprocess.rows import gpu
+
+    return gpu.compute_rows(lengths, strategy, sequence_length, stride, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +115,6 @@ class Table:
     rows: int
     sources: tuple[SourceRows, ...]  # in the order of their rows
     costs: RowCosts
-    devices: set[str]  # that computed them
 
 
 def build_table(
@@ -59,28 +131,29 @@ def build_table(
         compute: computes the rows of one source.
     """
     parts: dict[str, list[np.ndarray]] = {}
-    sources, costs, base, rows, pieces = [], [], 0, 0, 0
-    devices: set[str] = set()
-    for name, own in lengths.items():
-        found = compute(own, strategy, sequence_length, stride)
-        if found.pieces is None:
-            arrays = {"rows": found.rows + base}
+    sources, costs, base, pieces = [], [], 0, 0
+    for name, of_source in lengths.items():
+        table = compute(of_source, strategy, sequence_length, stride)
+        if table.pieces is None:
+            arrays = {"rows": table.rows + base}
         else:
-            arrays = {"rows": found.rows[bool(parts) :] + pieces, "pieces": found.pieces + np.array([base, 0])}
-            pieces += len(found.pieces)
+            arrays = {"rows": table.rows[bool(parts) :] + pieces, "pieces": table.pieces + np.array([base, 0])}
+            pieces += len(table.pieces)
         for array_name, array in arrays.items():
             parts.setdefault(array_name, []).append(array)
-        sources.append(SourceRows(name=name, rows=len(found)))
-        costs.append(costs_of(found, own, sequence_length))
-        devices.add(found.device)
-        base, rows = base + int(own.sum()), rows + len(found)
-    joined = {name: several[0] if len(several) == 1 else np.concatenate(several) for name, several in parts.items()}
-    return Table(joined, rows, tuple(sources), _together(costs, [source.rows for source in sources]), devices)
+        sources.append(SourceRows(name=name, rows=len(table)))
+        costs.append(costs_of(table, of_source, sequence_length))
+        base += int(of_source.sum())
+    rows = [source.rows for source in sources]
+    return Table(
+        {name: np.concatenate(arrays) for name, arrays in parts.items()},
+        sum(rows),
+        tuple(sources),
+        costs[0] if len(costs) == 1 else _sum(costs, rows),
+    )
 
 
-def _together(costs: list[RowCosts], rows: list[int]) -> RowCosts:
-    if len(costs) == 1:
-        return costs[0]
+def _sum(costs: list[RowCosts], rows: list[int]) -> RowCosts:
     filled = sum(cost.efficiency * count for cost, count in zip(costs, rows, strict=True))
     return RowCosts(
         efficiency=filled / max(1, sum(rows)),
@@ -92,8 +165,8 @@ def _together(costs: list[RowCosts], rows: list[int]) -> RowCosts:
 
 def lengths_by_source(dataset: Path, shards: Sequence[Shard]) -> dict[str, np.ndarray]:
     """int64 [documents] of each source of a split, tokens of its documents; "" is the name of the only one."""
-    several = groupby(shards, key=lambda shard: shard.source)
-    return {name: document_lengths(dataset, list(own)) for name, own in several}
+    by_source = groupby(shards, key=lambda shard: shard.source)
+    return {name: document_lengths(dataset, list(group)) for name, group in by_source}
 
 
 def with_curriculum(data: DataConfig) -> list[DataConfig]:
@@ -172,7 +245,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
     )
     meta = RowTableMeta(
         key=key,
-        device=",".join(sorted(train.devices | validation.devices)),
+        device=device,
         packing=BySplit(train=train.costs, validation=validation.costs),
         infini_llama=version("infini-llama"),
     )
@@ -181,7 +254,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
         for split, table in built.items():
             for name, array in table.arrays.items():
                 save_array(staged / f"{split}.{name}.npy", array)
-        commit(staged, chunks, "chunks", CHUNKS_VERSION, meta.to_json(), facts.to_json())
+        commit(staged, chunks, "chunks", FORMAT_VERSIONS["chunks"], meta.to_json(), facts.to_json())
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
         raise
@@ -191,9 +264,9 @@ def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent
     """The row table of one split, once it has text for it; see `write_table`."""
     length, strategy = data.sequence_length, data.packing
     lengths = lengths_by_source(dataset, content.shards)
-    for name, own in lengths.items():
+    for name, of_source in lengths.items():
         by_source = split == "train" and name
-        tokens = int(own.sum()) if by_source else content.tokens
+        tokens = int(of_source.sum()) if by_source else content.tokens
         if tokens <= (1 if strategy in PACKED else length):
             raise DataError(
                 f"the {split} text{f' of data.sources.{name}' if by_source else ''} has {tokens} tokens, fewer than "

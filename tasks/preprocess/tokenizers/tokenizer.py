@@ -11,14 +11,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers.limits import within_limits
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 
 EOS = "<|endoftext|>"
 EOS_ID = 0
 USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 MIN_FREQUENCY = 2  # of a pair that is merged
-LARGEST = 2**28  # bytes of a given tokenizer's file; published ones have up to 35 million
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
 
 
@@ -117,8 +115,6 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     setting = f"data.tokenizer.{named}={getattr(settings, named)}"
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        if (size := file.stat().st_size) > LARGEST:
-            raise ConfigError(f"{setting}: {file} has {size:,} bytes, and a tokenizer at most {LARGEST:,}.")
         if encoding:
             tokenizer, has_gaps = from_rank_file(file, encoding.pattern, encoding.special_tokens()), False
         elif file.suffix == ".tiktoken":
@@ -145,7 +141,7 @@ def load(settings: TokenizerConfig) -> Tokenizer:
 @lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
 def _parsed(description: str) -> tuple[Tokenizer, bool]:
     """The tokenizer of a tokenizer.json, and whether its ids have gaps."""
-    tokenizer = within_limits(lambda: Tokenizer.from_str(description), len(description))
+    tokenizer = Tokenizer.from_str(description)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1 != tokenizer.get_vocab_size()

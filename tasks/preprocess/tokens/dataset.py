@@ -1,26 +1,97 @@
-"""The token level of a dataset: the units' Arrow streams linked into its folder, or copied without the documents that are left out."""
+"""The token level of a dataset: which documents of the units it has, and their Arrow streams in its folder.
 
-import errno
+Exact duplicates and copies of validation text are found by the hashes in the units' tables. A stream of which every document is kept is
+linked into the folder; another is copied without the documents that are left out.
+"""
+
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from infini_llama.tasks.preprocess.tokens.prompts import COLUMN, map_prompts
-from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.preprocess.tokens.selection import Selection
-from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, write_shard
+from infini_llama.tasks.preprocess.tokens.shards import (
+    PROMPTS,
+    entropy_bits,
+    map_prompts,
+    map_shard,
+    token_counts,
+    write_shard,
+)
 from infini_llama.tasks.preprocess.tokens.units import Unit
 from infini_llama.tasks.records.manifest import SPLITS, Shard, SourceStats, SplitContent
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
 
-COUNTED = 2_000_000  # tokens counted together: bincount works on int64
-NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
+TOGETHER = 2**23  # documents whose hashes are sorted at once
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The documents that are kept, and how many are not.
+
+    Attributes:
+        kept: by split, bool [documents] of each unit.
+        duplicates: documents whose text came before; kept unless they are to be dropped.
+        also_validation: training documents whose text is validation text.
+    """
+
+    kept: Mapping[str, Sequence[np.ndarray]]
+    duplicates: int
+    also_validation: int
+
+
+def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
+    """Keeps the first of several documents with the same text if `drop_duplicates`, and no training document that is validation text.
+
+    Args:
+        units: in the order of their documents.
+    """
+    # Validation text is numbered first, so that the first of several alike is held out if any is.
+    order = [(split, unit.manifest.content[split].documents) for split in reversed(SPLITS) for unit in units]
+    held_out = sum(count for split, count in order if split == "validation")
+    total = sum(count for _, count in order)
+    is_first, is_leak = np.ones(total, dtype=bool), np.zeros(total, dtype=bool)
+    tables = [unit.documents(split)["hash"] for split in reversed(SPLITS) for unit in units]
+    for numbers, first in _first_alike(tables, total):
+        is_first[numbers] = numbers == first
+        is_leak[numbers] = first < held_out
+    is_leak[:held_out] = False
+    is_copy = ~is_first & ~is_leak
+    is_kept = ~(is_leak | is_copy) if drop_duplicates else ~is_leak
+    kept: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    begin = 0
+    for split, count in order:
+        kept[split].append(is_kept[begin : begin + count])
+        begin += count
+    return Selection(kept, duplicates=int(is_copy.sum()), also_validation=int(is_leak.sum()))
+
+
+def _first_alike(tables: Sequence[np.ndarray], total: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Numbers of documents, and of each the first one with the same hash, int64 [some] each; memory holds about TOGETHER at a time.
+
+    Args:
+        tables: hashes uint8 [documents, 16], mapped, in the order of their documents.
+        total: documents in all.
+    """
+    groups = 1 + total // TOGETHER if total else 0
+    for group in range(groups):
+        parts, before = [], 0
+        for table in tables:
+            high, low = np.ascontiguousarray(table).view("<u8").reshape(-1, 2).T
+            numbers = np.flatnonzero(low % np.uint64(groups) == group)
+            parts.append((high[numbers], low[numbers], numbers + before))
+            before += len(table)
+        high, low, numbers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = np.lexsort((low, high))  # which keeps equal ones in order
+        high, low, numbers = high[order], low[order], numbers[order]
+        is_new = np.ones(len(order), dtype=bool)
+        is_new[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        if len(order):
+            yield numbers, numbers[is_new][np.cumsum(is_new) - 1]
 
 
 @dataclass(frozen=True)
@@ -56,35 +127,33 @@ def write_splits(
     for split in SPLITS:
         (folder / split).mkdir()
         written[split] = []
-        for own, kept in zip(units, selection.kept[split], strict=True):
+        for source_unit, kept in zip(units, selection.kept[split], strict=True):
             if kept.any():
                 file = f"{split}/data-{len(written[split]):05d}.arrow"
-                written[split].append(_write(own, split, kept, folder / file, has_prompts))
+                written[split].append(_write(source_unit, split, kept, folder / file, has_prompts))
     return written
 
 
-def _write(own: SourceUnit, split: str, kept: np.ndarray, path: Path, has_prompts: bool) -> WrittenShard:
+def _write(source_unit: SourceUnit, split: str, kept: np.ndarray, path: Path, has_prompts: bool) -> WrittenShard:
     file = f"{split}/{path.name}"
-    stream, facts = own.unit.stream(split), own.unit.manifest.content[split]
+    stream, facts = source_unit.unit.stream(split), source_unit.unit.manifest.content[split]
     if kept.all():
         _link(stream, path)
-        checksum = own.unit.manifest.files[stream.name].checksum
-        return WrittenShard(file, own.source, facts.documents, facts.tokens, facts.bytes, checksum)
-    offsets, values = map_list(stream)
+        checksum = source_unit.unit.manifest.files[stream.name].checksum
+        return WrittenShard(file, source_unit.source, facts.documents, facts.tokens, facts.bytes, checksum)
+    offsets, values = map_shard(stream)
     lengths = np.diff(offsets)
     tokens = values[np.repeat(kept, lengths)]
     write_shard(path, tokens, lengths[kept], map_prompts(stream)[kept] if has_prompts else None)
-    size = int(own.unit.documents(split)["bytes"][kept].sum())
-    return WrittenShard(file, own.source, int(kept.sum()), len(tokens), size, file_checksum(path))
+    size = int(source_unit.unit.documents(split)["bytes"][kept].sum())
+    return WrittenShard(file, source_unit.source, int(kept.sum()), len(tokens), size, file_checksum(path))
 
 
 def _link(stream: Path, path: Path) -> None:
     """Gives the stream a second name; where the filesystem has no such links, it is copied."""
     try:
         os.link(stream, path)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
+    except OSError:
         shutil.copyfile(stream, path)
 
 
@@ -98,10 +167,9 @@ def describe_split(folder: Path, vocab_size: int, written: Sequence[WrittenShard
     shortest, longest, documents, tokens = 2**62, 0, 0, 0
     shards, dtype = list[Shard](), ""
     for shard in written:
-        offsets, values = map_list(folder.parent / shard.file)
+        offsets, values = map_shard(folder.parent / shard.file)
         lengths, dtype = np.diff(offsets), values.dtype.name
-        for start in range(0, len(values), COUNTED):
-            counts += np.bincount(values[start : start + COUNTED], minlength=vocab_size)
+        counts += token_counts(values, vocab_size)
         shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
         shards.append(
             Shard(
@@ -117,7 +185,7 @@ def describe_split(folder: Path, vocab_size: int, written: Sequence[WrittenShard
     feature = {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "LargeList"}
     features: dict[str, object] = {"input_ids": feature}
     if has_prompts:
-        features[COLUMN] = {"dtype": "int64", "_type": "Value"}
+        features[PROMPTS] = {"dtype": "int64", "_type": "Value"}
     _describe_for_datasets(folder, written, features)
     return SplitContent(
         documents=documents,
@@ -133,7 +201,7 @@ def describe_split(folder: Path, vocab_size: int, written: Sequence[WrittenShard
 
 def _by_source(written: Sequence[WrittenShard]) -> tuple[SourceStats, ...]:
     """What each of several sources gives of a split, in the order of its documents; empty where there is one source."""
-    several = groupby((shard for shard in written if shard.source), key=lambda shard: shard.source)
+    groups = groupby((shard for shard in written if shard.source), key=lambda shard: shard.source)
     return tuple(
         SourceStats(
             name=name,
@@ -141,7 +209,7 @@ def _by_source(written: Sequence[WrittenShard]) -> tuple[SourceStats, ...]:
             tokens=sum(shard.tokens for shard in shards),
             bytes=sum(shard.bytes for shard in shards),
         )
-        for name, shards in ((name, list(group)) for name, group in several)
+        for name, shards in ((name, list(group)) for name, group in groups)
     )
 
 

@@ -1,34 +1,14 @@
-"""Reading a dataset: rows of tokens gathered from the memory-mapped stream. numpy and pyarrow only."""
+"""Rows of tokens, gathered from the memory-mapped stream of a dataset. numpy and pyarrow only."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokens.prompts import map_prompts, mark_answers
-from infini_llama.tasks.records.manifest import RowTableManifest, Shard, SourceRows
+from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
+from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
 from infini_llama.tasks.storage.artifacts import file_checksum, read_dataset, read_row_table
-
-
-def map_list(shard: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets of documents [documents + 1] and tokens of one shard, as views of the file."""
-    try:
-        batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
-    except (pa.ArrowInvalid, StopIteration, OSError) as error:
-        raise DataError(f"{shard} is not a readable token shard ({error}).") from None
-    column = batch.column("input_ids")
-    # Not by to_numpy, which imports pandas: half a second in every process.
-    _, offsets, _, values = column.buffers()
-    dtype = column.type.value_type.to_pandas_dtype()  # numpy's
-    return np.frombuffer(offsets, np.int64, len(column) + 1), np.frombuffer(values, dtype, len(column.values))
-
-
-def document_lengths(dataset: Path, shards: Sequence[Shard]) -> np.ndarray:
-    """Tokens of each document of a split, int64 [documents], in order."""
-    return np.concatenate([np.diff(map_list(dataset / shard.file)[0]) for shard in shards])
 
 
 class TokenReader:
@@ -217,7 +197,7 @@ class TokenReader:
         if shard not in self.mapped:
             path = self.paths[shard]
             self._verify(path, self.checksums[shard])
-            offsets, values = map_list(path)
+            offsets, values = map_shard(path)
             if len(values) != self.tokens[shard]:
                 raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[shard]}.")
             if values.dtype != self.dtype:
@@ -230,3 +210,18 @@ class TokenReader:
     def _verify(self, path: Path, checksum: str) -> None:
         if self.verify_on_read and (not path.is_file() or file_checksum(path) != checksum):
             raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")
+
+
+def mark_answers(target: np.ndarray, place: int, offsets: np.ndarray, prompts: np.ndarray) -> None:
+    """Sets `target`, bool [tokens of a row], to True at the tokens of answers and at the ends of their documents.
+
+    Args:
+        place: of the row's first token in the shard; below 0 where the row begins in an earlier shard.
+        offsets: of the shard's documents [documents + 1].
+        prompts: tokens of each one's prompt [documents].
+    """
+    first = max(0, int(np.searchsorted(offsets, place, side="right")) - 1)
+    last = int(np.searchsorted(offsets[:-1], place + len(target)))
+    begins, ends = offsets[first:last] + prompts[first:last] - place, offsets[first + 1 : last + 1] - place
+    for begin, end in zip(begins.clip(0).tolist(), ends.tolist(), strict=True):
+        target[begin:end] = True

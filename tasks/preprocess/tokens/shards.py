@@ -1,12 +1,18 @@
-"""Arrow shards of documents, whose values buffers joined are one contiguous stream of tokens."""
+"""Arrow shards of documents, whose values buffers joined are one contiguous stream of tokens: written, and mapped into memory."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from infini_llama.tasks.preprocess.tokens.prompts import COLUMN
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.records.manifest import Shard
 
+PROMPTS = (
+    "prompt_tokens"  # column of the tokens of each document's prompt, where there are prompts (data.loss_on: answer)
+)
+COUNTED = 2_000_000  # tokens counted together: bincount works on int64
 LONG = 300  # tokens: documents of so many on average are faster copied one by one
 
 
@@ -79,10 +85,53 @@ def write_shard(
     if prompts is not None:
         prompts = np.ascontiguousarray(prompts, dtype=np.int64)
         columns.append(pa.Array.from_buffers(pa.int64(), len(prompts), [None, pa.py_buffer(prompts)]))
-    batch = pa.record_batch(columns, names=["input_ids", COLUMN][: len(columns)])
+    batch = pa.record_batch(columns, names=["input_ids", PROMPTS][: len(columns)])
     # Not a file of Python's, for which pyarrow copies all of the tokens.
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
+
+
+def map_shard(shard: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets of documents [documents + 1] and tokens of one shard, as views of the file.
+
+    Raises:
+        DataError: the file is no shard.
+    """
+    try:
+        batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
+    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+        raise DataError(f"{shard} is not a readable token shard ({error}).") from None
+    column = batch.column("input_ids")
+    # Not by to_numpy, which imports pandas: half a second in every process.
+    _, offsets, _, values = column.buffers()
+    dtype = column.type.value_type.to_pandas_dtype()  # numpy's
+    return np.frombuffer(offsets, np.int64, len(column) + 1), np.frombuffer(values, dtype, len(column.values))
+
+
+def map_prompts(shard: Path) -> np.ndarray:
+    """Tokens of the prompt of each document of a shard, int64 [documents], as a view of the file.
+
+    Raises:
+        DataError: the shard does not have them.
+    """
+    try:
+        batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
+        return np.frombuffer(batch.column(PROMPTS).buffers()[1], np.int64, batch.num_rows)
+    except (pa.ArrowInvalid, StopIteration, OSError, KeyError) as error:
+        raise DataError(f"{shard} has no readable column {PROMPTS} ({error}).") from None
+
+
+def document_lengths(dataset: Path, shards: Sequence[Shard]) -> np.ndarray:
+    """Tokens of each document of a split, int64 [documents], in order."""
+    return np.concatenate([np.diff(map_shard(dataset / shard.file)[0]) for shard in shards])
+
+
+def token_counts(values: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How often each token occurs, int64 [vocab_size]."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, len(values), COUNTED):
+        counts += np.bincount(values[start : start + COUNTED], minlength=vocab_size)
+    return counts
 
 
 def entropy_bits(counts: np.ndarray) -> float:

@@ -9,10 +9,7 @@ workers are one question: is there such a unit, and does it verify?
 
 import logging
 import math
-import shutil
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -25,11 +22,10 @@ from xxhash import xxh3_128_digest
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES
-from infini_llama.tasks.preprocess.tokenizers.encoder import first_special, special_ids
-from infini_llama.tasks.preprocess.tokenizers.engines import Encode, open_engine
+from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, special_ids
+from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents
-from infini_llama.tasks.preprocess.tokens.prompts import encode_answers
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, write_shard
 from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest
 from infini_llama.tasks.storage.artifacts import (
@@ -47,7 +43,6 @@ from infini_llama.tasks.storage.files import write_atomic
 log = logging.getLogger("infini_llama.preprocess")
 TABLE = "documents.npy"
 TOKENIZER = "tokenizer.json"
-UNFINISHED = 3600.0  # seconds
 WORDS_BYTES = (
     2**28
 )  # of text after which an engine is opened anew: it keeps each word that it meets, about 100 bytes a word
@@ -83,14 +78,6 @@ def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice,
     if not file.is_file() or file.read_bytes() != description.encode():
         write_atomic(file, description)
     return Recipe(folder, eos, engine.name, answer_after)
-
-
-def remove_unfinished(recipe: Recipe) -> None:
-    """Deletes what killed processes have left: unfinished units that nothing was written to for an hour."""
-    for left in recipe.folder.glob(".*.tmp"):
-        with suppress(FileNotFoundError):  # finished or deleted by another process
-            if time.time() - left.stat().st_mtime > UNFINISHED:
-                shutil.rmtree(left)
 
 
 def verify_or_remove(recipe: Recipe, name: str) -> bool:
@@ -212,7 +199,8 @@ class _Writer:
             except ValueError:
                 number = next(number for number in numbers if self.answer_after not in documents.texts[number])
                 raise self._without_answer(documents.file_of(number), documents.texts[number]) from None
-            if (place := first_special(self.special, ids)) is not None:
+            if (is_special := self.special.take(ids)).any():
+                place = int(is_special.argmax())
                 number = numbers[int(np.searchsorted(offsets, place, side="right")) - 1]
                 raise self._special(documents.file_of(number), int(ids[place]))
             self.stream.add(ids, offsets, self.recipe.eos, prompts)
@@ -230,6 +218,33 @@ class _Writer:
             "tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or leave the file out of "
             f"{file.key}."
         )
+
+
+def _split_text(text: bytes, answer_after: bytes) -> tuple[bytes, bytes]:
+    """A text's prompt, which ends with the last occurrence of `answer_after`, and its answer.
+
+    Raises:
+        ValueError: the text does not contain `answer_after`.
+    """
+    start = text.rindex(answer_after) + len(answer_after)
+    return text[:start], text[start:]
+
+
+def encode_answers(
+    encode: Encode, texts: list[bytes], answer_after: bytes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Ids of several documents, joined, where in them each begins [documents + 1], and the tokens of each one's prompt.
+
+    Args:
+        answer_after: ends the prompt. Empty: documents have no prompt, and the third part is None.
+
+    Raises:
+        ValueError: a text does not contain `answer_after`.
+    """
+    if not answer_after:
+        return *encode(texts), None
+    ids, offsets = encode([part for text in texts for part in _split_text(text, answer_after)])
+    return ids, offsets[::2], offsets[1::2] - offsets[:-1:2]
 
 
 def _cuts(sizes: np.ndarray) -> Iterator[int]:

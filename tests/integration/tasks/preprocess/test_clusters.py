@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError
-from support.stages import preprocess
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
+from infini_llama.tasks.preprocess.tokens.units import Recipe
+from infini_llama.tasks.preprocess.workers import Job, prepare_part_elsewhere, versions
+from support.stages import plan, preprocess
 
 BUILD = """
 import json, sys
@@ -59,8 +63,45 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, diges
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "address"), [("dask", "tcp://127.0.0.1:1"), ("ray", "127.0.0.1:1")])
-def test_a_cluster_that_does_not_answer_is_named(data, tmp_path, engine, address):
+def test_a_dask_cluster_that_does_not_answer_is_named(data, tmp_path):
+    """Ray reports it by itself, and tries for minutes."""
+    pytest.importorskip("distributed")
+    variable, address = "DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:1"
+    (tmp_path / "build.py").write_text(BUILD)
+    command = [sys.executable, tmp_path / "build.py", json.dumps(data(engine="dask")), str(tmp_path / "home")]
+    build = subprocess.run(
+        command, env=os.environ | {variable: address}, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert f"ConfigError: no cluster answers at {variable}={address}" in build.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["dask", "ray"])
+def test_bad_text_has_the_same_error_as_without_a_cluster(data, tmp_path, engine):
     pytest.importorskip("distributed" if engine == "dask" else engine)
-    with pytest.raises(ConfigError, match=f"data.engine_address={address}"):
-        preprocess(data(engine=engine, engine_address=address), str(tmp_path / "home"))
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    settings = data(files=[str(tmp_path / "*.txt")], tokenizer={"vocab_size": 257}) | {"engine": engine}
+    settings["tokenizer"]["path"] = str(tmp_path / "tokenizer.json")
+    train_bpe([], 257).save(settings["tokenizer"]["path"])
+    with pytest.raises(DataError, match=r"^\S+bad\.txt is not UTF-8"):
+        preprocess(settings, str(tmp_path / "home"))
+
+
+def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path):
+    job, part = Job(Recipe(tmp_path, 0, "tokenizers"), Filters(0, False)), Part([], None, 0.0, 0, ())
+    with pytest.raises(PipelineError, match=r"tokenizers .*0\.0\.1"):
+        prepare_part_elsewhere(job, part, versions() | {"tokenizers": "0.0.1"})
+    with pytest.raises(PipelineError, match=rf"{tmp_path}.*runtime\.home"):
+        prepare_part_elsewhere(job, part, versions())
+    (tmp_path / "tokenizer.json").touch()
+    assert prepare_part_elsewhere(job, part, versions()).records == 0
+
+
+def test_the_engine_is_not_part_of_a_key(data, tmp_path):
+    assert plan(data(), str(tmp_path)) == plan(data(engine="ray"), str(tmp_path))
+
+
+def test_an_engine_that_is_not_installed_is_named(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask", None)
+    with pytest.raises(ConfigError, match=r"data\.engine=dask.*infini-llama\[dask\]"):
+        preprocess(data(engine="dask"), str(tmp_path / "home"))

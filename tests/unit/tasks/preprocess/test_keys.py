@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.tokens.keys import SourceUnits, chunks_key, learned_key, tokens_key
+from infini_llama.tasks.preprocess.corpus import SourceUnits, learned_key, tokens_key
+from infini_llama.tasks.preprocess.rows.tables import chunks_key
 from infini_llama.tasks.preprocess.tokens.parts import Documents
 from infini_llama.tasks.preprocess.tokens.units import is_held_out
 

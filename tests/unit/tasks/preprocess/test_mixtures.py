@@ -8,7 +8,8 @@ import torch
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.packing import PACKED
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from support.stages import describe, preprocess, read_manifest, survey, verify
 
@@ -80,7 +81,7 @@ def test_every_document_has_its_source_on_record(mixture, tmp_path, bytes_of_tok
     table = bytes_of_tokens(folder)
     for split in ("train", "validation"):
         for shard in content[split]["shards"]:
-            values = map_list(folder / shard["file"])[1]
+            values = map_shard(folder / shard["file"])[1]
             assert is_digits(values[None], table)[0] == (shard["source"] == "numbers")
         assert [facts["name"] for facts in content[split]["sources"]] == ["numbers", "prose"]
         assert sum(facts["bytes"] for facts in content[split]["sources"]) == content[split]["bytes"]

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.storage.artifacts import is_complete
 from support.stages import lookup, plan, preprocess
 
@@ -49,7 +50,7 @@ def test_decoded_documents_are_the_files_each_in_one_split(data, corpus, tmp_pat
     for split in ("train", "validation"):
         found = []
         for shard in sorted((folder / split).glob("*.arrow")):
-            offsets, values = map_list(shard)
+            offsets, values = map_shard(shard)
             for start, end in pairwise(offsets):
                 assert values[end - 1] == 0 and lengths[values[start:end]].sum() > 0
                 found.append(tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False))
@@ -79,7 +80,7 @@ def test_an_added_file_moves_no_other_document_between_the_splits(data, corpus, 
         folder = tmp_path / "home" / reference["path"]
         tokenizer, found = Tokenizer.from_file(str(folder / "tokenizer.json")), []
         for split in ("train", "validation"):
-            mapped = [map_list(shard) for shard in (folder / split).glob("*.arrow")]
+            mapped = [map_shard(shard) for shard in (folder / split).glob("*.arrow")]
             found.append(
                 {
                     tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False).encode()
@@ -111,7 +112,7 @@ def test_in_however_many_batches_the_text_is_tokenized_the_bytes_and_facts_are_t
 def test_the_entropy_is_that_of_the_tokens_that_were_written(built):
     home, reference = built
     for split in ("train", "validation"):
-        values = [map_list(shard)[1].tolist() for shard in (home / reference["path"] / split).glob("*.arrow")]
+        values = [map_shard(shard)[1].tolist() for shard in (home / reference["path"] / split).glob("*.arrow")]
         counts = Counter(itertools.chain.from_iterable(values))
         assert counts.total() == reference[split]["tokens"]
         bits = sum(count / counts.total() * math.log2(counts.total() / count) for count in counts.values())
@@ -141,7 +142,7 @@ def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tm
         (tmp_path / "text" / f"{number}.txt").write_text(f"{EOS} number {number} {EOS}{EOS} ends {EOS}")
     reference = preprocess(data(files=[str(tmp_path / "text/*.txt")]), str(tmp_path))
     for shard in (tmp_path / reference["path"]).rglob("*.arrow"):
-        offsets, values = map_list(shard)
+        offsets, values = map_shard(shard)
         assert np.flatnonzero(values == 0).tolist() == (offsets[1:] - 1).tolist()
 
 

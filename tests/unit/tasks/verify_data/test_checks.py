@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, save_array
+from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_shard, save_array
 from infini_llama.tasks.storage.artifacts import MANIFEST, checksum_of, file_checksum
 from infini_llama.tasks.verify_data import checks
 from support.stages import preprocess, verify
@@ -41,7 +40,7 @@ def reseal(folder: Path, reference: dict, field: str = "digest", **content: obje
 
 
 def rewrite(shard: Path, change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
-    offsets, values = (array.copy() for array in map_list(shard))
+    offsets, values = (array.copy() for array in map_shard(shard))
     offsets, values = change(offsets, values)
     column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
     batch = pa.record_batch({"input_ids": column})
@@ -51,7 +50,7 @@ def rewrite(shard: Path, change: Callable[[np.ndarray, np.ndarray], tuple[np.nda
 
 def counted(folder: Path, split: str) -> dict:
     """What the manifest states of a split, with the lengths and the entropy of its shards as they are now."""
-    shards = [map_list(shard) for shard in sorted((folder / split).glob("data-*.arrow"))]
+    shards = [map_shard(shard) for shard in sorted((folder / split).glob("data-*.arrow"))]
     lengths, counts = (
         np.concatenate([np.diff(offsets) for offsets, _ in shards]),
         np.bincount(np.concatenate([v for _, v in shards])),
@@ -82,7 +81,7 @@ def test_every_shard_is_checked_whatever_the_threads(built, caplog, monkeypatch)
     home, reference = built
     for threads, at_once in ((16, 2_000_000), (1, 100)):
         monkeypatch.setattr(checks, "MOST_THREADS", threads)
-        monkeypatch.setattr(checks, "AT_ONCE", at_once)
+        monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.shards.COUNTED", at_once)
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
             assert verify(reference, str(home), "deep", 0)["ok"]
@@ -317,7 +316,7 @@ def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built):
 def test_a_document_in_both_splits_is_found_by_deep(built):
     home, reference = built
     folder = home / reference["path"]
-    offsets, values = map_list(folder / "train" / "data-00000.arrow")
+    offsets, values = map_shard(folder / "train" / "data-00000.arrow")
     leaked = values[: offsets[1]]
     shard = folder / "validation" / "data-00000.arrow"
     extra = len(leaked)

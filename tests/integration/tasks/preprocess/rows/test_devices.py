@@ -1,13 +1,88 @@
-"""Rows computed on a device, in a process of their own."""
+"""Rows computed by torch have the bytes of numpy's, and a manifest names the device that computed them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.preprocess.rows.devices import rows_on
-from infini_llama.tasks.preprocess.rows.packing import compute_rows
+from infini_llama.tasks.preprocess.rows import tables
+from infini_llama.tasks.preprocess.rows.packing import PACKED, compute_rows
+from infini_llama.tasks.preprocess.rows.tables import ON_A_GPU, resolve_device, rows_by_torch, rows_on
+from support.stages import preprocess, read_manifest
 
+HAS_GPU = Path("/dev/nvidiactl").exists()
 LENGTHS = np.array([100, 20, 1, 7, 10, 11])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40) | st.integers(1, 6), max_size=60),
+    length=st.integers(2, 20),
+    stride=st.integers(1, 20),
+    strategy=st.sampled_from(ON_A_GPU),
+)
+@example(lengths=[2**42 + 1, 1, 7], length=2**40, stride=2**40 - 1, strategy="window")
+@example(lengths=[2**42 + 1, 1, 7], length=2**40, stride=1, strategy="greedy")
+@example(lengths=[1, 1], length=2, stride=1, strategy="greedy")
+@example(lengths=[1, 1], length=2, stride=1, strategy="padded")
+def test_torch_gives_the_bytes_of_numpy(lengths, length, stride, strategy):
+    documents = np.array(lengths, dtype=np.int64)
+    step = min(stride, length) if strategy == "window" else None
+    expected = compute_rows(documents, strategy, length, step)
+    found = rows_by_torch(documents, strategy, length, step, "cpu")
+    assert len(found) == len(expected)
+    for array, other in ((found.rows, expected.rows), (found.pieces, expected.pieces)):
+        assert (array is None) is (other is None)
+        assert array is None or (array.dtype, array.shape) == (other.dtype, other.shape)
+        assert array is None or (array.tobytes() == other.tobytes() and array.flags.c_contiguous)
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A driver, and a GPU whose work torch does on the CPU."""
+    monkeypatch.setattr(tables, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(tables, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(tables, "rows_by_torch", lambda *arguments: rows_by_torch(*arguments[:-1], "cpu"))
+
+
+@pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
+def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked(
+    data, tmp_path, digests, gpu, strategy
+):
+    settings, devices = {"packing": strategy} | ({"stride": 5} if strategy == "window" else {}), []
+    for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
+        reference = preprocess(data(**settings, device=requested), str(tmp_path / name))
+        manifest = read_manifest(tmp_path / name / reference["path"] / "chunks" / reference["chunks"], "chunks")
+        devices.append(manifest["meta"]["device"])
+    assert devices == ["cuda:0" if strategy in ON_A_GPU else "cpu", "cpu"]
+    assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
+
+
+def test_device_names(monkeypatch, gpu):
+    assert resolve_device("cuda:1", "concat") == "cuda:1" and resolve_device("cuda", "greedy") == "cuda"
+    assert resolve_device("cpu", "concat") == resolve_device("auto", "concat") == "cpu"
+    assert resolve_device("cuda", "first_fit") == resolve_device("cuda", "best_fit") == "cpu"
+    for visible in ("2,0", "1,-1,2", "GPU-8932f937"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert resolve_device("cuda", "concat") == "cuda"
+    for none in ("", "-1", " -1", "-1,0", ",0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        with pytest.raises(ConfigError):
+            resolve_device("cuda", "concat")
+
+
+@pytest.mark.skipif(HAS_GPU, reason="here the GPU works")
+def test_a_named_gpu_that_is_not_there_is_refused():
+    for device in ("cuda", "cuda:1"):
+        for strategy in ("concat", "best_fit"):
+            with pytest.raises(ConfigError, match=rf"data\.device={device}.*data\.device=auto"):
+                resolve_device(device, strategy)
 
 
 @pytest.mark.parametrize("strategy", ["concat", "greedy"])
@@ -21,5 +96,5 @@ def test_the_process_returns_the_rows():
     with rows_on("cpu:0") as compute:  # which torch takes for the CPU; numpy's is "cpu"
         for strategy, stride in (("concat", None), ("window", 3), ("padded", None), ("greedy", None)):
             found, expected = compute(LENGTHS, strategy, 10, stride), compute_rows(LENGTHS, strategy, 10, stride)
-            assert found.device == "cpu" and found.rows.tobytes() == expected.rows.tobytes()
+            assert found.rows.tobytes() == expected.rows.tobytes()
             assert expected.pieces is None or found.pieces.tobytes() == expected.pieces.tobytes()

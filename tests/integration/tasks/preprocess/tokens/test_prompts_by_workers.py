@@ -2,7 +2,7 @@
 
 import json
 
-from infini_llama.tasks.preprocess.tokens.prompts import map_prompts
+from infini_llama.tasks.preprocess.tokens.shards import map_prompts
 from support.stages import preprocess
 
 

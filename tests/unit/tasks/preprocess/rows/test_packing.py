@@ -19,7 +19,8 @@ from infini_llama.tasks.preprocess.rows.packing import (
     row_count,
     row_starts,
 )
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, document_lengths, map_list
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of, to_batch
 from support.stages import describe, preprocess, verify
@@ -133,7 +134,7 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
     statistics = describe(folder)["chunks"][reference["chunks"]]["packing"]["train"]
     assert set(statistics) == {"efficiency", "cut_documents", "lost_tokens", "targets"}
     shards = read_dataset(folder).content.train.shards
-    stream = np.concatenate([map_list(folder / shard.file)[1] for shard in shards])
+    stream = np.concatenate([map_shard(folder / shard.file)[1] for shard in shards])
     reader = TokenReader(folder, reference["chunks"], "train", verify_on_read=True)
     numbers = np.arange(len(reader), dtype=np.int64)
     tokens, mask = reader.gather(numbers), reader.targets(numbers)

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers import split_points as seams
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.engines import reference
-from infini_llama.tasks.preprocess.tokenizers.split_points import PATTERNS, cut_of
+from infini_llama.tasks.preprocess.tokenizers import encoder as encoders
+from infini_llama.tasks.preprocess.tokenizers.encoder import PATTERNS, cut_of, encoder_of, reference
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 
@@ -76,7 +74,7 @@ def _trained_with(pattern):
 @settings(max_examples=300, deadline=None)
 def test_the_ids_of_the_pieces_are_those_of_the_whole(kinds, text):
     with pytest.MonkeyPatch.context() as short:
-        short.setattr(seams, "SHORT", 1)
+        short.setattr(encoders, "SHORT", 1)
         for kind, encoder in kinds.items():
             pieces = cut_of(encoder)(text)
             assert "".join(pieces) == text
@@ -113,7 +111,7 @@ def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
 
 
 def test_the_reference_gives_each_texts_own_ids(kinds, monkeypatch):
-    monkeypatch.setattr("infini_llama.tasks.preprocess.tokenizers.engines.TOGETHER", 3000)
+    monkeypatch.setattr("infini_llama.tasks.preprocess.tokenizers.encoder.TOGETHER", 3000)
     texts = ["", "a line of words\n" * 500, "short", "", "no seam " * 300, "9\n" * 1500, ""]
     ids, offsets = reference(kinds["bpe"])([text.encode() for text in texts])
     right = [kinds["bpe"].encode(text, add_special_tokens=False).ids for text in texts]

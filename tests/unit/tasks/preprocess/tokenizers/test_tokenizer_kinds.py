@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, first_special, special_ids
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, special_ids
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import from_rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, end_of_text, load, token_bytes, train, train_bpe
 from support.stages import preprocess, verify
@@ -194,19 +194,3 @@ def test_a_rank_file_is_a_tokenizer_for_a_dataset(ranked, data, tmp_path):
     reference = preprocess(data(tokenizer={"path": str(ranked[1])}), str(tmp_path))
     assert reference["vocab_size"] == len(ranked[0]) + 1 and verify(reference, str(tmp_path), "deep", 0)["ok"]
     assert np.load(tmp_path / reference["path"] / "token_bytes.npy")[-1] == 0
-
-
-def test_the_encoder_of_a_bpe_tokenizer_is_what_its_description_without_special_tokens_gives(trained):
-    tokenizer = trained["bpe"]
-    description = json.loads(tokenizer.to_str()) | {"added_tokens": []}
-    expected = Tokenizer.from_str(json.dumps(description))
-    assert encoder_of(tokenizer).to_str() == expected.to_str() != tokenizer.to_str()
-
-
-@pytest.mark.parametrize("places", [[0], [0, 1], [9], [0, 8, 9], [4], [0, 4, 9], [], list(range(10))])
-def test_the_first_special_id_is_found_wherever_special_ids_are(places):
-    special = np.zeros(10, dtype=bool)
-    special[places] = True
-    for ids in ([], [4], [5, 5], [1, 8], [5, 0, 4], [3, 9], [2, 4, 7], list(range(10))):
-        expected = next((place for place, number in enumerate(ids) if number in places), None)
-        assert first_special(special, np.array(ids, dtype=np.uint32)) == expected

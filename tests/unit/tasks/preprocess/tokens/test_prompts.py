@@ -13,8 +13,9 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.preprocess.tokens.prompts import encode_answers, map_prompts
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
+from infini_llama.tasks.preprocess.tokens.units import encode_answers
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from support.stages import plan, preprocess, verify
 
@@ -44,7 +45,7 @@ def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The stream of a split and whether each token is of an answer, from the decoded texts alone."""
     tokenizer, ids, answers = Tokenizer.from_file(str(folder / "tokenizer.json")), [], []
     for shard in sorted((folder / split).glob("*.arrow")):
-        offsets, values = map_list(shard)
+        offsets, values = map_shard(shard)
         for start, end in pairwise(offsets):
             text = tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False)
             before, mark, after = text.rpartition(MARK)
@@ -63,7 +64,7 @@ def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(dat
     for split in ("train", "validation"):
         ids, answers = literal(folder, split)
         reader = TokenReader(folder, reference["chunks"], split)
-        assert np.concatenate([map_list(path)[1] for path in reader.paths]).tolist() == ids.tolist()
+        assert np.concatenate([map_shard(path)[1] for path in reader.paths]).tolist() == ids.tolist()
         rows = np.arange(len(reader))
         mask, counted = reader.targets(rows), 0
         assert mask is not None and mask.shape == (len(rows), 16)
@@ -143,7 +144,7 @@ def test_other_answers_give_another_dataset_without_shared_shards(data, texts, t
                 map_prompts(shard)
         else:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            (start, *_), values = map_list(shard)
+            (start, *_), values = map_shard(shard)
             prompt = values[start : start + map_prompts(shard)[0]]
             assert tokenizer.decode(prompt.tolist()).endswith(each["answer_after"])
 

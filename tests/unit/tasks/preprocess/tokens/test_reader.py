@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.packing import row_count, row_starts
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, map_list
-from infini_llama.tasks.preprocess.tokens.shards import save_array, write_shard
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.shards import map_shard, save_array, write_shard
 from infini_llama.tasks.storage.artifacts import commit, staging
 
 
@@ -85,10 +85,10 @@ def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_a
 def test_verify_on_read_finds_a_changed_offset_before_rows_are_ordered_by_it(built):
     home, reference = built
     reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
-    documents = np.concatenate([np.diff(map_list(path)[0]) for path in reader.paths])
+    documents = np.concatenate([np.diff(map_shard(path)[0]) for path in reader.paths])
     assert np.array_equal(np.diff(reader.document_offsets()), documents)
     path = reader.paths[-1]
-    content, (offsets, _) = bytearray(path.read_bytes()), map_list(path)
+    content, (offsets, _) = bytearray(path.read_bytes()), map_shard(path)
     at = content.index(offsets.tobytes())
     content[at + 8] ^= 1  # the second document begins a token away
     path.write_bytes(content)

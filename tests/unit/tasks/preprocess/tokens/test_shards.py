@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_llama.tasks.preprocess.tokens.reader import map_list
-from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, entropy_bits, save_array, write_shard
+from infini_llama.tasks.preprocess.tokens.shards import (
+    Stream,
+    dtype_for,
+    entropy_bits,
+    map_shard,
+    save_array,
+    write_shard,
+)
 from infini_llama.tasks.storage.artifacts import check
 
 
@@ -30,7 +36,7 @@ def test_a_shard_is_its_documents_each_with_its_end_however_it_is_filled(tmp_pat
         joined = np.array([*chain.from_iterable(several)], dtype=np.uint32)
         stream.add(joined, np.cumsum([0, *map(len, several)]), 0)
     write_shard(folder / "x.arrow", stream.values[: stream.filled], stream.lengths())
-    offsets, values = map_list(folder / "x.arrow")
+    offsets, values = map_shard(folder / "x.arrow")
     assert values.dtype == dtype and [path.name for path in folder.iterdir()] == ["x.arrow"]
     assert [values[start:end].tolist() for start, end in pairwise(offsets)] == [
         [*document, 0] for document in documents
@@ -56,7 +62,7 @@ def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built
         assert isinstance(opened, datasets.Dataset)
         assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
         assert len(opened) == reference[split]["documents"]
-        shards = [map_list(path) for path in sorted((folder / split).glob("data-*.arrow"))]
+        shards = [map_shard(path) for path in sorted((folder / split).glob("data-*.arrow"))]
         ours = [values[start:end].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
         assert list(opened["input_ids"]) == ours
         assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])

@@ -1,6 +1,6 @@
-"""Rows as tensor operations on a torch device, with the bytes of `chunking.compute_rows`.
+"""Rows computed by torch on a GPU, with the bytes of `packing.compute_rows`.
 
-Not of first_fit and best_fit: there the row of a piece depends on what all rows hold by then, one piece after another.
+first_fit and best_fit are not computed here: the row of a piece depends on what all rows hold by then, one piece after another.
 """
 
 import numpy as np
@@ -12,17 +12,17 @@ from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays, row_co
 def compute_rows(
     lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None, device: str
 ) -> RowArrays:
-    """The rows of documents of these `lengths`, int64 [documents], by one of `devices.ON_A_GPU`."""
+    """The rows of documents of these `lengths`, int64 [documents], by one of `tables.ON_A_GPU`."""
     if strategy not in PACKED:
         count = row_count(int(lengths.sum()), sequence_length, stride)
         starts = torch.arange(count, dtype=torch.int64, device=device).mul_(stride or sequence_length)
-        return RowArrays(starts.cpu().numpy(), device=str(starts.device))
+        return RowArrays(starts.cpu().numpy())
     pieces = pieces_of(torch.from_numpy(lengths).to(device), sequence_length)
     if strategy == "padded":
         rows = torch.arange(len(pieces) + 1, device=device)
     else:
         rows = greedy_rows(pieces[:, 1].contiguous(), sequence_length + 1)
-    return RowArrays(rows.cpu().numpy(), pieces.cpu().numpy(), str(pieces.device))
+    return RowArrays(rows.cpu().numpy(), pieces.cpu().numpy())
 
 
 def pieces_of(lengths: torch.Tensor, sequence_length: int) -> torch.Tensor:
