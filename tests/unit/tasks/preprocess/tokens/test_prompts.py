@@ -84,22 +84,6 @@ def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(dat
     verify(reference, tmp_path, "deep", 0)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
-def test_batches_built_in_the_memory_of_a_device_count_the_same_labels(data, texts, tmp_path, strategy, device):
-    reference = preprocess(data(files=[str(texts)], **ANSWERS, **strategy), tmp_path)
-    reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
-    count = len(reader)
-    on_host, on_device = (TrainBatches(stages_of(reader), 3, count, count, 0, 1, isolate=True) for _ in range(2))
-    on_device.keep_on(torch.device(device))
-    (expected,), (found,) = (
-        list(batches.micro_batches(0, torch.device(place)))
-        for batches, place in ((on_host, "cpu"), (on_device, device))
-    )
-    assert (expected[1] != -100).sum() == on_device.targets(0) < expected[1].numel()
-    assert all(torch.equal(part.cpu(), host) for part, host in zip(found, expected, strict=True))
-
-
 def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(data, texts, tmp_path):
     reference = preprocess(data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path)
     folder = tmp_path / reference["path"]
