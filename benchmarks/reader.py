@@ -61,7 +61,6 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         folder,
         folder.with_name("dataset"),
         "dataset",
-        1,
         {},
         {"vocab_size": 32768, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False} | facts,
     )
@@ -69,7 +68,6 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         staged,
         folder.with_name("dataset") / "chunks" / "k",
         "chunks",
-        1,
         {},
         {"strategy": "concat", "sequence_length": LENGTH, "rows": dict.fromkeys(facts, 0)},
     )

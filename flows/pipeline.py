@@ -43,11 +43,13 @@ def has_finished(config: PipelineConfig) -> bool:
     """Whether the run has finished with this very configuration, and its dataset is the one of today's text."""
     settings = resolved(config)
     run = RunFolder(settings.runtime.home / "runs" / settings.runtime.name)
-    if not run.summary.exists() or not (run.path / "lineage.json").exists():
+    if not run.lineage.exists():
         return False
     try:
         record = RunRecord(run.path)
-        if record.config != without_secrets(settings).model_dump(mode="json", exclude={"deployment"}):
+        if record.result is None or record.config != without_secrets(settings).model_dump(
+            mode="json", exclude={"deployment"}
+        ):
             return False
         dataset = lookup(settings.data, settings.runtime.home)
         return dataset is not None and dataset.path == record.lineage.dataset.path

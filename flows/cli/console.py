@@ -167,13 +167,12 @@ def summary_text(summary: "RunSummary") -> str:
     """Summary of a finished run, for the console."""
     from infini_llama.tasks.formatting import NATS_PER_BIT
 
-    loss, entropy = summary.validation_loss, summary.unigram_entropy_bits * NATS_PER_BIT
-    validation = "not finite or not measured"
-    if loss is not None:
-        validation = (
-            f"{loss:.4f} nats per token, {abs(entropy - loss):.2f} {'below' if loss < entropy else 'ABOVE'} the unigram "
-            f"entropy of {entropy:.4f}"
-        )
+    loss, bits = summary.validation_loss, summary.unigram_entropy_bits
+    validation = "not finite or not measured" if loss is None else f"{loss:.4f} nats per token"
+    if loss is not None and bits is not None:
+        entropy = bits * NATS_PER_BIT
+        side = "below" if loss < entropy else "ABOVE"
+        validation += f", {abs(entropy - loss):.2f} {side} the unigram entropy of {entropy:.4f}"
     state = "had already finished" if summary.already_finished else "finished"
     rows = [
         ("run", f"{summary.run} {state}: {summary.steps:,} steps, {summary.tokens:,} tokens, "

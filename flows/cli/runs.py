@@ -46,10 +46,10 @@ def _is_dataset(path: Path) -> bool:
 
 def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
     from infini_llama.tasks.report.run import run_document, run_page, write_report
-    from infini_llama.tasks.runs.record import RunRecord, describe_run
+    from infini_llama.tasks.runs.record import RunRecord
 
     run = RunRecord(path)
-    record, text = describe_run(path).to_json(), terminal(markdown(run_document(run)))
+    record, text = run.description.to_json(), terminal(markdown(run_document(run)))
     if html is not None:
         page = written(html, run_page(run))
         return record | {"report": str(page)}, f"{text}\n\n{page}", page

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infini_llama.tasks.records.dataset import DatasetRef
     from infini_llama.tasks.records.estimate import Estimate
     from infini_llama.tasks.records.evaluation import PasskeyRetrieval, Perplexity
-    from infini_llama.tasks.records.summary import RunStatus
+    from infini_llama.tasks.records.summary import RunResults
     from infini_llama.tasks.runs.gc import Collected
 
 LEVELS = {"tokens": "tokens", "chunks": "row tables"}
@@ -119,7 +119,7 @@ def passkey_text(result: "PasskeyRetrieval") -> str:
     return as_text(about | fractions | controls)
 
 
-def runs_text(runs: "Sequence[RunStatus]") -> str:
+def runs_text(runs: "Sequence[RunResults]") -> str:
     """One line per run, with units for ages and sizes."""
     rows = [
         {

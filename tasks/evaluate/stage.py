@@ -29,7 +29,7 @@ from infini_llama.tasks.records.evaluation import (
 )
 from infini_llama.tasks.records.metrics import EVALUATION_LINE, EvaluationLine, PerplexityLine
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, lineage_of, load_run
+from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged, read_manifest, read_row_table
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
@@ -65,7 +65,7 @@ def evaluate(
         DataError: dataset, checkpoint or files are damaged or missing.
     """
     model, tokenizer, about = _open(run_dir, checkpoint)
-    lineage = lineage_of(run_dir)
+    lineage = RunFolder(run_dir).require_lineage()
     length = lineage.dataset.sequence_length
     dataset = dataset_of(run_dir)
     token_bytes = read_token_bytes(dataset)
@@ -94,10 +94,10 @@ def verified_reader(run_dir: Path, split: str) -> TokenReader:
     Raises:
         DataError: the dataset is damaged, or another one than the run was trained on.
     """
-    dataset, bound = dataset_of(run_dir), lineage_of(run_dir).dataset
+    dataset, bound = dataset_of(run_dir), RunFolder(run_dir).require_lineage().dataset
     table = dataset / "chunks" / bound.chunks
     with repairable():
-        if bound.chunks_digest not in (None, digest := read_row_table(table).digest):
+        if bound.chunks_digest != (digest := read_row_table(table).digest):
             raise DataError(f"{table} has digest {digest}, and the run was trained on {bound.chunks_digest}.")
         return TokenReader(dataset, bound.chunks, split, verify_on_read=True)
 
@@ -117,7 +117,7 @@ def find_passkeys(
         lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained.
         request: as in `evaluate`.
     """
-    row = lineage_of(run_dir).dataset.sequence_length
+    row = RunFolder(run_dir).require_lineage().dataset.sequence_length
     lengths = lengths or (row, 2 * row, 4 * row, 8 * row)
     measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed)
     return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request)
@@ -169,7 +169,7 @@ def _retrieval(
     model, tokenizer, about = _open(run_dir, checkpoint)
     measured = measure(model, tokenizer)
     found = {name: tuple(cells[name] for cells in measured) for name in measured[0]}
-    row = {"trained_length": lineage_of(run_dir).dataset.sequence_length}
+    row = {"trained_length": RunFolder(run_dir).require_lineage().dataset.sequence_length}
     result = PasskeyRetrieval.model_validate(dict(about) | settings | row | found)
     _append(run_dir, "passkey", result, request)
     draw_distances(run_dir, result)

@@ -11,10 +11,18 @@ from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.machine import Machine
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.patch_environment.requirements import unmet
-from infini_llama.tasks.patch_environment.stage import read_record, summarize
+from infini_llama.tasks.patch_environment.stage import summarize
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, Finding, PatchSummary, finding
+from infini_llama.tasks.records.plan import (
+    SEVERITIES,
+    EnvironmentPlan,
+    EnvironmentRecord,
+    Finding,
+    PatchSummary,
+    finding,
+)
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 WARNED = 1
 RESUME = {
@@ -100,7 +108,8 @@ def doctor(
 
 
 def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Comparison:
-    record = read_record(run / "environment.json")
+    folder = RunFolder(run)
+    record = folder.find(EnvironmentRecord, folder.environment)
     if record is None:
         raise ConfigError(f"{run} has no environment.json to compare with; give the folder of a run that was started.")
     found = differences(record.pinned, record.facts, plan, facts)

@@ -24,9 +24,7 @@ from infini_llama.tasks.records.plan import (
     PatchSummary,
     PinnedSettings,
 )
-from infini_llama.tasks.runs.run_folder import read_of_run
-from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.record_file import as_record
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 log = logging.getLogger("infini_llama.environment")
 
@@ -57,7 +55,8 @@ def patch_environment(
     else:
         facts = probe(home, config, machine)
     _check_disk(facts.disk, home)
-    before = read_record(home / "runs" / run_name / "environment.json")
+    run = RunFolder(home / "runs" / run_name)
+    before = run.find(EnvironmentRecord, run.environment)
     plan = resolve(config, facts, before and before.pinned)
     if before is None:
         pinned = plan.pinned()
@@ -119,17 +118,3 @@ def _check_disk(disk: Disk, home: Path) -> None:
     raise ConfigError(
         f"runtime.home={home}: writing, syncing or renaming fails at {disk.path} ({disk.fault}); choose another folder."
     )
-
-
-def read_record(path: Path) -> EnvironmentRecord | None:
-    """What an earlier attempt pinned; None if there was none or its file cannot be used."""
-    if not os.path.lexists(path):
-        return None
-    try:
-        return as_record(EnvironmentRecord, read_of_run(path.parent, path), path)
-    except Damaged as fault:
-        log.warning(
-            "%s It is written again: this attempt may run with other settings than the earlier ones.",
-            fault,
-        )
-        return None

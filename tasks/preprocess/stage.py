@@ -41,7 +41,6 @@ from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, open_u
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
 from infini_llama.tasks.storage.artifacts import (
-    FORMAT_VERSIONS,
     Damaged,
     check,
     commit,
@@ -271,7 +270,7 @@ class Preparation:
                 recipe=tokenized.recipe.folder.name,
             )
             checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split]}
-            commit(staged, folder, "dataset", FORMAT_VERSIONS["dataset"], meta.to_json(), content.to_json(), checksums)
+            commit(staged, folder, "dataset", meta.to_json(), content.to_json(), checksums)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
             raise

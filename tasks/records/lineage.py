@@ -37,7 +37,7 @@ class LineageDataset(Record):
     path: str
     digest: str
     chunks: str
-    chunks_digest: str | None = None
+    chunks_digest: str
     sequence_length: int
     weights: dict[str, float] | None = None
     curriculum: tuple[LineageStage, ...] | None = None

@@ -11,11 +11,11 @@ from infini_llama.tasks.records.record import Record
 
 
 class StartTime(Record):
-    """When an attempt started. wall: seconds since 1970; monotonic: by the clock of `machine`, unless an older version wrote it."""
+    """When an attempt started. wall: seconds since 1970; monotonic: by the clock of `machine`."""
 
     wall: float
-    monotonic: float = 0.0
-    machine: str = ""
+    monotonic: float
+    machine: str
 
 
 class Goodput(Record):
@@ -60,7 +60,7 @@ class StepLine(Record):
 
 
 class TrainLine(StepLine):
-    """One step. A field is None if it was not measured in this step, was not finite, or is not of this run's version.
+    """One step. A field is None if it was not measured in this step or was not finite.
 
     Attributes:
         loss: mean over the global batch, nats per token; None: the update was skipped.
@@ -176,5 +176,5 @@ class CheckpointFacts(Record):
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

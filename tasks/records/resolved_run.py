@@ -15,17 +15,11 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 
 
-class AttemptStart(Record):
-    """When an attempt started. from_step: of the checkpoint that it starts from."""
-
-    started: StartTime
-    from_step: int = 0
-
-
-class ResolvedRun(AttemptStart):
+class ResolvedRun(Record):
     """One attempt at a run: made from configuration, dataset, plan and the run's history, and written into the attempt's folder.
 
     Attributes:
+        from_step: of the checkpoint that it starts from.
         config: as the user wrote it.
         lineage: what the run is bound to, and what failures have changed; a copy of lineage.json.
         verify_on_read: check each shard's checksum when it is first opened.
@@ -35,6 +29,8 @@ class ResolvedRun(AttemptStart):
         grace_period: seconds that workers may take to save and end.
     """
 
+    started: StartTime
+    from_step: int = 0
     run_dir: Path
     config: PipelineConfig
     dataset: DatasetRef

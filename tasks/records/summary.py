@@ -1,11 +1,10 @@
 """The results of a run: while it goes on, when it has finished, and beside other runs."""
 
 from pathlib import Path
-from typing import Self
 
 from pydantic import ConfigDict
 
-from infini_llama.configs.reading import JsonObject, changed
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.metrics import CheckpointFacts, Goodput, ValidationLine
 from infini_llama.tasks.records.record import Record
@@ -17,17 +16,16 @@ class TrainingResult(Record):
 
     Attributes:
         stopped_early: train.early_stopping_patience, if that ended the run.
-        parameters, weights_sha256, optimizer_sha256: None: an older version did not record them.
-        checkpoint_digest: of the checkpoint of this step, whose weights these are; None: it has none.
+        checkpoint_digest: of the checkpoint of this step, whose weights these are.
         samples: texts that continue train.sample_prompts.
     """
 
     steps: int
     stopped_early: int | None = None
-    parameters: int | None = None
-    weights_sha256: str | None = None
-    optimizer_sha256: str | None = None
-    checkpoint_digest: str | None = None
+    parameters: int
+    weights_sha256: str
+    optimizer_sha256: str
+    checkpoint_digest: str
     samples: tuple[str, ...] = ()
 
 
@@ -40,23 +38,8 @@ class RunPaths(Record):
     report: Path
 
 
-class RunStatus(Record):
-    """A run in a list of runs. age: seconds since anything was last recorded; bytes: on disk."""
-
-    run: str
-    state: str
-    step: int
-    max_steps: int
-    train_loss: float | None
-    validation_loss: float | None
-    attempts: int
-    age: float
-    bytes: int
-    dataset: str
-
-
 class RunDescription(Record):
-    """A run in full. finished: it has a summary, which may be of another version."""
+    """A run in full. summary: of a finished run."""
 
     json_without = "unset"
 
@@ -69,25 +52,40 @@ class RunDescription(Record):
     validation: tuple[ValidationLine, ...]
     checkpoints: tuple[CheckpointFacts, ...]
     attempts: tuple[AttemptRecord, ...]
-    summary: JsonObject | None
+    summary: "RunSummary | None"
 
 
 class RunResults(Record):
-    """Results of a run so far. seconds: since its first attempt started; goodput: share of them spent in steps."""
+    """A run and its results so far.
 
+    Attributes:
+        state: finished, running, or how the last attempt ended.
+        train_loss, validation_loss: of the last step and the last evaluation, nats per token.
+        step_seconds: spent in steps, over all attempts.
+        seconds: since its first attempt started; goodput: share of them spent in steps.
+        age: seconds since anything was last recorded.
+        bytes: on disk.
+    """
+
+    run: str
     state: str
     step: int
+    max_steps: int
+    dataset: str
     parameters: int | None
     tokens: int
     train_loss: float | None
     validation_loss: float | None
     best_validation_loss: float | None
     bits_per_byte: float | None
+    step_seconds: float
     tokens_per_second: float | None
     mfu: float | None
     goodput: float
     seconds: float
     attempts: int
+    age: float
+    bytes: int
 
 
 class Comparison(Record):
@@ -111,31 +109,29 @@ class RunSummary(TrainingResult):
 
     Attributes:
         train_loss, validation_loss: of the last step and the last evaluation, nats per token.
+        unigram_entropy_bits: of the validation split, per token; None: the dataset was moved or removed.
         seconds: spent in steps, over all attempts.
         updates_left_out: steps whose update was skipped because it was not finite or a spike.
         checkpoint: the last one.
+        already_finished: the command found nothing left to do.
     """
 
     run: str
-    train_loss: float | None = None
+    train_loss: float | None
     validation_loss: float | None
     validation_bits_per_token: float | None
-    unigram_entropy_bits: float
+    unigram_entropy_bits: float | None
     bits_per_byte: float | None
-    best_validation_loss: float | None = None
+    best_validation_loss: float | None
     tokens: int
-    seconds: float = 0.0
+    seconds: float
     tokens_per_second: float
-    updates_left_out: int = 0
-    attempts: int = 0
-    goodput: Goodput = Goodput()
+    updates_left_out: int
+    attempts: int
+    goodput: Goodput
     checkpoint: Path
     paths: RunPaths
     already_finished: bool = False
-
-    def finished_before(self) -> Self:
-        """As the result of a command that found nothing left to do."""
-        return changed(self, already_finished=True)
 
 
 class PipelineResult(RunSummary):

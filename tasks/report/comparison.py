@@ -5,8 +5,8 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.tasks.document import Document, section, table
-from infini_llama.tasks.formatting import in_time, now, share, side_by_side
-from infini_llama.tasks.records.summary import Comparison, RunResults
+from infini_llama.tasks.formatting import in_bytes, in_time, now, share, side_by_side
+from infini_llama.tasks.records.summary import Comparison
 from infini_llama.tasks.report.charts import LIGHT
 from infini_llama.tasks.report.curves import charts_of_runs
 from infini_llama.tasks.runs.record import RunRecord
@@ -32,31 +32,11 @@ def compare(paths: list[Path]) -> Comparison:
     rows = {(run.lineage.dataset.digest, run.lineage.dataset.chunks_digest) for run in runs.values()}
     sequences = {run.lineage.train.eval_tokens for run in runs.values()}
     return Comparison(
-        runs={name: results(run) for name, run in runs.items()},
+        runs={name: run.results for name, run in runs.items()},
         differences={
             key: values for key, values in beside.items() if any(v != values[next(iter(runs))] for v in values.values())
         },
         same_validation=len(rows) == len(sequences) == 1,
-    )
-
-
-def results(run: RunRecord) -> RunResults:
-    """Results of a run so far, in numbers."""
-    last = run.validated[-1] if run.validated else None
-    return RunResults(
-        state=run.state,
-        step=run.step,
-        parameters=run.result.parameters if run.result else None,
-        tokens=run.tokens,
-        train_loss=run.train_losses[-1] if run.train_losses else None,
-        validation_loss=last.loss if last else None,
-        best_validation_loss=min(run.validation_losses, default=None),
-        bits_per_byte=last.bits_per_byte if last else None,
-        tokens_per_second=run.tokens_per_second,
-        mfu=run.trained[-1].mfu if run.trained else None,
-        goodput=run.goodput.share,
-        seconds=run.goodput.wall,
-        attempts=len(run.attempts),
     )
 
 
@@ -74,10 +54,17 @@ def comparison_document(paths: list[Path], comparison: Comparison) -> Document:
 
 def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:
     """A row for each number, with a column for each run; numbers that no run has are left out."""
-    formats = {"mfu": ("MFU", share), "goodput": ("goodput", share), "seconds": ("time", in_time)}
+    formats = {
+        "mfu": ("MFU", share),
+        "goodput": ("goodput", share),
+        "seconds": ("time", in_time),
+        "step_seconds": ("time in steps", in_time),
+        "age": ("since last activity", in_time),
+        "bytes": ("size", in_bytes),
+    }
     columns: dict[str, dict[str, object]] = {}
-    for run, found in comparison.runs.items():
-        for name, value in found:
+    for run, results in comparison.runs.items():
+        for name, value in results.model_dump(exclude={"run", "dataset"}).items():
             words, form = formats.get(name, (name.replace("_", " "), lambda value: value))
             columns.setdefault(run, {})[words] = None if value is None else form(value)
     return [row for row in side_by_side(columns) if any(row[run] is not None for run in columns)]

@@ -120,19 +120,19 @@ def run_document(run: RunRecord, ended: str = "") -> Document:
 
 def headline(run: RunRecord) -> dict[str, str]:
     """The most important numbers that the run has."""
-    losses, last = run.train_losses, run.validated[-1] if run.validated else None
-    bits, speed = last and last.bits_per_byte, run.tokens_per_second
-    mfu, wall = run.trained[-1].mfu if run.trained else None, run.goodput.wall
+    results, last = run.results, run.validated[-1] if run.validated else None
+    loss, best, bits = results.train_loss, results.best_validation_loss, results.bits_per_byte
+    speed, mfu, wall = results.tokens_per_second, results.mfu, results.seconds
     found = {
-        "training loss, nats per token": f"{losses[-1]:.4f}" if losses else None,
+        "training loss, nats per token": None if loss is None else f"{loss:.4f}",
         "validation loss, nats per token": last and ("not finite" if last.loss is None else f"{last.loss:.4f}"),
-        "best validation loss": f"{min(run.validation_losses):.4f}" if run.validation_losses else None,
+        "best validation loss": None if best is None else f"{best:.4f}",
         "bits per byte": None if bits is None else f"{bits:.3f}",
-        "parameters": run.result and run.result.parameters and f"{run.result.parameters:,}",
-        "tokens seen": f"{run.tokens:,}" if run.trained else None,
+        "parameters": results.parameters and f"{results.parameters:,}",
+        "tokens seen": f"{results.tokens:,}" if run.trained else None,
         "tokens per second": speed and f"{speed:,.0f}",
         "MFU": None if mfu is None else share(mfu),
-        "goodput": share(run.goodput.share) if wall else None,
+        "goodput": share(results.goodput) if wall else None,
         "since the first attempt": in_time(wall) if wall else None,
     }
     return {name: text for name, text in found.items() if isinstance(text, str)}

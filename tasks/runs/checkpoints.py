@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,27 +12,25 @@ from pydantic import ValidationError
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.storage.artifacts import (
-    Damaged,
-    check,
-    file_checksum,
-    move_aside,
-    read_manifest,
-    remove,
-    set_pointer,
-)
+from infini_llama.tasks.storage.artifacts import Damaged, check, move_aside, remove, set_pointer
 
-KIND, FORMAT_VERSION = "checkpoint", 2
+KIND = "checkpoint"
 STATE_FILE = "train_state.json"
 NAME = re.compile(r"step-[0-9]{8,}")
 log = logging.getLogger("infini_llama.train")
 
 
-class Measured(NamedTuple):
-    """A checkpoint and its validation loss; None where none was measured or the file is not as it was written."""
+class Checkpoint(NamedTuple):
+    """A committed checkpoint, as its manifest describes it.
+
+    Attributes:
+        validation_loss: measured at its step, nats per token; None: not measured there, or not finite.
+    """
 
     path: Path
-    loss: float | None
+    step: int
+    validation_loss: float | None
+    digest: str
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -45,69 +43,48 @@ def step_of(checkpoint: Path) -> int:
 
 def _named(folder: Path) -> list[Path]:
     """Folders with a checkpoint's name, newest first."""
-    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and not path.is_symlink()]
-    return sorted(found, key=step_of, reverse=True)
+    paths = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and not path.is_symlink()]
+    return sorted(paths, key=step_of, reverse=True)
 
 
-def verify(path: Path, checksums: bool) -> int:
-    """The step of the checkpoint at `path`, once `artifacts.check` has passed and its name, manifest and train state agree.
+def verify(path: Path, checksums: bool) -> Checkpoint:
+    """The checkpoint at `path`, once `artifacts.check` has passed and its name and manifest agree.
 
     Args:
-        checksums: also read every file; without it, the train state is not read.
+        checksums: also read every file.
 
     Raises:
         Damaged: names what differs.
     """
-    step = check(path, KIND, checksums).content.get("step", -1)
+    manifest = check(path, KIND, checksums)
+    step = manifest.content.get("step", -1)
     if NAME.fullmatch(path.name) and step != step_of(path):
         raise Damaged(f"{path} holds the checkpoint of step {step}, not of the step in its name.")
-    if checksums and (state := read_state(path)).step != step:
-        raise Damaged(f"{path / STATE_FILE} is of step {state.step}, and the manifest of step {step}.")
-    return int(step)
+    return Checkpoint(path, step, manifest.content.get("validation_loss"), manifest.digest)
 
 
-def is_committed(path: Path) -> bool:
-    """Whether `verify` without checksums passes."""
-    try:
-        verify(path, checksums=False)
-    except Damaged:
-        return False
-    return True
+def committed(folder: Path) -> list[Checkpoint]:
+    """Checkpoints with a valid manifest and every file at its size, newest first; contents are not read."""
+    return [entry for entry in _examined(folder) if isinstance(entry, Checkpoint)]
 
 
-def faults(folder: Path) -> list[str]:
-    """What is wrong with each checkpoint that `committed` leaves out, newest first; contents are not read."""
-    found: list[str] = []
+def faults(folder: Path) -> list[Damaged]:
+    """What is wrong with each checkpoint that `committed` leaves out, newest first."""
+    return [entry for entry in _examined(folder) if isinstance(entry, Damaged)]
+
+
+def _examined(folder: Path) -> Iterator[Checkpoint | Damaged]:
     for path in _named(folder):
         try:
-            verify(path, checksums=False)
+            yield verify(path, checksums=False)
         except Damaged as fault:
             if path.is_dir():  # else it was pruned meanwhile
-                found.append(f"checkpoint {path.name} is damaged and left out: {fault}")
-    return found
-
-
-def committed(folder: Path) -> list[Path]:
-    """Folders with the valid manifest of their step and every file at its size, newest first; contents are not read."""
-    return [path for path in _named(folder) if is_committed(path)]
+                yield fault
 
 
 def latest_step(folder: Path) -> int:
     """Step of the newest committed checkpoint, 0 without one."""
-    return next((step_of(path) for path in committed(folder)), 0)
-
-
-def digest_at(folder: Path, step: int) -> str | None:
-    """Digest of the checkpoint of a step; None where there is none or its manifest is damaged."""
-    try:
-        return read_manifest(checkpoint_path(folder, step), KIND).digest
-    except Damaged:
-        return None
-
-
-def is_digest_at(folder: Path, step: int, digest: str | None) -> bool:
-    """Whether the checkpoint of a step has this digest; None: the digest was not recorded."""
-    return digest is None or digest == digest_at(folder, step)
+    return next((checkpoint.step for checkpoint in committed(folder)), 0)
 
 
 def read_state(checkpoint: Path) -> TrainState:
@@ -125,11 +102,11 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def newest_good(folder: Path, until: int | None = None) -> Path | None:
-    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside, with a line that says so."""
-    # Looked for anew each time: where one was pruned while it was read, there is a newer one.
-    while named := [path for path in _named(folder) if until is None or step_of(path) <= until]:
-        if _is_good(named[0]):
-            return named[0]
+    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside with a warning."""
+    # Listed anew each time: where one was pruned while it was read, there is a newer one.
+    while paths := [path for path in _named(folder) if until is None or step_of(path) <= until]:
+        if _is_good(paths[0]):
+            return paths[0]
     return None
 
 
@@ -140,7 +117,7 @@ def _is_good(path: Path) -> bool:
     except Damaged as fault:
         try:
             aside = move_aside(path)
-        except FileNotFoundError:  # by the training beside which it is read
+        except FileNotFoundError:  # pruned by the training beside which it is read
             return False
         log.warning(
             "checkpoint %s is damaged and not used: %s It was moved to %s; the next one is used.",
@@ -152,43 +129,21 @@ def _is_good(path: Path) -> bool:
     return True
 
 
-def losses(folder: Path) -> list[Measured]:
-    """Every committed checkpoint, newest first.
-
-    Those that cannot be read just now, or were pruned a moment ago, are left out.
-    """
-    found: list[Measured] = []
-    for path in committed(folder):
-        with suppress(OSError):
-            found.append(Measured(path, _loss(path)))
-    return found
-
-
-def _loss(checkpoint: Path) -> float | None:
-    try:
-        expected = read_manifest(checkpoint, KIND).files[STATE_FILE]
-        if file_checksum(checkpoint / STATE_FILE) != expected.checksum:
-            log.warning("%s is damaged; its validation loss is not used.", checkpoint / STATE_FILE)
-            return None
-        loss = read_state(checkpoint).validation_loss
-    except (Damaged, KeyError):
-        return None
-    return loss if loss is not None and math.isfinite(loss) else None  # checkpoints of before may say NaN
-
-
 def lowest_loss(folder: Path) -> float:
     """The lowest validation loss of any committed checkpoint; infinity where none was measured."""
-    return min((loss for _, loss in losses(folder) if loss is not None), default=math.inf)
+    losses = (checkpoint.validation_loss for checkpoint in committed(folder))
+    return min((loss for loss in losses if loss is not None), default=math.inf)
 
 
 def best(folder: Path) -> Path | None:
     """The committed checkpoint with the lowest validation loss; the earlier one of two equals."""
-    return _lowest(losses(folder))
+    return best_of(committed(folder))
 
 
-def _lowest(measured: list[Measured]) -> Path | None:
-    found = [(loss, step_of(path), path) for path, loss in measured if loss is not None]
-    return min(found)[2] if found else None
+def best_of(checkpoints: list[Checkpoint]) -> Path | None:
+    """As `best`, of these checkpoints."""
+    losses = [(loss, step, path) for path, step, loss, _ in checkpoints if loss is not None]
+    return min(losses)[2] if losses else None
 
 
 def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None) -> None:
@@ -204,7 +159,8 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
 
 def point(folder: Path) -> None:
     """Makes the pointers `latest` and `best` name the checkpoints that are so now; one that would name none is removed."""
-    for name, path in (("latest", next(iter(committed(folder)), None)), ("best", best(folder))):
+    checkpoints = committed(folder)
+    for name, path in (("latest", checkpoints[0].path if checkpoints else None), ("best", best_of(checkpoints))):
         if path is not None:
             set_pointer(folder, name, path.name)
         else:
@@ -212,13 +168,10 @@ def point(folder: Path) -> None:
 
 
 def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:
-    """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step.
-
-    One that cannot be read just now stays: it may be the best.
-    """
-    measured = losses(folder)
-    passing = [path for path, _ in measured if not permanent_every or step_of(path) % permanent_every]
-    return [path for path in passing[keep:] if path != _lowest(measured)]
+    """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step."""
+    checkpoints = committed(folder)
+    passing = [path for path, step, *_ in checkpoints if not permanent_every or step % permanent_every]
+    return [path for path in passing[keep:] if path != best_of(checkpoints)]
 
 
 def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
@@ -264,7 +217,7 @@ def _explicit(folder: Path, path: Path) -> Path:
         raise ConfigError(
             f"runtime.resume={path} is not a folder; give auto, must, never, best or a checkpoint's path."
         )
-    step = verify(path, checksums=True)
+    step = verify(path, checksums=True).step
     if path.parent == folder.resolve():
         abandon_newer(folder, step)
     elif committed(folder):

@@ -10,7 +10,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of, read_start, run_id
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of, read_resolved
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.json_lines import read_lines, with_checksum
 from infini_llama.tasks.storage.locks import this_machine
@@ -85,18 +85,16 @@ def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
 def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     """One attempt; None for one that never started, or that cannot be counted."""
     try:
-        begun = read_start(folder)
+        begun = read_resolved(folder)
     except (OSError, Damaged) as fault:
         log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None
     start = begun.started.wall
-    lines = read_lines(folder / LEDGER, _LedgerLine, run_id(folder.parents[1]) or "")
+    lines = read_lines(folder / LEDGER, _LedgerLine, RunFolder(folder.parents[1]).id)
     recorded_until = lines[-1].time if lines else start
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)
     complete = record is not None and record.kind in ("done", "preempted")
-    if complete and not lines:
-        log.warning("%s has no line: the time of %s is counted as lost.", folder / LEDGER, folder.name)
     return _Attempt(start, end, begun.from_step, lines, recorded_until, complete)
 
 
@@ -112,7 +110,7 @@ class Ledger:
 
     def __init__(self, path: Path, started: StartTime, before: Goodput) -> None:
         self.file = path.open("a", encoding="utf-8")
-        self.run_id = run_id(path.parents[2]) or ""
+        self.run_id = RunFolder(path.parents[2]).id
         if started.machine != this_machine():
             monotonic = time.monotonic() - max(0.0, time.time() - started.wall)
             started = changed(started, monotonic=monotonic)

@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema.runtime import default_home
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
@@ -47,7 +46,7 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
             checkpoints.verify(chosen, checksums=True)
-            model = Llama(lineage_of(run_dir).model)
+            model = Llama(RunFolder(run_dir).require_lineage().model)
             load_tensors(chosen, model_tensors(model))
             return model, chosen
         except (DataError, OSError):
@@ -61,7 +60,7 @@ def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
     Raises:
         ConfigError: no such run or checkpoint.
     """
-    lineage_of(run_dir)
+    RunFolder(run_dir).require_lineage()
     folder = RunFolder(run_dir).checkpoints
     if checkpoint == "latest":
         chosen = checkpoints.newest_good(folder)
@@ -74,23 +73,13 @@ def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
     return chosen
 
 
-def lineage_of(run_dir: Path) -> Lineage:
-    """What a run is bound to.
-
-    Raises:
-        ConfigError: this is not the folder of a run.
-        DataError: its lineage.json is damaged.
-    """
-    return RunFolder(run_dir).require_lineage()
-
-
 def dataset_of(run_dir: Path) -> Path:
     """The folder of the dataset that a run was trained on.
 
     Raises:
         DataError: it was moved or removed, its manifest is damaged, or it is another dataset by now.
     """
-    bound = lineage_of(run_dir).dataset
+    bound = RunFolder(run_dir).require_lineage().dataset
     folder = run_dir.parent.parent / bound.path
     if not folder.is_dir():
         raise DataError(f"{folder} is missing: the dataset of run {run_dir.name} was moved or removed.")

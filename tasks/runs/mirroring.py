@@ -62,7 +62,7 @@ def restore_run(config: PipelineConfig) -> None:
             )
         return
     for path in reversed(mirror.kept(run / "checkpoints")):
-        if mirror.restore(path, KIND) and checkpoints.is_committed(path):
+        if mirror.restore(path, KIND):
             for name in RECORDS:
                 mirror.restore_file(run / name)
             return
@@ -89,8 +89,8 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
                 for path, kind in artifacts:
                     _keep(mirror, run, path, kind)
                 if not _of_another(mirror, run):
-                    for path in reversed(checkpoints.committed(run / "checkpoints")):
-                        _keep(mirror, run, path, KIND)
+                    for checkpoint in reversed(checkpoints.committed(run / "checkpoints")):
+                        _keep(mirror, run, checkpoint.path, KIND)
                     if last:
                         _records(mirror, run)
                     _delete_pruned(mirror, run)
@@ -133,7 +133,7 @@ def _of_another(mirror: Mirror, run: Path) -> Path | None:
 
 def _delete_pruned(mirror: Mirror, run: Path) -> None:
     """Follows the pruning of this run's checkpoints, and its going back to an older one."""
-    here = checkpoints.committed(run / "checkpoints")
+    here = [checkpoint.path for checkpoint in checkpoints.committed(run / "checkpoints")]
     newest = checkpoints.step_of(here[0]) if here else 0
     for path in mirror.kept(run / "checkpoints"):
         if path not in here and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):

@@ -1,6 +1,7 @@
 """What a run's folder says of it, while it goes on as well as afterwards, and the list of all runs; no tensor is read."""
 
 import logging
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from infini_llama.tasks.records.metrics import (
 )
 from infini_llama.tasks.records.plan import EnvironmentRecord
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.records.summary import RunDescription, RunStatus, TrainingResult
+from infini_llama.tasks.records.summary import RunDescription, RunPaths, RunResults, RunSummary, TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
@@ -32,7 +33,6 @@ from infini_llama.tasks.runs.run_folder import (
     number_of,
     read_metrics,
     size_of,
-    warn_of_lacking_steps,
 )
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_row_table
 from infini_llama.tasks.storage.json_lines import read_lines
@@ -54,14 +54,11 @@ class RunRecord:
     """The records of the run in folder `path`; each file is read once.
 
     Raises:
-        ConfigError: it is the folder of no run.
-        Damaged: lineage.json cannot be read, and no attempt has a copy.
+        ConfigError: on reading the lineage: it is the folder of no run.
+        Damaged: on reading the lineage: lineage.json cannot be read, and no attempt has a copy.
     """
 
     path: Path
-
-    def __post_init__(self) -> None:
-        self.folder.require_is_run()
 
     @property
     def folder(self) -> RunFolder:
@@ -77,7 +74,7 @@ class RunRecord:
 
     @cached_property
     def config(self) -> JsonObject:
-        """config.yaml as it was written, perhaps for another version; without it, the section `train` of the lineage."""
+        """config.yaml as it was written; without it, the section `train` of the lineage."""
         try:
             config = self.folder.read_config()
         except Damaged as fault:
@@ -88,8 +85,19 @@ class RunRecord:
     @cached_property
     def metrics(self) -> list[MetricsLine]:
         """Every line of metrics.jsonl that can be read, with a warning where steps up to the newest checkpoint are missing."""
-        warn_of_lacking_steps(self.folder, checkpoints.latest_step(self.folder.checkpoints))
-        return read_metrics(self.folder)
+        lines = read_metrics(self.folder)
+        steps = {line.step for line in lines if isinstance(line, TrainLine)}
+        newest = checkpoints.latest_step(self.folder.checkpoints)
+        if missing := sorted(set(range(min(steps, default=1), newest + 1)) - steps):
+            log.warning(
+                "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): they are missing "
+                "from curves and totals.",
+                self.folder.metrics,
+                len(missing),
+                newest,
+                missing[0],
+            )
+        return lines
 
     @cached_property
     def trained(self) -> list[TrainLine]:
@@ -99,58 +107,30 @@ class RunRecord:
     def validated(self) -> list[ValidationLine]:
         return [line for line in self.metrics if isinstance(line, ValidationLine)]
 
-    @property
-    def train_losses(self) -> list[float]:
-        """Of the steps whose update was not skipped."""
-        return [line.loss for line in self.trained if line.loss is not None]
-
-    @property
-    def validation_losses(self) -> list[float]:
-        """Those that are finite."""
-        return [line.loss for line in self.validated if line.loss is not None]
-
-    @property
-    def step_seconds(self) -> float:
-        """Spent in steps, over all attempts."""
-        return sum(line.step_time for line in self.trained)
-
-    @property
-    def tokens(self) -> int:
-        """Targets trained on."""
-        return self.trained[-1].tokens if self.trained else 0
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Over all steps; None before the first one."""
-        return self.tokens / self.step_seconds if self.step_seconds else None
-
     @cached_property
     def attempts(self) -> list[AttemptRecord]:
-        """Those whose line can be read, with a warning where attempts that have ended have none."""
-        recorded = attempts(self.folder)
-        missing = {number_of(folder) for folder in attempt_folders(self.folder)} - {
-            record.attempt for record in recorded
-        }
-        if missing and lock_holder(self.path / "lock") is None:
-            names = ", ".join(map(str, sorted(missing)))
-            log.warning(
-                "%s has no line of attempt %s: it was killed, or the line is lost.", self.folder.attempts, names
-            )
-        return recorded
+        """Those whose line can be read."""
+        return attempts(self.folder)
+
+    @cached_property
+    def committed(self) -> list[checkpoints.Checkpoint]:
+        """The committed checkpoints, newest first, with a warning for each damaged one."""
+        for fault in checkpoints.faults(self.folder.checkpoints):
+            log.warning("%s The checkpoint is left out.", fault)
+        return checkpoints.committed(self.folder.checkpoints)
 
     @cached_property
     def result(self) -> TrainingResult | None:
-        """What the finished run left; None where it has not ended, or has trained since: its last checkpoint is another one."""
-        result = self.folder.read_record(TrainingResult, self.folder.result)
-        if result is None and self.folder.summary.exists():
-            log.warning("%s is missing or damaged, although the run has a summary.", self.folder.result)
-        if result is None or result.steps != self.step:
+        """What the finished run left; None where it has steps left, or its newest checkpoint is another one."""
+        result = self.folder.find(TrainingResult, self.folder.result)
+        if result is None or not self.committed or result.steps != self.committed[0].step:
             return None
-        if not self.folder.summary.exists():
-            log.warning("%s is missing, although the run has a result; `run` writes it again.", self.folder.summary)
-        for fault in checkpoints.faults(self.folder.checkpoints):
-            log.warning("%s", fault)
-        if not checkpoints.is_digest_at(self.folder.checkpoints, result.steps, result.checkpoint_digest):
+        stopped_early = result.stopped_early is not None
+        if result.steps < self.max_steps and not (
+            stopped_early and result.stopped_early == self.lineage.train.early_stopping_patience
+        ):
+            return None
+        if result.checkpoint_digest != self.committed[0].digest:
             log.warning(
                 "%s is not of the checkpoint of its step; the run is not taken for finished.", self.folder.result
             )
@@ -168,7 +148,7 @@ class RunRecord:
     @cached_property
     def environment(self) -> EnvironmentRecord | None:
         """What patch-environment recorded; None for a run of `train` called as a function, with a plan of its caller's."""
-        return self.folder.read_record(EnvironmentRecord, self.folder.environment)
+        return self.folder.find(EnvironmentRecord, self.folder.environment)
 
     @cached_property
     def dataset(self) -> DatasetManifests | None:
@@ -188,20 +168,17 @@ class RunRecord:
     @cached_property
     def checkpoints(self) -> list[CheckpointFacts]:
         """The committed ones, newest first."""
-        folder = self.folder.checkpoints
-        for fault in checkpoints.faults(folder):
-            log.warning("%s", fault)
-        best = checkpoints.best(folder)
+        best = checkpoints.best_of(self.committed)
         return [
             CheckpointFacts(
-                name=path.name,
-                step=checkpoints.step_of(path),
-                validation_loss=loss,
-                bytes=size_of(path),
+                name=checkpoint.path.name,
+                step=checkpoint.step,
+                validation_loss=checkpoint.validation_loss,
+                bytes=size_of(checkpoint.path),
                 latest=number == 0,
-                best=path == best,
+                best=checkpoint.path == best,
             )
-            for number, (path, loss) in enumerate(checkpoints.losses(folder))
+            for number, checkpoint in enumerate(self.committed)
         ]
 
     @cached_property
@@ -211,20 +188,13 @@ class RunRecord:
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
         """What `evaluate` measured of its model, the oldest first."""
-        if self.folder.evaluations.is_file() and not self.folder.evaluations.stat().st_size:
-            log.warning("%s is empty: what it had is lost.", self.folder.evaluations)
         return read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.id)
 
     @cached_property
     def samples(self) -> list[SampleLine]:
-        """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
+        """Texts by the model: those of samples.jsonl and, last, the finished model's."""
         texts = self.result.samples if self.result else ()
         written = read_lines(self.folder.samples, SampleLine, self.folder.id)
-        evaluated = {line.step for line in self.validated if line.step < self.step}
-        ends = {attempt.step for attempt in self.attempts if attempt.kind == "done"}  # where texts go into the result
-        lacking = evaluated - ends - {line.step for line in written}
-        if written and lacking:
-            log.warning("%s lacks the texts of step %s.", self.folder.samples, ", ".join(map(str, sorted(lacking))))
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 
     @cached_property
@@ -242,59 +212,92 @@ class RunRecord:
             return "killed"
         return "stopped" if last.kind == "preempted" else f"failed ({last.code})" if last.code else "to finish"
 
+    @cached_property
+    def results(self) -> RunResults:
+        """Its results so far, in numbers."""
+        last = self.validated[-1] if self.validated else None
+        step_seconds = sum(line.step_time for line in self.trained)
+        tokens = self.trained[-1].tokens if self.trained else 0
+        files = [path for path in (self.folder.metrics, self.folder.lineage) if path.exists()]
+        return RunResults(
+            run=self.name,
+            state=self.state,
+            step=self.step,
+            max_steps=self.max_steps,
+            dataset=self.lineage.dataset.path,
+            parameters=self.result.parameters if self.result else None,
+            tokens=tokens,
+            train_loss=next((line.loss for line in reversed(self.trained) if line.loss is not None), None),
+            validation_loss=last.loss if last else None,
+            best_validation_loss=min((line.loss for line in self.validated if line.loss is not None), default=None),
+            bits_per_byte=last.bits_per_byte if last else None,
+            step_seconds=step_seconds,
+            tokens_per_second=tokens / step_seconds if step_seconds else None,
+            mfu=self.trained[-1].mfu if self.trained else None,
+            goodput=self.goodput.share,
+            seconds=self.goodput.wall,
+            attempts=len(self.attempts),
+            age=max(0.0, time.time() - max(path.stat().st_mtime for path in files)),
+            bytes=size_of(self.path),
+        )
+
+    @cached_property
+    def summary(self) -> RunSummary | None:
+        """The summary of a finished run."""
+        if (result := self.result) is None:
+            return None
+        results = self.results
+        loss = results.validation_loss
+        return RunSummary(
+            **dict(result),
+            run=self.name,
+            train_loss=results.train_loss,
+            validation_loss=loss,
+            validation_bits_per_token=None if loss is None else loss / math.log(2),
+            unigram_entropy_bits=self.dataset.tokens.content.validation.unigram_entropy_bits if self.dataset else None,
+            bits_per_byte=results.bits_per_byte,
+            best_validation_loss=results.best_validation_loss,
+            tokens=results.tokens,
+            seconds=results.step_seconds,
+            tokens_per_second=results.tokens_per_second or 0.0,
+            updates_left_out=sum(line.loss is None for line in self.trained),
+            attempts=results.attempts,
+            goodput=self.goodput,
+            checkpoint=self.committed[0].path,
+            paths=RunPaths(
+                run=self.path,
+                tensorboard=self.path / "tensorboard",
+                loss_curve=self.path / "loss.png",  # written by the caller, as the page is
+                report=self.path / "report.html",
+            ),
+        )
+
     @property
-    def age(self) -> float:
-        """Seconds since anything was last recorded."""
-        files = [path for path in (self.folder.metrics, self.folder.lineage, self.folder.summary) if path.exists()]
-        return max(0.0, time.time() - max(path.stat().st_mtime for path in files))
+    def description(self) -> RunDescription:
+        """Progress, losses, checkpoints and attempts."""
+        return RunDescription(
+            run=self.name,
+            finished=self.result is not None,
+            dataset=self.lineage.dataset.path,
+            model=self.lineage.model.to_dict(),
+            step=self.step,
+            train_loss=self.results.train_loss,
+            validation=tuple(self.validated),
+            checkpoints=tuple(self.checkpoints),
+            attempts=tuple(self.attempts),
+            summary=self.summary,
+        )
 
 
-def list_runs(home: Path) -> list[RunStatus]:
-    """The runs of `home`, the one that was last worked on first; ages in seconds, sizes in bytes."""
-    found: list[RunStatus] = []
+def list_runs(home: Path) -> list[RunResults]:
+    """The results of the runs of `home`, the one that was last worked on first."""
+    runs: list[RunResults] = []
     for path in sorted((home / "runs").glob("*/checkpoints")):
         if not os.path.lexists(path.parent / "lineage.json") and any(path.iterdir()):
             log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.parent.name)
     for path in (home / "runs").glob("*/lineage.json"):
         try:
-            found.append(_status(RunRecord(path.parent)))
+            runs.append(RunRecord(path.parent).results)
         except Damaged as fault:
             log.warning("run %s is skipped: %s", path.parent.name, fault)
-    return sorted(found, key=lambda run: run.age)
-
-
-def _status(run: RunRecord) -> RunStatus:
-    return RunStatus(
-        run=run.name,
-        state=run.state,
-        step=run.step,
-        max_steps=run.max_steps,
-        train_loss=run.train_losses[-1] if run.train_losses else None,
-        validation_loss=run.validated[-1].loss if run.validated else None,
-        attempts=len(run.attempts),
-        age=run.age,
-        bytes=size_of(run.path),
-        dataset=run.lineage.dataset.path,
-    )
-
-
-def describe_run(path: Path) -> RunDescription:
-    """Progress, losses, checkpoints and attempts of the run in folder `path`.
-
-    Raises:
-        ConfigError: it is the folder of no run.
-        Damaged: lineage.json cannot be read, and no attempt has a copy.
-    """
-    run = RunRecord(path)
-    return RunDescription(
-        run=run.name,
-        finished=run.folder.summary.exists(),
-        dataset=run.lineage.dataset.path,
-        model=run.lineage.model.to_dict(),
-        step=run.step,
-        train_loss=run.trained[-1].loss if run.trained else None,
-        validation=tuple(run.validated),
-        checkpoints=tuple(run.checkpoints),
-        attempts=tuple(run.attempts),
-        summary=run.folder.read_or_rebuild(run.folder.summary) or None,
-    )
+    return sorted(runs, key=lambda run: run.age)

@@ -1,4 +1,4 @@
-"""The folder of a run: what it remembers, and the files that a run appends to."""
+"""The folder of a run: its files, their records, and the lines that a run appends to."""
 
 import json
 import logging
@@ -18,60 +18,16 @@ from pydantic import JsonValue
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.lineage import Lineage
-from infini_llama.tasks.records.metrics import (
-    METRICS_LINE,
-    MetricsLine,
-    SampleLine,
-    StepLine,
-    TrainLine,
-    ValidationLine,
-)
+from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.records.resolved_run import AttemptStart, ResolvedRun
+from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.storage.artifacts import Damaged, readable
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
 from infini_llama.tasks.storage.record_file import as_record, read_fields, write_fields
 
-RUN_ID, LINEAGE = "run_id", "lineage.json"  # the first record of a run
-
-
-def run_id(run_dir: Path) -> str | None:
-    """The id in a run's lineage.json; that of its other records where they agree on another one. None before the first record."""
-    own = _id_in(run_dir / LINEAGE)
-    attempts = sorted(
-        (run_dir / "logs").glob("attempt-*/resolved.json"), key=lambda path: (len(path.parent.name), path)
-    )
-    others = [found for path in [*attempts[-1:], run_dir / "environment.json"] if (found := _id_in(path))]
-    return own if own in others or not others else others[0]
-
-
-def _id_in(path: Path) -> str | None:
-    with suppress(Damaged):
-        found = read_fields(path).get(RUN_ID) if path.exists() else None
-        return found if isinstance(found, str) else None
-    return None
-
-
-def write_of_run(run_dir: Path, path: Path, record: Record) -> None:
-    """Replace the record in `path` of the run in `run_dir`."""
-    own = run_id(run_dir) or (secrets.token_hex(8) if path.name == LINEAGE else None)
-    write_fields(path, ({RUN_ID: own} if own else {}) | record.to_json())
-
-
-def read_of_run(run_dir: Path, path: Path) -> JsonObject:
-    """The fields of the record in `path`; a record without an id may be of any run.
-
-    Raises:
-        Damaged: there is none, it is not as it was written, or it is of another run.
-    """
-    fields, own = read_fields(path), run_id(run_dir)
-    if (found := fields.pop(RUN_ID, own)) != own and own is not None:
-        raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {found}, and this run's is {own}.")
-    return fields
-
-
+RUN_ID = "run_id"  # a field of each record of a run; the checksums of its lines depend on it
 RecordType = TypeVar("RecordType", bound=Record)
 AnyStep = TypeVar("AnyStep", bound=StepLine)
 log = logging.getLogger("infini_llama.train")
@@ -106,36 +62,34 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """The run's id; "" before its first record."""
-        return run_id(self.path) or ""
+        """The run's id: that of lineage.json, unless its other records agree on another one; "" before the first record."""
+        resolved = [path for path in map(resolved_path, attempt_folders(self)) if path.exists()]
+        own, *others = map(_id_in, (self.lineage, *resolved[-1:], self.environment))
+        others = [other for other in others if other]
+        return own if own in others or not others else others[0]
 
-    def read(self, path: Path) -> JsonObject:
-        """The fields of a record of this folder, {} while its file does not exist.
+    def read(self, kind: type[RecordType], path: Path) -> RecordType:
+        """The record in a file of this folder; one without an id may be of any run.
 
         Raises:
-            Damaged: it is not as it was written, or it is of another run.
+            Damaged: there is none, it is not as it was written, or it is of another run.
         """
-        return read_of_run(self.path, path) if os.path.lexists(path) else {}
+        fields, own = read_fields(path), self.id
+        if own and (stored := fields.get(RUN_ID, own)) != own:
+            raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {own}.")
+        return as_record(kind, fields, path)
 
-    def write(self, path: Path, record: Record) -> None:
-        """Replace a record of this folder."""
-        write_of_run(self.path, path, record)
-
-    def read_or_rebuild(self, path: Path) -> JsonObject:
-        """As `read`, for a file that training writes again: {} with a warning where it is damaged."""
+    def find(self, kind: type[RecordType], path: Path) -> RecordType | None:
+        """As `read`, of a file that training writes again: None without it, and with a warning where it is damaged."""
         try:
-            return self.read(path)
-        except Damaged as fault:
-            log.warning("%s It is not used; training writes it again.", fault)
-            return {}
-
-    def read_record(self, kind: type[RecordType], path: Path) -> RecordType | None:
-        """The record in a file that training writes again: None without it, and with a warning where it is damaged."""
-        try:
-            return as_record(kind, self.read(path), path) if os.path.lexists(path) else None
+            return self.read(kind, path) if os.path.lexists(path) else None
         except Damaged as fault:
             log.warning("%s It is not used; training writes it again.", fault)
             return None
+
+    def write(self, path: Path, record: Record) -> None:
+        """Replace a record of this folder."""
+        write_fields(path, {RUN_ID: self.id or secrets.token_hex(8)} | record.to_json())
 
     def read_lineage(self) -> Lineage | None:
         """lineage.json, None while it does not exist; if it is damaged, the copy that the newest attempt was given.
@@ -146,13 +100,12 @@ class RunFolder:
         if not os.path.lexists(self.lineage):
             return None
         try:
-            return as_record(Lineage, self.read(self.lineage), self.lineage)
+            return self.read(Lineage, self.lineage)
         except Damaged as fault:
             for attempt_dir in reversed(attempt_folders(self)):
-                given = resolved_path(attempt_dir)
                 with suppress(Damaged):
-                    copy = as_record(Lineage, self.read(given).get("lineage"), given)
-                    log.warning("%s The copy in %s is used.", fault, given)
+                    copy = read_resolved(attempt_dir).lineage
+                    log.warning("%s The copy in %s is used.", fault, resolved_path(attempt_dir))
                     return copy
             raise Damaged(
                 f"{fault} It records what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
@@ -166,22 +119,12 @@ class RunFolder:
             ConfigError: this is not the folder of a run.
             Damaged: as `read_lineage`.
         """
-        self.require_is_run()
-        lineage = self.read_lineage()
-        assert lineage is not None
-        return lineage
-
-    def require_is_run(self) -> None:
-        """Pass if a run has started in this folder.
-
-        Raises:
-            ConfigError: none has.
-        """
-        if not os.path.lexists(self.lineage):
+        if (lineage := self.read_lineage()) is None:
             raise ConfigError(
                 f"{self.path} is not a run folder (it has no lineage.json); give the path of runs/<name> in your "
                 "home folder."
             )
+        return lineage
 
     def write_config(self, config: JsonObject) -> None:
         """Write config.yaml, for people and for comparisons of runs; its first line has the checksum of the run's id and the others."""
@@ -214,9 +157,12 @@ class RunFolder:
             raise Damaged(f"{self.config} is not a configuration.")
         return config
 
-    def write_lineage(self, lineage: Lineage) -> None:
-        """Write lineage.json."""
-        self.write(self.lineage, lineage)
+
+def _id_in(path: Path) -> str:
+    with suppress(Damaged):
+        stored = read_fields(path).get(RUN_ID) if path.exists() else None
+        return stored if isinstance(stored, str) else ""
+    return ""
 
 
 def _checksum(text: str, run: str) -> str:
@@ -254,69 +200,12 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
 
 def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
-    if not path.exists():
-        return
     if fault := unreadable(path, kind, run):
         log.warning("%s; removed.", fault)
-    size = 0  # bytes that stay where they are
-    rest: list[bytes] = []  # lines that stay behind one that does not
-    cut = False
-    for _, line, record in scan(path, kind, run):
-        if record is None or record.step > step:
-            cut = True
-        elif cut:
-            rest.append(line)
-        else:
-            size += len(line)
-    if rest:
-        with path.open("rb") as file:
-            write_atomic(path, b"".join([file.read(size), *rest]).decode())
-    else:
-        os.truncate(path, size)
-
-
-def lacking_steps(run: RunFolder, step: int) -> list[int]:
-    """The steps of this run up to `step` that metrics.jsonl has no line of."""
-    there = {line.step for line in read_metrics(run) if isinstance(line, TrainLine)}
-    return [number for number in range(_first_step(run, step), step + 1) if number not in there]
-
-
-def _lacking_validations(run: RunFolder, step: int) -> list[int]:
-    """The steps up to `step` at which a validation was due, and metrics.jsonl has none."""
-    lineage = run.read_lineage()
-    if lineage is None or not isinstance(interval := lineage.train.eval_steps, int):
-        return []
-    there = {line.step for line in read_metrics(run) if isinstance(line, ValidationLine)}
-    due = range(interval, step + 1, interval)
-    return [number for number in due if number >= _first_step(run, step) and number not in there]
-
-
-def _first_step(run: RunFolder, step: int) -> int:
-    """The first step of this run: another one than 1 where it began from a checkpoint of another run."""
-    lineage = run.read_lineage()
-    start = lineage.resumed_from if lineage else None
-    if not start or Path(start).resolve().parent == run.checkpoints.resolve():
-        return 1
-    return 1 + min((record.from_step for record in attempts(run) if record.from_step is not None), default=step)
-
-
-def warn_of_lacking_steps(run: RunFolder, step: int) -> None:
-    """Log a warning if metrics.jsonl lacks lines of steps up to `step`."""
-    if lacking := lacking_steps(run, step):
-        log.warning(
-            "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): they are missing "
-            "from curves and totals.",
-            run.metrics,
-            len(lacking),
-            step,
-            lacking[0],
-        )
-    if lacking := _lacking_validations(run, step):
-        log.warning(
-            "%s has no validation of step %s: it is lost, or train.eval_steps was another one then.",
-            run.metrics,
-            ", ".join(map(str, lacking[:3])) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""),
-        )
+    lines = list(scan(path, kind, run))
+    kept = [line for _, line, record in lines if record is not None and record.step <= step]
+    if len(kept) < len(lines):
+        write_atomic(path, b"".join(kept).decode())
 
 
 def read_metrics(run: RunFolder) -> list[MetricsLine]:
@@ -329,26 +218,23 @@ def append_attempt(run: RunFolder, record: AttemptRecord) -> None:
     append_line(run.attempts, record, run.id)
 
 
+def attempts(run: RunFolder) -> list[AttemptRecord]:
+    """Every attempt at this run whose line can be read, oldest first."""
+    return read_lines(run.attempts, AttemptRecord, run.id)
+
+
 def attempt_folders(run: RunFolder) -> list[Path]:
     """The folder of every attempt, oldest first: by number, since the hundredth's name sorts before the ninety-ninth's."""
-    found = (run.path / "logs").glob("attempt-*")
-    return sorted((path for path in found if re.fullmatch(r"attempt-[0-9]+", path.name)), key=number_of)
+    folders = (run.path / "logs").glob("attempt-*")
+    return sorted((path for path in folders if re.fullmatch(r"attempt-[0-9]+", path.name)), key=number_of)
 
 
 def number_of(attempt_dir: Path) -> int:
     return int(attempt_dir.name.removeprefix("attempt-"))
 
 
-def attempts(run: RunFolder) -> list[AttemptRecord]:
-    """Every attempt at this run whose line can be read, oldest first."""
-    return read_lines(run.attempts, AttemptRecord, run.id)
-
-
-RecordType = TypeVar("RecordType", bound=Record)
-
-
 def resolved_path(attempt_dir: Path) -> Path:
-    """The file of an attempt."""
+    """The file of an attempt with what its workers are given."""
     return attempt_dir / "resolved.json"
 
 
@@ -358,19 +244,9 @@ def read_resolved(attempt_dir: Path) -> ResolvedRun:
     Raises:
         Damaged: there is no such file, or it is not as it was written.
     """
-    return _read(ResolvedRun, attempt_dir)
-
-
-def read_start(attempt_dir: Path) -> AttemptStart:
-    """When and from which step an attempt started; as `read_resolved`, without its other fields."""
-    return _read(AttemptStart, attempt_dir)
-
-
-def _read(kind: type[RecordType], attempt_dir: Path) -> RecordType:
-    path = resolved_path(attempt_dir)
-    return as_record(kind, read_of_run(attempt_dir.parents[1], path), path)
+    return RunFolder(attempt_dir.parents[1]).read(ResolvedRun, resolved_path(attempt_dir))
 
 
 def write_resolved(attempt_dir: Path, resolved: ResolvedRun) -> None:
     """Write what the workers of an attempt are given."""
-    write_of_run(attempt_dir.parents[1], resolved_path(attempt_dir), resolved)
+    RunFolder(attempt_dir.parents[1]).write(resolved_path(attempt_dir), resolved)

@@ -34,7 +34,7 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
-FORMAT_VERSIONS = {"unit": 1, "dataset": 2, "chunks": 1, "checkpoint": 2}
+FORMAT_VERSIONS = {"unit": 1, "dataset": 2, "chunks": 1, "checkpoint": 3}
 READ_AT_ONCE = 2**21  # bytes
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
@@ -91,7 +91,6 @@ def commit(
     staged: Path,
     target: Path,
     kind: str,
-    format_version: int,
     meta: Mapping[str, object],
     content: Mapping[str, object] | None = None,
     checksums: Mapping[str, str] | None = None,
@@ -103,7 +102,6 @@ def commit(
         target: where a concurrent builder has committed the same bytes and content, theirs is kept and the staged one dropped;
             anything else that has this name is moved aside.
         kind: what the artifact is: unit, dataset, chunks or checkpoint.
-        format_version: version of its layout.
         meta: when, from what, by whom; not part of the digest.
         content: facts that the bytes determine; part of the digest.
         checksums: by relative path, of files whose writers computed them on the way; the others are read for theirs.
@@ -116,7 +114,7 @@ def commit(
         size = (staged / relative).stat().st_size
         checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged / relative)
         files[relative.as_posix()] = FileEntry(size=size, checksum=checksum).to_json()
-    fields = {"kind": kind, "format_version": format_version, "files": files, "content": content or {}}
+    fields = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "files": files, "content": content or {}}
     created = datetime.now(UTC).isoformat(timespec="seconds")
     fields |= {"digest": checksum_of(fields), "created": created, "meta": meta}
     fields[SELF_CHECKSUM] = checksum_of(fields)

@@ -22,9 +22,7 @@ from infini_llama.tasks.runs.run_folder import (
     attempts,
     cut_metrics,
     number_of,
-    read_start,
     remove_staging,
-    warn_of_lacking_steps,
     write_resolved,
 )
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
@@ -66,7 +64,7 @@ def attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[]
         workers = start(attempt_dir, plan, settings, resolved.grace_period, [lock.fd for lock in locks])
     except PipelineError as refused:
         outcome = Outcome("failed", refused.exit_code, str(refused))
-        record_attempt(run, attempt_dir, resolved.invocation, outcome)
+        record_attempt(resolved, attempt_dir, outcome)
         raise
     if plan.nnodes > 1 and settings.launcher == "local":
         log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
@@ -81,7 +79,7 @@ def attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[]
         interrupted is not None and outcome.code == ExitCode.UNEXPECTED and outcome.error is None
     ):  # no rank had begun, or had time
         outcome = Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", outcome.step)
-    step = record_attempt(run, attempt_dir, resolved.invocation, outcome)
+    step = record_attempt(resolved, attempt_dir, outcome)
     if fault is not None:
         raise fault
     if interrupted is not None and outcome.kind != "done":
@@ -94,10 +92,9 @@ def prepare(resolved: ResolvedRun) -> Path:
     """Create the folder of a new attempt, with all that its workers are given, and bring the run's files to its first step."""
     run = RunFolder(resolved.run_dir)
     remove_staging(run)
-    run.write_lineage(resolved.lineage)
+    run.write(run.lineage, resolved.lineage)
     number = record_killed_attempts(run) + 1
     cut_metrics(run, resolved.from_step)
-    warn_of_lacking_steps(run, resolved.from_step)
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
     try:
@@ -133,16 +130,16 @@ def record_killed_attempts(run: RunFolder) -> int:
     return max(begun | recorded, default=0)
 
 
-def record_attempt(run: RunFolder, attempt_dir: Path, invocation: str, outcome: Outcome) -> int:
+def record_attempt(resolved: ResolvedRun, attempt_dir: Path, outcome: Outcome) -> int:
     """Add the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
-    start_of = read_start(attempt_dir)
+    run = RunFolder(resolved.run_dir)
     step = checkpoints.latest_step(run.checkpoints)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
-        invocation=invocation,
-        from_step=start_of.from_step,
+        invocation=resolved.invocation,
+        from_step=resolved.from_step,
         checkpoint_step=step,
-        seconds=time.time() - start_of.started.wall,
+        seconds=time.time() - resolved.started.wall,
         kind=outcome.kind,
         code=outcome.code,
         message=outcome.message,

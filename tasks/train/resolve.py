@@ -68,7 +68,7 @@ def bind(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> 
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_stages(config.data, lineage)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    run.write_lineage(lineage)
+    run.write(run.lineage, lineage)
     run.write_config(without_secrets(config).model_dump(mode="json", exclude={"deployment"}))
     return lineage
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -10,20 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infini_llama.configs.errors import TrainFailed, disk_full_as
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.plan import EnvironmentPlan, PatchedEnvironment
 from infini_llama.tasks.records.resolved_run import ResolvedRun
-from infini_llama.tasks.records.summary import RunPaths, RunSummary, TrainingResult
+from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
-from infini_llama.tasks.storage.record_file import as_record
 from infini_llama.tasks.train.attempt import attempt
 from infini_llama.tasks.train.resolve import bind, grace_period, is_retry, resolve_run
 from infini_llama.tasks.train.retries import failure, next_attempt
@@ -64,11 +61,12 @@ def train(
         plan = environment.plan
         lineage = bind(config, dataset, plan)
         run.write(run.environment, environment.record)
-        if summary := finished(run, lineage.max_steps, config.train.early_stopping_patience):
+        if RunRecord(run.path).result:
             if config.runtime.resume == "never" and not is_retry(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
-            log.info("run %s is finished: %d steps, nothing to do", run.path.name, summary.steps)
-            return summary.finished_before()
+            summary = write_summary(run)
+            log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
+            return changed(summary, already_finished=True)
         here = config.environment.launcher == "local"
         with locked(gpus_of(environment.record.facts, plan) if here else [], poll) as gpus:
             resolved = resolve_run(config, dataset, plan, lineage, invocation, verify_on_read)
@@ -111,79 +109,24 @@ def attempts_until_finished(resolved: ResolvedRun, locks: Sequence[Lock], each_p
     while True:
         outcome = attempt(resolved, locks, each_poll)
         if outcome.kind == "done":
-            return summarize(RunFolder(resolved.run_dir), resolved.dataset.validation.unigram_entropy_bits)
+            return write_summary(RunFolder(resolved.run_dir))
         following = next_attempt(resolved, outcome)
         if following is None:
             raise failure(outcome)
         resolved = following
 
 
-def finished(run: RunFolder, max_steps: int, patience: int | None) -> RunSummary | None:
-    """The summary of a run that has all its steps or more, or stopped early by this patience, and whose last checkpoint is complete.
-
-    A summary that cannot be read is none: the attempt that follows has no step left to do and writes it again.
-    """
-    if not (fields := run.read_or_rebuild(run.summary)):
-        if run.result.exists() and not run.summary.exists():
-            log.warning("%s is missing, although the run has a result; it is written again.", run.summary)
-        return None
-    try:
-        steps = steps if isinstance(steps := fields.get("steps"), int) else 0
-        summary = as_record(RunSummary, fields | paths_of(run, steps), run.summary)
-    except Damaged as fault:
-        log.warning("%s It is written again.", fault)
-        return None
-    early = summary.stopped_early
-    done = summary.steps >= max_steps or (early is not None and early == patience)
-    if not done or summary.steps != checkpoints.latest_step(run.checkpoints):
-        return None
-    if not checkpoints.is_digest_at(run.checkpoints, summary.steps, summary.checkpoint_digest):
-        log.warning("%s is not of checkpoint %s; it is written again.", run.summary, summary.checkpoint.name)
-        return None
-    return summary
-
-
-def summarize(run: RunFolder, unigram_entropy_bits: float) -> RunSummary:
+def write_summary(run: RunFolder) -> RunSummary:
     """Write summary.json of a finished run.
 
-    Args:
-        unigram_entropy_bits: of the validation split, per token.
+    Raises:
+        Damaged: result.json is missing, damaged or not of the newest checkpoint.
     """
-    record = RunRecord(run.path)
-    result = as_record(TrainingResult, run.read(run.result), run.result)
-    tokens = checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, result.steps)).tokens
-    losses, seconds = record.train_losses, record.step_seconds
-    last = record.validated[-1] if record.validated else ValidationLine(step=0)
-    fields = result.to_json() | paths_of(run, result.steps)
-    fields |= {
-        "run": record.name,
-        "train_loss": losses[-1] if losses else None,
-        "validation_loss": last.loss,
-        "validation_bits_per_token": None if last.loss is None else last.loss / math.log(2),
-        "unigram_entropy_bits": unigram_entropy_bits,
-        "bits_per_byte": last.bits_per_byte,
-        "best_validation_loss": min(record.validation_losses, default=None),
-        "tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
-        "updates_left_out": len(record.trained) - len(losses),
-        "attempts": len(record.attempts),
-        "goodput": record.goodput.to_json(),
-    }
-    summary = RunSummary.from_json(fields)
+    summary = RunRecord(run.path).summary
+    if summary is None:
+        raise Damaged(f"{run.result} is not the result of the newest checkpoint; run the same command again.")
     run.write(run.summary, summary)
     return summary
-
-
-def paths_of(run: RunFolder, steps: int) -> JsonObject:
-    """Places of the finished run's files; a folder may have been moved since the summary was written."""
-    paths = RunPaths(
-        run=run.path,
-        tensorboard=run.path / "tensorboard",
-        loss_curve=run.path / "loss.png",  # written by the caller, as the page is
-        report=run.path / "report.html",
-    )
-    return {"checkpoint": str(checkpoints.checkpoint_path(run.checkpoints, steps)), "paths": paths.to_json()}
 
 
 def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:

@@ -181,7 +181,7 @@ def poison(checkpoint) -> None:
         file.write(struct.pack("<f", float("nan")) * math.prod(part["sizes"]))
     shutil.rmtree(checkpoint)
     content = {"step": checkpoints.step_of(checkpoint)}
-    commit(staged, checkpoint, checkpoints.KIND, checkpoints.FORMAT_VERSION, {}, content=content)
+    commit(staged, checkpoint, checkpoints.KIND, {}, content=content)
 
 
 def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
     lab.wait_for_step("poisoned", 34, started)
     started.process.send_signal(signal.SIGTERM)
     started.wait()
-    newest, older = checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2]
+    newest, older = (found.path for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2])
     poison(newest)
     summary = lab.finish("poisoned", *settings)
     _, first, again, last = attempts(lab, "poisoned")

@@ -8,14 +8,20 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import TrainingResult
-from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, digest_at, point_and_prune
+from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path, point_and_prune, verify
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.resolve import bind
 from support.records import make_plan
 
 LINEAGE = {
-    "dataset": {"path": "datasets/none", "digest": "none", "chunks": "none", "sequence_length": 16},
+    "dataset": {
+        "path": "datasets/none",
+        "digest": "none",
+        "chunks": "none",
+        "chunks_digest": "none",
+        "sequence_length": 16,
+    },
     "model": {
         "vocab_size": 61,
         "hidden_size": 16,
@@ -46,12 +52,21 @@ def step_record(step: int) -> dict:
     }
 
 
-def add_checkpoint(run: RunFolder, step: int, loss: float | None) -> None:
-    target = checkpoint_path(run.checkpoints, step)
+def add_checkpoint(folder: Path, step: int, loss: float | None = None, **state: object) -> Path:
+    """Commit a checkpoint of a kilobyte into a folder of checkpoints; `state`: fields of its train state."""
+    target = checkpoint_path(folder, step)
     staged = staging(target)
-    (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
+    (staged / STATE_FILE).write_text(json.dumps({"step": step, "validation_loss": loss} | state))
     (staged / "weights").write_bytes(bytes(1000))
-    commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
+    commit(staged, target, KIND, meta={}, content={"step": step, "validation_loss": loss})
+    return target
+
+
+def add_result(run: RunFolder, steps: int, **fields: object) -> None:
+    """Write result.json of a run that has finished with the checkpoint of this step."""
+    digest = verify(checkpoint_path(run.checkpoints, steps), checksums=False).digest
+    hashes = {"weights_sha256": "ab12", "optimizer_sha256": "cd34", "checkpoint_digest": digest}
+    run.write(run.result, TrainingResult.from_json({"steps": steps, "parameters": 1234} | hashes | fields))
 
 
 def make_run(
@@ -78,7 +93,7 @@ def make_run(
             records.index(next(r for r in records if r["step"] == step)) + 1,
             {"kind": "validation", "step": step, "loss": loss, "bits_per_byte": loss / 2},
         )
-        add_checkpoint(run, step, loss)
+        add_checkpoint(run.checkpoints, step, loss)
     point_and_prune(run.checkpoints, keep=3)
     run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     ends = [("failed", 70, "rank 1 ended without an error report")]
@@ -88,14 +103,7 @@ def make_run(
         record = attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message}
         append_attempt(run, AttemptRecord.from_json(record))
     if finished:
-        result = TrainingResult(
-            steps=steps,
-            parameters=1234,
-            weights_sha256="ab12",
-            checkpoint_digest=digest_at(run.checkpoints, steps),
-            samples=("def f(): </pre><script>", "a second text"),
-        )
-        run.write(run.result, result)
+        add_result(run, steps, samples=("def f(): </pre><script>", "a second text"))
     return run.path
 
 

@@ -61,7 +61,7 @@ def make_resolved(run_dir: Path, config: PipelineConfig | None = None, **changes
         config = PipelineConfig(data=DataConfig(source="python-stdlib"), train=train, model=sizes)
     dataset = changes.get("dataset") or make_dataset()
     fields: dict[str, Any] = {
-        "started": StartTime(wall=1.0, machine="another"),
+        "started": StartTime(wall=1.0, monotonic=0.0, machine="another"),
         "run_dir": run_dir,
         "config": config,
         "dataset": dataset,

@@ -51,7 +51,7 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
         run.path.mkdir(parents=True)
         shape = LlamaConfig.from_dict(fields)
         lineage = bind(config, DatasetRef.from_json(reference), make_plan())
-        run.write_lineage(lineage.model_copy(update={"model": shape}))
+        run.write(run.lineage, lineage.model_copy(update={"model": shape}))
         made = Llama(shape)
         with torch.no_grad():
             for parameter_name, parameter in made.named_parameters():

@@ -254,7 +254,7 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
         for split, table in built.items():
             for name, array in table.arrays.items():
                 save_array(staged / f"{split}.{name}.npy", array)
-        commit(staged, chunks, "chunks", FORMAT_VERSIONS["chunks"], meta.to_json(), facts.to_json())
+        commit(staged, chunks, "chunks", meta.to_json(), facts.to_json())
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
         raise

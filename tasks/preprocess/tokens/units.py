@@ -130,7 +130,7 @@ def write_unit(recipe: Recipe, documents: Documents) -> None:
             own_prompts = None if prompts is None else prompts[of_documents]
             write_shard(staged / f"{split}.arrow", stream.values[: stream.filled][of_tokens], own, own_prompts)
     save_array(staged / TABLE, table)
-    commit(staged, recipe.unit(name), "unit", FORMAT_VERSIONS["unit"], {"key": name}, content)
+    commit(staged, recipe.unit(name), "unit", {"key": name}, content)
 
 
 def is_held_out(hashes: np.ndarray, share: float) -> np.ndarray:

@@ -19,7 +19,7 @@ from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
+from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
@@ -239,6 +239,7 @@ def save_checkpoint(
     if first:
         (staged / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
         meta = {"torch": torch.__version__}
-        commit(staged, target, KIND, FORMAT_VERSION, meta, content={"step": step}, checksums=writer.checksums)
+        content = {"step": step, "validation_loss": scalars.get("validation_loss")}
+        commit(staged, target, KIND, meta, content, writer.checksums)
     dist.barrier(group)
     return target

@@ -210,7 +210,7 @@ class Trainer:
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 weights_sha256=weights,
                 optimizer_sha256=moments,
-                checkpoint_digest=checkpoints.digest_at(run.checkpoints, step),
+                checkpoint_digest=checkpoints.verify(checkpoints.checkpoint_path(run.checkpoints, step), False).digest,
                 samples=tuple(texts_of(resolved, model)),
             )
             run.write(run.result, result)

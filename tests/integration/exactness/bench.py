@@ -13,6 +13,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.patch_environment.planning.plan import resolve
 from infini_llama.tasks.patch_environment.probe.probe import probe
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging, write_resolved
 from infini_llama.tasks.train.resolve import bind, resolve_run
@@ -128,7 +129,7 @@ class Bench:
         lineage = bind(config, dataset, plan)
         remove_staging(run)
         if lose_newest:
-            shutil.rmtree(checkpoints.committed(run.checkpoints)[0])
+            shutil.rmtree(checkpoints.committed(run.checkpoints)[0].path)
         resolved = resolve_run(config, dataset, plan, lineage, invocation="", verify_on_read=False)
         cut_metrics(run, resolved.from_step)
         attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
@@ -156,10 +157,8 @@ class Bench:
     def result(self, name: str) -> dict:
         """What two runs of the same cell must have in common to the bit."""
         run = self.run(name)
-        result = run.read(run.path / "result.json")
-        return {key: result[key] for key in ("weights_sha256", "optimizer_sha256")} | {
-            "metrics": exact_metrics(run.path)
-        }
+        result = run.read(TrainingResult, run.result)
+        return result.model_dump(include={"weights_sha256", "optimizer_sha256"}) | {"metrics": exact_metrics(run.path)}
 
     def rows(self, name: str) -> dict[int, list[int]]:
         """Rows of each global batch by the number of its first sample, joined over the ranks and attempts that trained on it.

@@ -20,7 +20,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, changed, dotted
 from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.runs.run_folder import run_id
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.json_lines import with_checksum
 
@@ -178,7 +178,7 @@ class MetricsWriter:
     def __init__(self, run_dir: Path, log_every: int, reporters: list[Reporter]) -> None:
         self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self.texts = (run_dir / "samples.jsonl").open("a", encoding="utf-8")
-        self.log_every, self.reporters, self.run_id = log_every, reporters, run_id(run_dir) or ""
+        self.log_every, self.reporters, self.run_id = log_every, reporters, RunFolder(run_dir).id
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 

@@ -106,7 +106,7 @@ def compile_if_it_agrees(
         return None
     use_cache(run_dir.parent.parent)
     path = run_dir / "compile.json"
-    before = RunFolder(run_dir).read_record(CompileRecord, path)
+    before = RunFolder(run_dir).find(CompileRecord, path)
     if before and before.compile == what and before.reason:
         log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.reason)
         return None

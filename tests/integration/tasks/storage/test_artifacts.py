@@ -37,7 +37,7 @@ def child(step, target):
     (staged / "train").mkdir()
     (staged / "train" / "x").write_bytes(b"x" * 1000)
     (staged / "y").write_bytes(b"y")
-    commit(staged, target, "dataset", 2, {})
+    commit(staged, target, "dataset", {})
 
 for step in range(1, 1000):
     target = home / str(step)
@@ -75,7 +75,7 @@ for turn in range(25):
     (home / f"ready-{turn}-{me}").touch()
     while len(list(home.glob(f"ready-{turn}-*"))) < 2:
         time.sleep(0)
-    print(commit(staged, target, "dataset", 2, {"by": me}).model_dump_json())
+    print(commit(staged, target, "dataset", {"by": me}).model_dump_json())
 """
 
 

@@ -14,7 +14,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs.outcome import Outcome
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, write_resolved
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, attempt, record_attempt, record_killed_attempts
@@ -44,7 +44,7 @@ time.sleep(100)
 def run(tmp_path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "mine")
     folder.checkpoints.mkdir(parents=True)
-    folder.write_lineage(Lineage.from_json(LINEAGE))
+    folder.write(folder.lineage, Lineage.from_json(LINEAGE))
     return folder
 
 
@@ -161,14 +161,14 @@ def full(*arguments: object) -> None:
 def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
     attempt_dir = run.path / "logs" / "attempt-01"
     attempt_dir.mkdir(parents=True)
-    write_resolved(attempt_dir, make_resolved(run.path))
+    resolved = make_resolved(run.path)
     (attempt_dir / RESERVE).write_bytes(bytes(10))
     append = {True: full, False: append_attempt}
     monkeypatch.setattr(
         "infini_llama.tasks.train.attempt.append_attempt",
         lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
     )
-    record_attempt(run, attempt_dir, "mine", Outcome("failed", 70, "no space"))
+    record_attempt(resolved, attempt_dir, Outcome("failed", 70, "no space"))
     assert [record.message for record in attempts(run)] == ["no space"]
 
 

@@ -63,6 +63,8 @@ def test_summary():
         "run": "tiny", "steps": 300, "tokens": 1_228_800, "tokens_per_second": 12_345.6, "validation_loss": 3.0,
         "validation_bits_per_token": 4.328, "unigram_entropy_bits": 9.2, "bits_per_byte": 1.2, "checkpoint": "/c",
         "paths": {"run": "/x", "tensorboard": "/t", "report": "/r", "loss_curve": "/l"}, "samples": ["def f():\n    [pass]"],
+        "parameters": 9, "weights_sha256": "a", "optimizer_sha256": "b", "checkpoint_digest": "c", "train_loss": 3.1,
+        "best_validation_loss": 3.0, "seconds": 99.0, "updates_left_out": 0, "attempts": 1, "goodput": {},
     }  # fmt: skip
     text = console.summary_text(RunSummary.from_json(summary))
     for words in (
@@ -79,6 +81,8 @@ def test_summary():
     assert text.endswith("sample\ndef f():\n    [pass]")
     without = RunSummary.from_json(summary | {"unigram_entropy_bits": 0.0})
     assert "3.00 ABOVE the unigram entropy" in console.summary_text(without)
+    without = RunSummary.from_json(summary | {"unigram_entropy_bits": None})
+    assert "3.0000 nats per token\n" in console.summary_text(without)
     unmeasured = {"validation_loss": None, "validation_bits_per_token": None, "bits_per_byte": None}
     assert "not finite" in console.summary_text(RunSummary.from_json(summary | unmeasured))
 

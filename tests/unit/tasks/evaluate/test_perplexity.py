@@ -12,7 +12,8 @@ from infini_llama.tasks.evaluate import perplexity
 from infini_llama.tasks.evaluate.stage import evaluate
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.run import write_report
-from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, lineage_of, load_run
+from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import checksum_of
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
@@ -22,7 +23,7 @@ INFINI = {"attention": "infini", "segment_length": 4}
 
 def test_rows_have_the_losses_of_training(run_of, ranks):
     folder, model = run_of()
-    dataset, chunks = dataset_of(folder), lineage_of(folder).dataset.chunks
+    dataset, chunks = dataset_of(folder), RunFolder(folder).require_lineage().dataset.chunks
     reader, token_bytes = TokenReader(dataset, chunks, "validation"), np.load(dataset / "token_bytes.npy")
     found = evaluate(folder, sequences=5).model
     measured = ValidationSet(reader, token_bytes, 5, 2).measure(LossModule(model), ranks)

@@ -64,7 +64,7 @@ def test_an_ending_before_a_resume_is_not_the_result(make_run):
     assert RunRecord(folder).result is None and RunRecord(folder).state == "to finish"
 
 
-def test_records_of_other_versions_are_shown(make_run, read_page):
+def test_optional_metrics_and_samples_are_shown(make_run, read_page):
     folder = make_run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     more = {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.5]]}
@@ -75,16 +75,6 @@ def test_records_of_other_versions_are_shown(make_run, read_page):
     page = read_page((folder / "report.html").read_text())
     assert "MFU 25.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
     assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
-
-
-def test_a_lost_line_of_samples_is_named(make_run, caplog):
-    """Evaluations were at steps 20, 40 and 60, the last one."""
-    file = make_run() / "samples.jsonl"
-    lines = [json.dumps({"step": step, "text": "words"}) + "\n" for step in (20, 40)]
-    file.write_text("".join(lines))
-    assert len(RunRecord(file.parent).samples) == 4 and not caplog.text.count(str(file))
-    file.write_text(lines[1])
-    assert len(RunRecord(file.parent).samples) == 3 and f"{file} lacks the texts of step 20" in caplog.text
 
 
 def test_gates_memory_and_distances_are_drawn(make_run, read_page):

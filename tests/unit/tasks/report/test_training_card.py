@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 from infini_llama.tasks.report.task import card
-from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path
-from infini_llama.tasks.storage.artifacts import commit, staging
-from support.made_up_runs import LINEAGE
+from infini_llama.tasks.runs.run_folder import RunFolder
+from support.made_up_runs import LINEAGE, add_checkpoint, add_result
 
-DATASET = {"path": "datasets/gone", "digest": "blake3:0", "chunks": "c", "sequence_length": 64}
+DATASET = {
+    "path": "datasets/gone",
+    "digest": "blake3:0",
+    "chunks": "c",
+    "chunks_digest": "blake3:1",
+    "sequence_length": 64,
+}
 
 
 @pytest.fixture
@@ -34,9 +39,7 @@ def train_to(run: Path, steps: int) -> None:
     folder = run / "checkpoints"
     folder.mkdir()
     for step, loss in ((steps // 2, None), (steps, 5.25)):
-        staged = staging(checkpoint_path(folder, step))
-        (staged / "train_state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
-        commit(staged, checkpoint_path(folder, step), KIND, FORMAT_VERSION, meta={}, content={"step": step})
+        add_checkpoint(folder, step, loss)
     first = {"attempt": 1, "from_step": 0, "checkpoint_step": steps // 2, "seconds": 30.0, "kind": "failed", "code": 70}
     last = first | {"attempt": 2, "from_step": steps // 2, "checkpoint_step": steps, "kind": "done", "code": 0}
     ends = (first | {"message": "rank 1 died | killed"}, last | {"message": "finished"})
@@ -45,13 +48,7 @@ def train_to(run: Path, steps: int) -> None:
 
 def test_a_finished_run_shows_curve_metrics_checkpoints_attempts_samples_and_places(run):
     train_to(run, 20)
-    result = {
-        "steps": 20,
-        "parameters": 1234567,
-        "weights_sha256": "ab" * 32,
-        "samples": ["def ```f():", "2"],
-    }
-    (run / "result.json").write_text(json.dumps(result))
+    add_result(RunFolder(run), 20, parameters=1234567, weights_sha256="ab" * 32, samples=["def ```f():", "2"])
     text = card(run, "Training finished: 20 steps.")
     picture = re.search(r"!\[[^\]]+\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", text)
     assert picture and base64.b64decode(picture[1]).startswith(b"\x89PNG")

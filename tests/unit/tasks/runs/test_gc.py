@@ -1,12 +1,12 @@
 """What may go and what never does: a run's newest checkpoints, what somebody works on, what another run was started from."""
 
-import json
 import os
 import shutil
 import time
 
 import pytest
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.runs import gc
 from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_good, step_of
 from infini_llama.tasks.runs.gc import Collected, Rules, collect
@@ -39,8 +39,8 @@ def test_nothing_to_do_in_a_home_without_leftovers(home):
 
 def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
     run, dataset = home / "runs" / "run", home / built[1]["path"]
-    add_checkpoint(RunFolder(run), 80, None)
-    add_checkpoint(RunFolder(run), 100, None)
+    add_checkpoint(run / "checkpoints", 80)
+    add_checkpoint(run / "checkpoints", 100)
     abandon_newer(run / "checkpoints", 80)
     aside = move_aside(run / "checkpoints" / "step-00000080")
     left = [
@@ -96,10 +96,9 @@ def test_locked_folders_are_kept(home, built):
 def test_old_checkpoints_go_but_for_the_newest_the_best_and_the_permanent_ones(home):
     folder = RunFolder(home / "runs" / "run")
     for step, loss in ((10, 9.0), (15, 0.1), (80, 7.0), (100, 8.0)):
-        add_checkpoint(folder, step, loss)
-    lineage = folder.read(folder.lineage)
-    lineage["train"]["save_permanent_every"] = 40
-    folder.lineage.write_text(json.dumps(lineage))
+        add_checkpoint(folder.checkpoints, step, loss)
+    lineage = folder.require_lineage()
+    folder.write(folder.lineage, changed(lineage, train=changed(lineage.train, save_permanent_every=40)))
     record = collect(home, Rules(0.0, keep_checkpoints=2), yes=True)
     gone = [f"runs/run/checkpoints/step-000000{step}" for step in (10, 20)]
     assert paths(record) == gone  # 100 and 60 are the newest that pass, 15 the best, 40 and 80 permanent
@@ -110,14 +109,12 @@ def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
     other = RunFolder(make_run("other"))
     start = home / "runs" / "run" / "checkpoints" / "step-00000020"
     assert f"{start.relative_to(home)}" in paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=False))
-    other.lineage.write_text(json.dumps(other.read(other.lineage) | {"resumed_from": str(start)}))
+    other.write(other.lineage, other.require_lineage().resuming(str(start)))
     left = paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=True))
     assert left == ["runs/other/checkpoints/step-00000020"] and start.exists()
 
 
 def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, built, make_run):
-    import shutil
-
     dataset, rules = home / built[1]["path"], Rules(0.0, unused_datasets=True)
     assert collect(home, rules, yes=True).files == ()
     shutil.rmtree(home / "runs")

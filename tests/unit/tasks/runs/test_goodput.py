@@ -16,7 +16,10 @@ from support.records import make_resolved
 def story(run, number: int, began: float, from_step: int, lines: list[dict], seconds: float | None, kind: str) -> None:
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
-    write_resolved(folder, make_resolved(run.path, started=StartTime(wall=began), from_step=from_step))
+    write_resolved(
+        folder,
+        make_resolved(run.path, started=StartTime(wall=began, monotonic=0.0, machine="another"), from_step=from_step),
+    )
     (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
     if seconds is not None:
         append_attempt(run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds))

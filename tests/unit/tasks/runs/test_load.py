@@ -22,7 +22,7 @@ def copied(checkpoint: Path, target: Path) -> None:
     (staged / "manifest.json").unlink()
     state = json.loads((staged / checkpoints.STATE_FILE).read_text())
     (staged / checkpoints.STATE_FILE).write_text(json.dumps(state | {"step": step}))
-    commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {}, content={"step": step})
+    commit(staged, target, checkpoints.KIND, {}, content={"step": step})
 
 
 @pytest.mark.parametrize("part", ["verify", "load_tensors"])

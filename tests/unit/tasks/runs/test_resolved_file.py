@@ -1,7 +1,7 @@
 """resolved.json: what the workers of an attempt are given."""
 
 from infini_llama.configs.schema import DataConfig, EnvironmentConfig, PipelineConfig
-from infini_llama.tasks.runs.run_folder import read_resolved, read_start, resolved_path, write_resolved
+from infini_llama.tasks.runs.run_folder import read_resolved, resolved_path, write_resolved
 from support.records import make_plan, make_resolved
 
 
@@ -15,4 +15,3 @@ def test_a_resolved_run_is_read_as_it_was_written_without_its_secrets(tmp_path):
     assert found.plan.env == found.config.environment.env == env | {"WANDB_API_KEY": "***"}
     masked = {"plan": resolved.plan, "config": resolved.config}
     assert found.model_copy(update=masked) == resolved
-    assert read_start(tmp_path).started == resolved.started

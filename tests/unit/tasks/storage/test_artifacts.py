@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import PipelineError
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import (
-    FORMAT_VERSIONS,
     MANIFEST,
     Damaged,
     check,
@@ -36,7 +35,7 @@ def make(folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None
     for name, data in files.items():
         (staged / name).parent.mkdir(parents=True, exist_ok=True)
         (staged / name).write_bytes(data)
-    return commit(staged, folder, "dataset", FORMAT_VERSIONS["dataset"], meta or {}, content)
+    return commit(staged, folder, "dataset", meta or {}, content)
 
 
 def forge(folder: Path, **changes: object) -> None:

@@ -40,7 +40,7 @@ def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
     (staged / "tensors.bin").write_text(f"{text} {step}")
     (staged / "deeper").mkdir()
     (staged / "deeper" / "state.json").write_text("{}")
-    commit(staged, target, checkpoints.KIND, checkpoints.FORMAT_VERSION, {}, {"step": step})
+    commit(staged, target, checkpoints.KIND, {}, {"step": step})
     return target
 
 
@@ -126,7 +126,7 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     restore_run(wanted)
     found = preparation.lookup()
     assert found is not None and found.digest == reference["digest"]
-    assert [path.name for path in checkpoints.committed(run / "checkpoints")] == ["step-00000020"]
+    assert [checkpoint.step for checkpoint in checkpoints.committed(run / "checkpoints")] == [20]
     assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (run / "lineage.json").exists()
     checkpoint(run, 40)
     with mirrored(wanted, DatasetRef.from_json(reference)):

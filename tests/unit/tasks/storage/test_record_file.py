@@ -1,11 +1,9 @@
 """A record with a changed byte is refused by name; one that a person edits on purpose is read."""
 
-import json
-
 import pytest
 
 from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.runs.run_folder import read_of_run, write_of_run
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import SELF_CHECKSUM, Damaged
 from infini_llama.tasks.storage.record_file import read_fields, read_record, write_record
 
@@ -67,19 +65,19 @@ def test_an_edit_is_refused_with_the_line_to_delete_and_read_without_it(path, ca
 
 
 def test_a_record_of_another_run_is_named(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
+    one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+    names = ("lineage.json", "environment.json", "logs/attempt-01/resolved.json")
     for run in (one, two):
-        run.mkdir()
-        write_of_run(run, run / "lineage.json", RECORD)
-        write_of_run(run, run / "environment.json", RECORD)
-        (run / "logs/attempt-01").mkdir(parents=True)
-        write_of_run(run, run / "logs/attempt-01/resolved.json", RECORD)
-        assert read_of_run(run, run / "environment.json") == json.loads(RECORD.model_dump_json())
-    for name in ("environment.json", "lineage.json", "logs/attempt-01/resolved.json"):
-        kept = (one / name).read_bytes()
-        (one / name).write_bytes((two / name).read_bytes())
+        (run.path / "logs/attempt-01").mkdir(parents=True)
+        for name in names:
+            run.write(run.path / name, RECORD)
+            assert run.read(SampleRange, run.path / name) == RECORD
+    for name in names:
+        path = one.path / name
+        kept = path.read_bytes()
+        path.write_bytes((two.path / name).read_bytes())
         with pytest.raises(Damaged, match=name):
-            read_of_run(one, one / name)
+            one.read(SampleRange, path)
         for other in {"environment.json", "lineage.json"} - {name}:
-            assert read_of_run(one, one / other), "what is its own stays readable"
-        (one / name).write_bytes(kept)
+            assert one.read(SampleRange, one.path / other) == RECORD, "what is its own stays readable"
+        path.write_bytes(kept)

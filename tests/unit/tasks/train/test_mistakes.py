@@ -1,6 +1,5 @@
 """A user's mistakes end before the first step, each with its sentence."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.plan import PinnedSettings
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
-from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.resolve import resolve_run
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
+from support.made_up_runs import add_checkpoint
 from support.records import make_dataset, make_lineage, make_plan
 
 INFINI = {"attention": "infini", "segment_length": 32}
@@ -36,13 +34,6 @@ def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_siz
     config = parse_config({"data": {"source": "python-stdlib"}, "model": model, "runtime": runtime})
     lineage = make_lineage(config, make_dataset())
     return resolve_run(config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False)
-
-
-def add_checkpoint(path: Path, model: dict) -> None:
-    path.parent.mkdir(parents=True)
-    staged = staging(path)
-    (staged / STATE_FILE).write_text(json.dumps({"model": model, "world_size": 1, "step": 7}))
-    commit(staged, path, KIND, FORMAT_VERSION, meta={}, content={"step": 7})
 
 
 @pytest.mark.parametrize(
@@ -104,8 +95,7 @@ def test_workers_that_share_sequences_come_in_whole_groups(caplog):
 
 
 def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
-    theirs = checkpoint_path(tmp_path / "theirs", 7)
-    add_checkpoint(theirs, {"hidden_size": 64})
+    theirs = add_checkpoint(tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1)
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"model\.hidden_size: 64 .* 128 "):
             resolved(tmp_path, resume=str(theirs), hidden_size=128)
@@ -115,8 +105,7 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
 
 def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
     run = RunFolder(tmp_path / "runs" / "mine")
-    own = checkpoint_path(run.checkpoints, 7)
-    add_checkpoint(own, {})
+    own = add_checkpoint(run.checkpoints, 7, model={}, world_size=1)
     append_attempt(run, AttemptRecord(attempt=1, invocation="a", kind="failed", code=70))
     attempt = resolved(tmp_path, "a", "never")
     assert (attempt.resume_from, attempt.from_step) == (own, 7), "it was saved since"

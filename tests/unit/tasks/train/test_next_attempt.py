@@ -10,13 +10,13 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
-from infini_llama.tasks.runs.checkpoints import FORMAT_VERSION, KIND, checkpoint_path, committed, step_of
+from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
 from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
-from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.resolve import resolve_again
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.worker.data.order import next_sample
+from support.made_up_runs import add_checkpoint
 from support.records import make_plan, make_resolved
 
 
@@ -25,7 +25,7 @@ def run(tmp_path):
     run = RunFolder(tmp_path / "runs" / "mine")
     run.checkpoints.mkdir(parents=True)
     for step in (10, 20, 30):
-        add_checkpoint(run, step)
+        add_state(run, step)
     return run
 
 
@@ -41,13 +41,8 @@ def begun(run):
     return begin
 
 
-def add_checkpoint(run: RunFolder, step: int) -> None:
-    target = checkpoint_path(run.checkpoints, step)
-    staged = staging(target)
-    (staged / "train_state.json").write_text(
-        json.dumps({"step": step, "samples": step * 8, "model": {}, "world_size": 1})
-    )
-    commit(staged, target, KIND, FORMAT_VERSION, meta={}, content={"step": step})
+def add_state(run: RunFolder, step: int) -> None:
+    add_checkpoint(run.checkpoints, step, samples=step * 8, model={}, world_size=1)
 
 
 def after(attempt: ResolvedRun, code: int, error: RankError | None = None) -> ResolvedRun | None:
@@ -74,11 +69,11 @@ def test_after_running_out_of_memory_the_micro_batch_halves_to_what_divides_a_ra
 
 def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun):
     first = diverged(begun(runtime={"max_rollbacks": 2}), 25, 260)
-    assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
+    assert [checkpoint.step for checkpoint in committed(run.checkpoints)] == [20, 10]
     assert first.from_step == 20 and skipped(first) == [(160, 260)]
     second = diverged(first, 3, 40)
     assert second.resume_from is None and skipped(second)[-1] == (0, 40), "before every checkpoint: from the start"
-    add_checkpoint(run, 10)
+    add_state(run, 10)
     assert diverged(second, 3, 40) is None
     assert committed(run.checkpoints), "a refused rollback moves nothing"
 
@@ -95,7 +90,7 @@ def test_a_rollback_that_diverges_again_goes_further_back(run, begun):
     assert skipped(attempt) == [(240, 300)]
     attempt = diverged(attempt, 31, 320)
     assert skipped(attempt) == [(160, 320)], "one rollback, to an older checkpoint"
-    assert [step_of(path) for path in committed(run.checkpoints)] == [20, 10]
+    assert [checkpoint.step for checkpoint in committed(run.checkpoints)] == [20, 10]
     attempt = diverged(diverged(attempt, 21, 340), 11, 360)
     assert committed(run.checkpoints) == []
     assert skipped(attempt) == [(0, 360)], "from the start"
@@ -105,7 +100,7 @@ def test_a_rollback_that_diverges_again_goes_further_back(run, begun):
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_rollback_after_progress_is_another_one(run, begun, limit):
     attempt = diverged(begun(runtime={"max_rollbacks": limit}), 15, 150)
-    add_checkpoint(run, 20)
+    add_state(run, 20)
     again = diverged(attempt, 25, 260)
     assert (again and skipped(again)) == (None if limit == 1 else [(80, 150), (160, 260)])
 

@@ -26,11 +26,11 @@ def write_dataset(dataset, documents, capacity, length) -> None:
     extremes = {"shortest_document": 1, "longest_document": tokens, "unigram_entropy_bits": 1.0}
     split = {"documents": len(documents), "tokens": tokens, "bytes": tokens, "shards": shards} | extremes
     facts = {"vocab_size": 65_536, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
-    commit(staged, dataset, "dataset", 2, {}, facts | {"train": split, "validation": split})
+    commit(staged, dataset, "dataset", {}, facts | {"train": split, "validation": split})
     staged = staging(dataset / "chunks" / "k")
     save_array(staged / "train.rows.npy", row_starts(row_count(tokens, length), length))
     table = {"strategy": "concat", "sequence_length": length, "rows": {"train": 0, "validation": 0}}
-    commit(staged, dataset / "chunks" / "k", "chunks", 1, {}, table)
+    commit(staged, dataset / "chunks" / "k", "chunks", {}, table)
 
 
 @settings(max_examples=60, deadline=None)

@@ -120,7 +120,7 @@ def test_any_flipped_bit_is_found(ranks, tmp_path, asynchronous):
     with BackgroundSave(tmp_path, TrainingConfig(save_total_limit=2, async_save=asynchronous), ranks, None) as saver:
         saver.save(1, state(1.0), scalars(1))
         saver.save(2, state(2.0), scalars(2))
-    newest, older = checkpoints.committed(tmp_path)
+    newest, older = (checkpoint.path for checkpoint in checkpoints.committed(tmp_path))
     check(newest, "checkpoint", checksums=True)
     for file in sorted(newest.iterdir()):
         content = file.read_bytes()

@@ -6,6 +6,7 @@ import pytest
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -52,7 +53,7 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
 
 
 def kept(run: RunFolder) -> list[int]:
-    return [checkpoints.step_of(path) for path in checkpoints.committed(run.checkpoints)]
+    return [checkpoint.step for checkpoint in checkpoints.committed(run.checkpoints)]
 
 
 def pointed(run: RunFolder) -> str:
@@ -81,7 +82,7 @@ def test_a_resumed_run_saves_what_the_uninterrupted_one_does_and_is_bitwise_it(t
     train("cut", losses, stop_after=7, save_total_limit=9)
     cut = train("cut", losses, save_total_limit=9)
     assert kept(whole) == [12, 10, 9, 5, 3] and kept(cut) == [12, 10, 9, 7, 5, 3]
-    results = [run.read(run.path / "result.json") for run in (whole, cut)]
+    results = [run.read(TrainingResult, run.result) for run in (whole, cut)]
     assert results[0] == results[1]
 
 
@@ -99,5 +100,5 @@ def test_where_the_best_one_is_gone_the_next_lowest_is_saved(train, lost):
 
 def test_without_prompts_the_run_ends_without_samples(train):
     run = train("one", {3: 7.0, 6: 6.0, 9: 5.0, 12: 4.0}, sample_prompts=[])
-    assert run.read(run.path / "result.json")["samples"] == []
+    assert run.read(TrainingResult, run.result).samples == ()
     assert not (run.path / "samples.jsonl").read_text()
