@@ -1,15 +1,13 @@
-"""Describes the values that each key accepts, and finds the known key that a wrong name resembles. All of it is derived from the schema."""
+"""Every key and the values that it accepts, in words. All of it is derived from the schema."""
 
-import difflib
 import functools
 import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ByteSize
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from infini_llama.configs import other_names
 from infini_llama.configs.durations import COUNT, DURATION
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
 from infini_llama.configs.schema.deployment import FIVE_FIELDS, SLUG
@@ -30,11 +28,13 @@ PATTERNS = {
     SRUN_OPTION: "an srun option, written --name or --name=value",
     COUNT: "a number such as 300M (k, M, G or T)",
 }
-SIMILAR = 0.75  # of difflib, from 0 to 1: typing errors, not words that share letters
 
 
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a key holds, None for a key with a value."""
+def section_of(annotation: Any, or_null: bool = False) -> type[BaseModel] | None:
+    """The section that a key holds, None for a key with a value. or_null: also one in whose place the key may be null."""
+    if or_null and get_origin(annotation) is types.UnionType:
+        sections = [section_of(argument) for argument in get_args(annotation) if argument is not type(None)]
+        return sections[0] if len(sections) == 1 else None
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
@@ -51,37 +51,41 @@ def all_keys(section: type[BaseModel] = PipelineConfig, prefix: str = "") -> dic
 
 
 def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], Any]:
-    """Where an error's location leads: the steps that are the user's own, those that are keys, and what is allowed there."""
+    """Where an error's location leads.
+
+    Returns:
+        the steps that the user wrote; those of the key to blame, which is the whole list for an entry of it, and the whole section for
+        a key of one that may be null; and the type of what is allowed there, None for an unknown key.
+    """
     steps: list[Any] = []
-    fields: list[str] = []
-    allowed: Any = PipelineConfig
+    key: list[str] = []
+    is_key, allowed = True, PipelineConfig
     for step in location:
-        below, arguments = section_of(allowed), get_args(allowed)
-        if below is not None:
-            if step not in below.model_fields:
-                return (*steps, step), tuple(fields), None
-            field = below.model_fields[step]
+        section, arguments = section_of(allowed, or_null=True), get_args(allowed)
+        if section is not None:
+            is_key = is_key and section is allowed
+            if step not in section.model_fields:
+                return (*steps, step), tuple(key), None
+            field = section.model_fields[step]
             allowed = Annotated[field.annotation, field] if field.metadata else field.annotation  # type: ignore[valid-type]
-            if not any(
-                isinstance(earlier, int) for earlier in steps
-            ):  # what is wrong with an entry is wrong with its list
-                fields.append(step)
+            if is_key:
+                key.append(step)
         elif get_origin(allowed) is list:
-            allowed = arguments[0]
+            is_key, allowed = False, arguments[0]
         elif get_origin(allowed) is dict:
-            allowed = arguments[0 if location[-1] == "[key]" else 1]
+            is_key, allowed = False, arguments[0 if location[-1] == "[key]" else 1]
         else:
             break  # pydantic's name for one branch of a union, or its mark "[key]"
         steps.append(step)
-    return tuple(steps), tuple(fields), allowed
+    return tuple(steps), tuple(key), allowed
 
 
 def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     """'an integer ≥ 1 or auto' for such a type."""
     origin, arguments = get_origin(allowed), get_args(allowed)
     if origin is Annotated:
-        given = [rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]]
-        return words(arguments[0], tuple(rule for several in given for rule in several))
+        groups = [rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]]
+        return words(arguments[0], tuple(rule for group in groups for rule in group))
     if origin in (Union, types.UnionType):
         return " or ".join(words(argument) for argument in arguments)
     if origin is Literal:
@@ -93,8 +97,6 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     if allowed is str:
         pattern = _rule(rules, "pattern")
         return PATTERNS[pattern] if pattern else "a non-empty string" if _rule(rules, "min_length") else "a string"
-    if allowed is ByteSize and rules:
-        return f"{PLAIN[allowed]},{_range(rules)} bytes"
     return PLAIN[allowed] + _range(rules)
 
 
@@ -102,7 +104,6 @@ PLAIN = {
     int: "an integer",
     float: "a number",
     bool: "true or false",
-    ByteSize: "a size such as 256MiB",
     Path: "a path",
     type(None): "null",
 }
@@ -121,19 +122,3 @@ def _range(rules: tuple[Any, ...]) -> str:
         f"{' and' if i else ''} {text} {'2^63' if bound == 2**63 else bound}"
         for i, (text, bound) in enumerate((t, b) for t, b in bounds.items() if b is not None)
     )
-
-
-def nearest(steps: tuple[str, ...], is_section: bool = False) -> tuple[str, ...]:
-    """The known keys that a wrong one most likely means: those for another program's name, or the one of the most similar name."""
-    steps = tuple(step.lower().replace("-", "_") for step in steps)
-    for name in (".".join(steps), steps[-1]):
-        if name in other_names.KEYS:
-            return tuple(other_names.KEYS[name].split(" or "))
-    parent, word = ".".join(steps[:-1]), difflib.SequenceMatcher(b=steps[-1])
-    scored: list[tuple[float, int, str]] = []
-    for key, holds_section in all_keys().items():
-        above, _, name = key.rpartition(".")
-        word.set_seq1(name)
-        if holds_section == is_section and word.quick_ratio() >= SIMILAR and (ratio := word.ratio()) >= SIMILAR:
-            scored.append((ratio + 0.2 * (above == parent), -key.count("."), key))
-    return (max(scored)[2],) if scored else ()

@@ -1,4 +1,10 @@
-"""What other training programs call the keys of a configuration and the options of the command line."""
+"""What a wrong name most likely means: a key that another program or an earlier version calls so, or one of a similar name."""
+
+import difflib
+
+from infini_llama.configs.keys import all_keys
+
+SIMILAR = 0.75  # of difflib, from 0 to 1: typing errors, not words that share letters
 
 # Each name with the key to write instead; two keys where one name covers both stages.
 KEYS = {
@@ -168,3 +174,19 @@ COMMANDS = {
     "inspect": "report RUN_OR_DATASET",
     "config": "run CONFIG --dry-run",
 }
+
+
+def nearest(steps: tuple[str, ...], is_section: bool = False) -> tuple[str, ...]:
+    """The known keys that a wrong one most likely means: those for another program's name, or the one of the most similar name."""
+    steps = tuple(step.lower().replace("-", "_") for step in steps)
+    for name in (".".join(steps), steps[-1]):
+        if name in KEYS:
+            return tuple(KEYS[name].split(" or "))
+    parent, word = ".".join(steps[:-1]), difflib.SequenceMatcher(b=steps[-1])
+    scored: list[tuple[float, int, str]] = []
+    for key, holds_section in all_keys().items():
+        above, _, name = key.rpartition(".")
+        word.set_seq1(name)
+        if holds_section == is_section and word.quick_ratio() >= SIMILAR and (ratio := word.ratio()) >= SIMILAR:
+            scored.append((ratio + 0.2 * (above == parent), -key.count("."), key))
+    return (max(scored)[2],) if scored else ()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.problems import reasons_of
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import EnvironmentConfig
@@ -55,7 +56,7 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
     try:
         return type(environment).model_validate(environment.model_dump(exclude_unset=True) | changes)
     except ValidationError as fault:
-        reasons = "; ".join(problem["msg"] for problem in fault.errors())
+        reasons = "; ".join(reason for error in fault.errors() for reason in reasons_of(error))
         raise ConfigError(f"the scheduler's variables do not fit the configuration: {reasons}.") from fault
 
 

@@ -111,5 +111,5 @@ class EnvironmentConfig(Section):
         if self.srun_options and self.launcher != "srun":
             problems.append("srun_options is set, but launcher is not srun; set launcher=srun or remove the options")
         if problems:
-            raise ValueError("; environment.".join(problems))
+            raise ValueError(*problems)
         return self

@@ -105,5 +105,5 @@ class PipelineConfig(Section):
             )
         problems += context_problems(self)
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError(*problems)
         return self

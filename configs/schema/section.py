@@ -1,9 +1,10 @@
 """What every section of the configuration has in common."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 
 class Resume(StrEnum):
@@ -26,6 +27,19 @@ class Section(BaseModel):
         allow_inf_nan=False,
         field_title_generator=lambda name, _: name,  # Prefect's form shows the keys as a file has them
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_a_flag_as_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would take true as 1."""
+        assert info.field_name is not None
+        if isinstance(value, bool) and _is_number(cls.model_fields[info.field_name].annotation):
+            raise PydanticCustomError("flag_as_number", "true and false are no numbers")
+        return value
+
+
+def _is_number(annotation: Any) -> bool:
+    return annotation in (int, float) or any(map(_is_number, get_args(annotation)))
 
 
 def fixed(**field: Any) -> Any:

@@ -75,7 +75,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def _hints(unknown: list[str]) -> str:
     """What to write in place of other programs' options."""
     from infini_llama.configs import other_names
-    from infini_llama.configs.keys import nearest
+    from infini_llama.configs.other_names import nearest
 
     hints = []
     for option in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-")):

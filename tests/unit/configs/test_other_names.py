@@ -3,7 +3,7 @@
 import pytest
 
 from infini_llama.configs import other_names
-from infini_llama.configs.keys import all_keys, nearest
+from infini_llama.configs.keys import all_keys
 from infini_llama.configs.problems import validate
 from infini_llama.flows.cli.main import parse
 
@@ -162,7 +162,7 @@ def test_aliases_are_not_keys_and_map_to_keys():
     meant = {key for keys in other_names.KEYS.values() for key in keys.split(" or ")}
     assert meant <= all_keys().keys()
     assert not other_names.KEYS.keys() & (all_keys().keys() | leaves - {"checkpoint"})
-    assert nearest(("per-device-train-batch-size",)) == ("train.micro_batch_size",)
+    assert other_names.nearest(("per-device-train-batch-size",)) == ("train.micro_batch_size",)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_aliases_are_not_keys_and_map_to_keys():
     [("max_stps", "train.max_steps"), ("fils", "data.files"), ("gpus", "environment.gpus"), ("srun_option", "environment.srun_options")],
 )  # fmt: skip
 def test_a_typing_error_leads_to_the_key(word, meant):
-    assert nearest((word,)) == (meant,)
+    assert other_names.nearest((word,)) == (meant,)
 
 
 @pytest.mark.parametrize("word", ["activate", "zzz", "relation"])
 def test_an_unrelated_word_has_no_suggestion(word):
-    assert nearest((word,)) == ()
+    assert other_names.nearest((word,)) == ()
 
 
 @pytest.mark.parametrize("key", other_names.DECIDED)
