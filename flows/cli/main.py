@@ -75,12 +75,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def _hints(unknown: list[str]) -> str:
     """What to write in place of other programs' options."""
     from infini_llama.configs import other_names
-    from infini_llama.configs.other_names import nearest
 
     hints = []
     for option in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-")):
         name = option.lstrip("-").lower().replace("-", "_")
-        settings = " or ".join(f"{key}=VALUE" for key in nearest((name,)))
+        settings = " or ".join(f"{key}=VALUE" for key in other_names.nearest((name,)))
         if hint := other_names.OPTIONS.get(name) or (settings and f"write {settings}"):
             hints.append(f"\n  {option}: {hint}")
     return "".join(hints)
