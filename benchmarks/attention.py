@@ -14,7 +14,7 @@ to benchmarks/results/attention-<device>.json.
     .venv/bin/python benchmarks/attention.py --backends sdpa blocked [--precisions fp32 bf16] [--rounds 5]
 
 The functions of model.backends instead: forward and backward of 2,048 tokens in rows of 128 to 2,048, 8 heads of 32 or 64 and 4 of
-keys and values, one thread, by the trial of the probe, which also says how far each is from exact attention. The rows of this
+keys and values, one thread, by the trial of the probe, against exact attention. The rows of this
 processor in the same file are replaced, under "backends".
 """
 
@@ -33,9 +33,8 @@ from pathlib import Path
 
 import torch
 
-from infini_llama.tasks.patch_environment.probe.attention_trial import AttentionCase, try_attention
-from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import cpu
+from infini_llama.tasks.patch_environment.gpu_probe import AttentionTrial
+from infini_llama.tasks.patch_environment.machine import Machine, cpu
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
@@ -100,6 +99,28 @@ def child(kind: str, length: int, device: str) -> None:
     print(json.dumps({"seconds": seconds, "bytes": peak(device) - before}))
 
 
+def try_backends(backends: list[str], device: str, precision: str, *shape: int) -> dict[str, dict]:
+    """Median seconds of forward and backward by each backend, or why it cannot be used.
+
+    Args:
+        shape: batch, heads, kv_heads, length, head_dim, and the number of rounds.
+    """
+    *sizes, rounds = shape
+    trial = AttentionTrial(device, torch.bfloat16 if precision == "bf16" else torch.float32, *sizes)
+    results: dict[str, dict] = {}
+    for backend in backends:
+        if fault := trial.fault(backend):
+            results[backend] = {"error": fault}
+            continue
+        times = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            trial.run(backend)
+            times.append(time.perf_counter() - began)
+        results[backend] = {"seconds": statistics.median(times)}
+    return results
+
+
 def compare_backends(options: argparse.Namespace, target: Path) -> None:
     """Each precision, head size and length in a process of its own."""
     processor = cpu(Machine()).model + (" with bf16" if cpu(Machine()).bf16 else " without bf16")
@@ -137,7 +158,7 @@ def main() -> None:
         return child(options.child[0], int(options.child[1]), options.device)
     if options.case:
         torch.set_num_threads(1)
-        return print(json.dumps(try_attention(AttentionCase(*json.loads(options.case)), options.rounds)))
+        return print(json.dumps(try_backends(*json.loads(options.case), options.rounds)))
     if options.backends:
         return compare_backends(options, target)
     kinds = [*OURS, *(THEIRS if find_spec("infini_transformer_pytorch") else ())]

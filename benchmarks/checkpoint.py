@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import cpu
+from infini_llama.tasks.patch_environment.machine import Machine, cpu
 from infini_llama.tasks.train.worker.checkpointer import BackgroundSave
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 

@@ -1,4 +1,4 @@
-"""Training speed of the default plan, and of plans that differ from it in one setting: what each rule of planning/ is worth.
+"""Training speed of the default plan, and of plans that differ from it in one setting: what each rule of the plan is worth.
 
     .venv/bin/python benchmarks/environment.py [--rounds 5] [--vocabularies 8192 32000] [--cases sdpa ...]
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
@@ -43,8 +43,6 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "sdpa": {"environment": {"attention_backend": "sdpa"}},
     "blocked": {"environment": {"attention_backend": "blocked"}},
     "system allocator": {"environment": {"allocator": "system"}},
-    "tcmalloc": {"environment": {"allocator": "tcmalloc"}},
-    "jemalloc": {"environment": {"allocator": "jemalloc"}},
     "compile off": {"train": {"compile": "off"}},
     "compile block": {"train": {"compile": "block"}},
     "compile whole": {"train": {"compile": "whole"}},
@@ -59,11 +57,6 @@ def plans(vocabulary: int, facts: MachineFacts, names: list[str]) -> dict[str, t
     for name in names:
         case = CASES[name]
         environment = {"device": "cpu"} | case.get("environment", {})
-        if (
-            environment.get("allocator") in ("tcmalloc", "jemalloc")
-            and environment["allocator"] not in facts.allocators
-        ):
-            continue
         if "threads" in environment:
             environment["nproc_per_node"] = facts.cores
         sections = {
@@ -149,7 +142,7 @@ def main() -> None:
     if arguments.child:
         return child(arguments.child)
     facts = probe(Path.cwd())
-    machine = facts.model_dump(include={"cpu", "cores", "platform", "allocators", "glibc", "versions"})
+    machine = facts.model_dump(include={"cpu", "cores", "platform", "glibc", "versions"})
     result: dict[str, Any] = {"machine": machine, "load": [os.getloadavg()], "tokens_per_second": {}}
     for vocabulary in arguments.vocabularies:
         cases = plans(vocabulary, facts, ["default", *(name for name in arguments.cases if name != "default")])

@@ -24,9 +24,8 @@ import torch.nn.functional as F
 from agreement import require_close
 
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from infini_llama.tasks.patch_environment.planning.plan import GLIBC_TUNABLES
-from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import cpu
+from infini_llama.tasks.patch_environment.machine import Machine, cpu
+from infini_llama.tasks.patch_environment.plan import GLIBC_TUNABLES
 
 TOKENS, WIDTH = 2048, 256
 CHUNKS = ("chunks of 64", "chunks of 256", "chunks of 1024", "chunks of 2048")

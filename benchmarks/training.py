@@ -38,9 +38,9 @@ from agreement import require_close
 from training_peer import LENGTH, ROWS, SIZES
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import cpu, probe
+from infini_llama.tasks.patch_environment.machine import Machine, cpu
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
 RESULTS = Path(__file__).with_name("results") / "training.json"

@@ -43,7 +43,7 @@ class EnvironmentConfig(Section):
         description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2) "
         "if it agrees with sdpa in a trial, otherwise sdpa.",
     )
-    allocator: Literal["auto", "system", "glibc", "tcmalloc", "jemalloc"] = exact(
+    allocator: Literal["auto", "system", "glibc"] = exact(
         default="auto",
         description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
         "has it, otherwise system.",

@@ -130,8 +130,7 @@ def doctor(arguments: Namespace) -> Answer:
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = doctor(config, home, against, strict=arguments.strict)
     record = report.to_json()
-    patches: list[JsonValue] = [patch.to_json() for patch in report.patches if patch.applies]
-    shown = {name: record[name] for name in ("findings", "plan")} | {"patches": patches}
+    shown = {name: record[name] for name in ("findings", "plan", "patches")}
     if since := report.against:
         shown |= since.model_dump(mode="json", exclude={"run"}) | {"against": since.run}
     return record, as_text({part: value for part, value in shown.items() if value})

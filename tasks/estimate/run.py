@@ -5,10 +5,9 @@ from dataclasses import replace
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig, attention_flops, flops_per_token, matrix_parameters, parameters
-from infini_llama.tasks.patch_environment.planning.estimate import bytes_of_plan, model_of
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.planning.speed import chunk_of
-from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.estimate import bytes_of_plan, chunk_of, model_of
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.estimate import Estimate, FlopsPerToken, Layout, ParameterCount, RunSize
 from infini_llama.tasks.records.plan import EnvironmentPlan

@@ -4,14 +4,13 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.patches.registry import PATCHES, needed_patches
-from infini_llama.tasks.patch_environment.planning.compare import ORDER, Difference, differences
-from infini_llama.tasks.patch_environment.planning.findings import assess
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.findings import assess
+from infini_llama.tasks.patch_environment.machine import Machine
+from infini_llama.tasks.patch_environment.patches import needed_patches
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.requirements import unmet
-from infini_llama.tasks.patch_environment.stage import summarize
+from infini_llama.tasks.patch_environment.stage import Difference, Exactness, differences
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import (
     SEVERITIES,
@@ -24,18 +23,13 @@ from infini_llama.tasks.records.plan import (
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
 
-WARNED = 1
-RESUME = {
-    "kept": "stays bitwise the same",
-    "doubtful": "may no longer be bitwise the same",
+WARNED = 1  # the exit code of a strict report with a warning
+# Worst first.
+RESUME: dict[Exactness, str] = {
     "lost": "is no longer bitwise the same",
+    "doubtful": "may no longer be bitwise the same",
+    "kept": "stays bitwise the same",
 }
-
-
-class KnownPatch(PatchSummary):
-    """applies: the installed packages have its fault."""
-
-    applies: bool
 
 
 class Comparison(Record):
@@ -47,17 +41,18 @@ class Comparison(Record):
 
 
 class DoctorReport(Record):
-    """What doctor found.
+    """The result of `doctor`.
 
     Attributes:
         findings: worst first; a setting that this machine cannot run is one of severity error.
         plan: None without a configuration, and if this machine cannot run it.
+        patches: those whose faults the installed packages have.
         exit_code: 64 if there is an error, 1 if it is strict and there is a warning, else 0.
     """
 
     findings: tuple[Finding, ...]
     plan: EnvironmentPlan | None
-    patches: tuple[KnownPatch, ...]
+    patches: tuple[PatchSummary, ...]
     against: Comparison | None
     facts: MachineFacts
     exit_code: int
@@ -79,7 +74,7 @@ def doctor(
     Raises:
         ConfigError: there is no environment of a run in `against`.
     """
-    facts = probe(home, config, machine, check_hub=True)
+    facts = probe(home, config, machine)
     findings, plan = assess(facts), None
     if config is not None:
         refusals = unmet(config)
@@ -89,21 +84,15 @@ def doctor(
         except ConfigError as refused:
             refusals = list(dict.fromkeys([*refused.problems, *refusals]))
         findings += [finding("configuration", "refused", "error", sentence) for sentence in refusals]
-    since = None if against is None else _compare(against, plan, facts)
-    findings.sort(key=lambda found: SEVERITIES.index(found.severity))
-    severities = {found.severity for found in findings}
-    needed = needed_patches(facts.versions)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    worst = findings[0].severity
     return DoctorReport(
         findings=tuple(findings),
         plan=plan,
-        patches=tuple(KnownPatch(**dict(summarize(patch)), applies=patch in needed) for patch in PATCHES),
-        against=since,
+        patches=tuple(patch.summary() for patch in needed_patches(facts.versions)),
+        against=None if against is None else _compare(against, plan, facts),
         facts=facts,
-        exit_code=ConfigError.exit_code
-        if "error" in severities
-        else WARNED
-        if strict and "warning" in severities
-        else 0,
+        exit_code=ConfigError.exit_code if worst == "error" else WARNED if strict and worst == "warning" else 0,
     )
 
 
@@ -112,6 +101,7 @@ def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Co
     record = folder.find(EnvironmentRecord, folder.environment)
     if record is None:
         raise ConfigError(f"{run} has no environment.json to compare with; give the folder of a run that was started.")
-    found = differences(record.pinned, record.facts, plan, facts)
-    worst = next((kind for kind in ORDER if any(one.exactness == kind for one in found)), "kept")
-    return Comparison(run=run.name, resume=RESUME[worst], differences=tuple(found))
+    changes = differences(record.pinned, record.facts, plan, facts)
+    effects = {change.exactness for change in changes} | {"kept"}
+    resume = next(sentence for exactness, sentence in RESUME.items() if exactness in effects)
+    return Comparison(run=run.name, resume=resume, differences=tuple(changes))

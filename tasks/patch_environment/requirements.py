@@ -1,19 +1,22 @@
-"""What a configuration needs beyond the required packages: checked before any text is read, not by a worker hours later."""
+"""What a configuration needs beyond the required packages: checked before any text is read, not by a worker hours later.
 
+What it names is imported as a worker would import it, in a process of its own: python -m MODULE NAME...
+"""
+
+import importlib
 import json
 import logging
 import os
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 
 from infini_llama.configs.deepspeed import read_json, refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment import import_trial
-from infini_llama.tasks.patch_environment.planning.choices import refuse
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 
 IMPORT_SECONDS = 120.0
 FEWEST_FILES = 64  # open at the same time; torchrun and a worker together need more than 30
@@ -26,15 +29,16 @@ def check_requirements(config: PipelineConfig) -> None:
     Raises:
         ConfigError: one line per problem.
     """
-    refuse(unmet(config))
+    if problems := unmet(config):
+        raise ConfigError("this machine cannot run the configuration", problems)
 
 
 def unmet(config: PipelineConfig) -> list[str]:
     """A sentence for each key that names a package, function or file which this machine's workers cannot use."""
-    found: list[str] = []
+    problems: list[str] = []
     if config.environment.launcher == "local":  # else the workers' packages and limits are another machine's
-        found += [*_few_files(), *_imports(config)]
-    return [*found, *_deepspeed_json(config)]
+        problems += [*_few_files(), *_failing_imports(config)]
+    return [*problems, *_contradicting_deepspeed_json(config)]
 
 
 def _few_files() -> list[str]:
@@ -46,20 +50,21 @@ def _few_files() -> list[str]:
     ]
 
 
-def _imports(config: PipelineConfig) -> list[str]:
+def _failing_imports(config: PipelineConfig) -> list[str]:
     """Imports are tried with the workers' own variables, in a process of their own."""
     train = config.train
-    named = {
-        "wandb": "train.report_to=wandb" if "wandb" in train.report_to else None,
-        "deepspeed": "train.parallel=deepspeed" if train.parallel == "deepspeed" else None,
-        train.metrics_hook: f"train.metrics_hook={train.metrics_hook}",
-    }
-    names = [name for name, setting in named.items() if name and setting]
-    if not names:
+    settings: dict[str, str] = {}
+    if "wandb" in train.report_to:
+        settings["wandb"] = "train.report_to=wandb"
+    if train.parallel == "deepspeed":
+        settings["deepspeed"] = "train.parallel=deepspeed"
+    if train.metrics_hook:
+        settings[train.metrics_hook] = f"train.metrics_hook={train.metrics_hook}"
+    if not settings:
         return []
     try:
         ended = subprocess.run(
-            [sys.executable, import_trial.__file__, *names],
+            [sys.executable, "-m", __name__, *settings],
             env=os.environ | config.environment.env | {"PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -69,22 +74,54 @@ def _imports(config: PipelineConfig) -> list[str]:
         )
         faults = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("could not check whether the workers can import %s (%s)", ", ".join(names), error)
+        log.warning("could not check whether the workers can import %s (%s)", ", ".join(settings), error)
         return []
-    return [f"{named[name]} {fault}" for name, fault in faults.items()]
+    return [f"{settings[name]} {fault}" for name, fault in faults.items()]
 
 
-def _deepspeed_json(config: PipelineConfig) -> list[str]:
+def _contradicting_deepspeed_json(config: PipelineConfig) -> list[str]:
     """Where DeepSpeed's JSON contradicts the run's own keys. A run that has begun is checked against its pinned plan later."""
     if config.train.parallel != "deepspeed":
         return []
     home = config.runtime.home
     try:
-        given = read_json(config.train.deepspeed_config)
-        if not given or (home / "runs" / config.runtime.name / "environment.json").exists():
+        fields = read_json(config.train.deepspeed_config)
+        if not fields or (home / "runs" / config.runtime.name / "environment.json").exists():
             return []
         plan = resolve(config, probe(home, config))
         refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     except ConfigError as refused:
         return list(refused.problems)
     return []
+
+
+def fault_of_function(name: str) -> str | None:
+    """Why a `module:function` cannot be used."""
+    module, _, function = name.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        return f"cannot be imported ({error}); install its module, or name its folder in environment.env.PYTHONPATH."
+    return None if callable(value) else "is not a function."
+
+
+def fault_of_package(name: str) -> str | None:
+    """Why an optional package, which has an extra of its own name, cannot be used."""
+    try:
+        package = importlib.import_module(name)
+    except Exception as error:
+        return f"needs the package {name} ({error}): pip install 'infini-llama[{name}]', or change the key."
+    if name == "wandb":  # it must not wait for a key to be typed
+        with suppress(Exception):  # other versions of W&B may answer otherwise; then its own init decides
+            if package.setup().settings.mode in ("online", "shared") and not package.api.api_key:
+                return "needs a key: log in with `wandb login`, or set environment.env.WANDB_MODE=offline."
+    return None
+
+
+def main() -> None:
+    faults = {name: fault_of_function(name) if ":" in name else fault_of_package(name) for name in sys.argv[1:]}
+    print(f"\n{json.dumps({name: fault for name, fault in faults.items() if fault})}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

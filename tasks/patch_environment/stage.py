@@ -1,32 +1,32 @@
-"""The patch-environment stage: probe, resolve, pin. Only the workers' own environment is changed."""
+"""The patch-environment stage: probe the machine, resolve the plan, and keep what the run's first attempt had.
+
+Only the workers' own environment is changed.
+"""
 
 import errno
 import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.reading import JsonValue
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.patches.patch import Patch
-from infini_llama.tasks.patch_environment.patches.registry import PATCHES
-from infini_llama.tasks.patch_environment.planning.compare import differences
-from infini_llama.tasks.patch_environment.planning.estimate import CHECKPOINT_SPACE
-from infini_llama.tasks.patch_environment.planning.findings import assess
-from infini_llama.tasks.patch_environment.planning.plan import explicit, resolve
-from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import probe, probe_by_srun
+from infini_llama.tasks.patch_environment.findings import assess
+from infini_llama.tasks.patch_environment.machine import Machine
+from infini_llama.tasks.patch_environment.patches import needed_patches
+from infini_llama.tasks.patch_environment.plan import explicit, resolve
+from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun
 from infini_llama.tasks.records.machine import Disk, MachineFacts
-from infini_llama.tasks.records.plan import (
-    EnvironmentPlan,
-    EnvironmentRecord,
-    PatchedEnvironment,
-    PatchSummary,
-    PinnedSettings,
-)
+from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord, PatchedEnvironment, PinnedSettings
+from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 log = logging.getLogger("infini_llama.environment")
+# Versions that determine how numbers are computed; the others only read data and report.
+NUMERIC = ("torch", "numpy", "flash-attn", "triton")
+Exactness = Literal["lost", "doubtful", "kept"]
 
 
 def patch_environment(
@@ -61,15 +61,20 @@ def patch_environment(
     if before is None:
         pinned = plan.pinned()
     else:
-        _log_differences(before.pinned, before.facts, plan, facts)
+        _log_differences(before, plan, facts)
         # What this machine does not support stays pinned: the run returns to it on a machine that does.
         pinned = PinnedSettings.from_json(before.pinned.to_json() | explicit(config))
-    _check_findings(plan, facts)
+    for finding in plan.findings:
+        if finding.severity == "error":
+            raise PipelineError(f"{finding.value}. {finding.sentence} Then run the same command again.")
+    for finding in [*assess(facts), *plan.findings]:
+        if finding.severity in ("warning", "error"):
+            log.warning("%s: %s. %s", finding.name, finding.value, finding.sentence)
     record = EnvironmentRecord(
         pinned=pinned,
         pinned_at=before.pinned_at if before else datetime.now(UTC).isoformat(timespec="seconds"),
         plan=plan.masked(),
-        patches=tuple(summarize(patch) for patch in PATCHES if patch.name in plan.patches),
+        patches=tuple(patch.summary() for patch in needed_patches(facts.versions)),
         facts=facts,
     )
     log.info(
@@ -88,28 +93,6 @@ def patch_environment(
     return PatchedEnvironment(plan=plan, record=record)
 
 
-def summarize(patch: Patch) -> PatchSummary:
-    return PatchSummary(name=patch.name, fault=patch.fault, reference=patch.reference)
-
-
-def _log_differences(
-    pinned: PinnedSettings, facts_then: MachineFacts, plan: EnvironmentPlan, facts: MachineFacts
-) -> None:
-    for one in differences(pinned, facts_then, plan, facts):
-        level = logging.INFO if one.exactness == "kept" else logging.WARNING
-        since = "in this run so far" if one.exactness == "lost" else "at the last attempt"
-        log.log(level, "%s was %s %s and is %s now: %s.", one.name, one.then, since, one.now, one.sentence)
-
-
-def _check_findings(plan: EnvironmentPlan, facts: MachineFacts) -> None:
-    for found in plan.findings:
-        if found.name == CHECKPOINT_SPACE and found.severity == "error":
-            raise PipelineError(f"{found.value}. {found.sentence} Then run the same command again.")
-    for found in [*assess(facts), *plan.findings]:
-        if found.severity in ("warning", "error"):
-            log.warning("%s: %s. %s", found.name, found.value, found.sentence)
-
-
 def _check_disk(disk: Disk, home: Path) -> None:
     if disk.works:
         return
@@ -118,3 +101,71 @@ def _check_disk(disk: Disk, home: Path) -> None:
     raise ConfigError(
         f"runtime.home={home}: writing, syncing or renaming fails at {disk.path} ({disk.fault}); choose another folder."
     )
+
+
+class Difference(Record):
+    """What differs between two environments. exactness: whether the result stays bitwise the same."""
+
+    name: str
+    then: JsonValue
+    now: JsonValue
+    exactness: Exactness
+    sentence: str
+
+
+def differences(
+    pinned: PinnedSettings, facts_then: MachineFacts, plan: EnvironmentPlan | None, facts: MachineFacts
+) -> list[Difference]:
+    """What differs between an earlier environment and this one, most harmful first.
+
+    Args:
+        plan: None compares the machines alone.
+    """
+    changes: list[Difference] = []
+
+    def compare(name: str, then: JsonValue, now: JsonValue, exactness: Exactness, sentence: str) -> None:
+        if then != now:
+            changes.append(Difference(name=name, then=then, now=now, exactness=exactness, sentence=sentence))
+
+    if plan is not None:
+        settings_then, settings = pinned.to_json(), plan.to_json()
+        same_ranks = pinned.world_size == plan.world_size  # only spread over machines otherwise
+        for name, field in PinnedSettings.model_fields.items():
+            if not (same_ranks and name in ("nproc_per_node", "nnodes")):
+                sentence = f"the result is no longer bitwise the same ({field.description})"
+                compare(name, settings_then[name], settings[name], "lost", sentence)
+    decisive_then, decisive = _decisive(facts_then), _decisive(facts)
+    for name in decisive:
+        compare(name, decisive_then[name], decisive[name], "doubtful", "the result may no longer be bitwise the same")
+    others_then, others = _without_effect(facts_then), _without_effect(facts)
+    for name in others_then | others:
+        compare(name, others_then.get(name), others.get(name), "kept", "this does not touch the result")
+    return changes
+
+
+def _decisive(facts: MachineFacts) -> dict[str, JsonValue]:
+    """Facts on which the bits of a result may depend."""
+    return {
+        "python": facts.python,
+        "the processor": facts.cpu.model,
+        "the list of GPUs": list[JsonValue](gpu.name for gpu in facts.gpus),
+        "the driver": facts.gpus[0].driver if facts.gpus else None,
+        **{name: facts.versions.get(name) for name in NUMERIC},
+    }
+
+
+def _without_effect(facts: MachineFacts) -> dict[str, JsonValue]:
+    return {
+        "host": facts.host,
+        "platform": facts.platform,
+        "cores": facts.cores,
+        "memory in GiB": round(facts.memory.total / 1024**3),
+        **{name: version for name, version in facts.versions.items() if name not in NUMERIC},
+    }
+
+
+def _log_differences(before: EnvironmentRecord, plan: EnvironmentPlan, facts: MachineFacts) -> None:
+    for change in differences(before.pinned, before.facts, plan, facts):
+        level = logging.INFO if change.exactness == "kept" else logging.WARNING
+        since = "in this run so far" if change.exactness == "lost" else "at the last attempt"
+        log.log(level, "%s was %s %s and is %s now: %s.", change.name, change.then, since, change.now, change.sentence)

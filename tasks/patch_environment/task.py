@@ -5,10 +5,12 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.formatting import RunPage, best_effort
+from infini_llama.tasks.document import Document, bullets, cell, facts, markdown, part, section
+from infini_llama.tasks.formatting import Cells, RunPage, best_effort, in_bytes
 from infini_llama.tasks.patch_environment import stage
-from infini_llama.tasks.patch_environment.card import card
-from infini_llama.tasks.records.plan import PatchedEnvironment
+from infini_llama.tasks.patch_environment.findings import assess
+from infini_llama.tasks.records.machine import MachineFacts
+from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, EnvironmentRecord, PatchedEnvironment
 
 
 @task(
@@ -24,3 +26,44 @@ def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) ->
             description=f"What run {page.run} is computed on",
         )
     return environment
+
+
+def card(record: EnvironmentRecord, plan: EnvironmentPlan) -> str:
+    """Markdown for the run's page: the machine, the plan with its reasons, what needs attention (worst first), and the patches."""
+    versions = [f"{name} {version}" for name, version in record.facts.versions.items()]
+    settings = plan.model_dump(exclude={"env", "reasons", "findings", "patches"})
+    reasons = (f"{name}: {cell(plan.reasons[name])}" for name in settings if plan.reasons.get(name))
+    findings = [finding for finding in [*assess(record.facts), *plan.findings] if finding.severity != "ok"]
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    attention = (
+        f"**{finding.severity}** {finding.name}: {cell(finding.value)}. {cell(finding.sentence)}"
+        for finding in findings
+    )
+    patches = (f"[{cell(patch.name)}]({patch.reference}): {cell(patch.fault)}" for patch in record.patches)
+    chosen = {name: _value(value) for name, value in settings.items()}
+    parts = (
+        *section("What was found", facts(_machine(record.facts)), cell(f"With {', '.join(versions)}.")),
+        *section("What was chosen", facts(chosen), part("Why", bullets(reasons) or "As the configuration says.")),
+        *section("What needs attention", bullets(attention) or "Nothing."),
+        *section("What was patched in this run's workers", bullets(patches) or "Nothing."),
+    )
+    return markdown(Document("Environment", parts))
+
+
+def _machine(machine: MachineFacts) -> Cells:
+    free = machine.disk.free
+    gpus = [f"{gpu.name} ({in_bytes(gpu.memory)})" for gpu in machine.gpus]
+    return {
+        "machine": f"{machine.host}, {machine.cpu.model}, {machine.cores} core(s)",
+        "memory": f"{in_bytes(machine.memory.total)}, {in_bytes(machine.memory.available)} of it free",
+        "GPUs": ", ".join(gpus) or "none",
+        "disk": f"{machine.disk.kind or 'unknown'}, {in_bytes(free) if free is not None else 'unknown'} free",
+        "Python": machine.python,
+    }
+
+
+def _value(value: object) -> str:
+    """Without Python's punctuation."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value)) or "none"
+    return "none" if value is None else str(value)

@@ -1,8 +1,9 @@
 """What patch-environment finds on a machine."""
 
-from pydantic import Field
-
 from infini_llama.tasks.records.record import Record
+
+BUSY_SHARE = 0.2  # of the last second
+IDLE_FREE = 0.8  # of a GPU's memory; an idle driver and desktop take less than the rest
 
 
 class Cpu(Record):
@@ -21,14 +22,6 @@ class Memory(Record):
     limit: str = "machine"
 
 
-class Limits(Record):
-    """Soft limits of this process; None: unlimited. file_size: bytes."""
-
-    files: int | None = None
-    processes: int | None = None
-    file_size: int | None = None
-
-
 class Disk(Record):
     """The file system of the home folder.
 
@@ -36,7 +29,6 @@ class Disk(Record):
         free: bytes; None: unknown.
         works: writing, syncing and renaming succeeded there; fault: the error of the one that did not.
         kind: such as ext4; network: a network file system, where locks may not reach other machines.
-        skew: seconds by which the times of new files differ from this machine's clock.
         run_bytes: what the checkpoints of the configured run take already.
     """
 
@@ -46,25 +38,18 @@ class Disk(Record):
     fault: str = ""
     kind: str = ""
     network: bool = False
-    skew: float = 0.0
     run_bytes: int = 0
 
 
-class GpuProcess(Record):
-    """A process that computes on a GPU. memory: bytes, where the driver reports them."""
-
-    pid: int
-    memory: int | None = None
-
-
 class Gpu(Record):
-    """A GPU as torch sees it.
+    """A GPU as torch and its driver see it.
 
     Attributes:
         capability: compute capability, (major, minor).
         memory, free: bytes.
+        driver: its version; "" where the driver does not report it.
         busy: share of the last second in which it computed; None: unknown.
-        mig: it is a MIG slice.
+        processes: IDs of the processes that compute on it.
     """
 
     name: str
@@ -73,17 +58,14 @@ class Gpu(Record):
     free: int = 0
     uuid: str = ""
     bf16: bool = False
+    driver: str = ""
     busy: float | None = None
-    mig: bool = False
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[int, ...] = ()
 
-
-class Driver(Record):
-    """The NVIDIA driver. cuda: the newest CUDA that it runs; nvlink: GPUs are linked by NVLink."""
-
-    version: str
-    cuda: str | None = None
-    nvlink: bool = False
+    @property
+    def is_busy(self) -> bool:
+        """Whether another program computes on it or has much of its memory."""
+        return bool(self.processes) or (self.busy or 0.0) > BUSY_SHARE or self.free < IDLE_FREE * self.memory
 
 
 class Compilers(Record):
@@ -93,34 +75,20 @@ class Compilers(Record):
     cc: str | None = None
 
 
-class RunningWorker(Record):
-    """A worker of infini-llama that trains on this machine."""
-
-    pid: int
-    run: str
-
-
-class PortCheck(Record):
-    """The port that environment.master_port requests. free: no program listens there."""
-
-    port: int
-    free: bool
-
-
 class GpuFacts(Record):
     """GPUs and what needs them.
 
     Attributes:
         gpu_fault: why torch cannot use the GPUs; "" where it can or where there is no driver.
         nccl: torch was built with NCCL.
-        attention: why each attention backend cannot be used; "" where it can be imported and, on a GPU with bf16, agrees with torch's own.
+        flash_attention: why flash-attn cannot be used; "" where it can be imported and, on a GPU with bf16, agrees with torch's own
+            attention; None: it was not tried.
     """
 
     gpus: tuple[Gpu, ...]
     gpu_fault: str = ""
     nccl: bool = False
-    attention: dict[str, str] = Field(default_factory=dict)
-    driver: Driver | None = None
+    flash_attention: str | None = None
 
 
 class MachineFacts(GpuFacts):
@@ -128,15 +96,11 @@ class MachineFacts(GpuFacts):
 
     Attributes:
         glibc: version; "" on other C libraries.
-        cores: usable by this process; load: processes that want one.
+        cores: usable by this process; load: processes that need one.
         shared_memory: free bytes of /dev/shm; None: there is none.
-        port: a port of the loopback interface is available; requested_port: the one of environment.master_port.
+        occupied_port: environment.master_port, where another program listens there.
         loopback: name of the loopback interface.
-        environment: variables of this process that the plan builds on.
-        allocators: paths of memory allocators that can be preloaded, by name.
-        others: workers of other runs.
-        hub: the Hugging Face hub accepts connections; None: not tried.
-        torch_cuda: the CUDA that torch was built for; None: built without.
+        visible_gpus: CUDA_VISIBLE_DEVICES of this process.
         versions: of installed packages, by name.
     """
 
@@ -149,15 +113,9 @@ class MachineFacts(GpuFacts):
     load: float = 0.0
     memory: Memory = Memory()
     shared_memory: int | None = None
-    limits: Limits = Limits()
     disk: Disk = Disk()
-    port: bool = True
-    requested_port: PortCheck | None = None
+    occupied_port: int | None = None
     loopback: str | None = None
-    environment: dict[str, str] = Field(default_factory=dict)
+    visible_gpus: str = ""
     compilers: Compilers = Compilers()
-    allocators: dict[str, str] = Field(default_factory=dict)
-    others: tuple[RunningWorker, ...] = ()
-    hub: bool | None = None
-    torch_cuda: str | None = None
     versions: dict[str, str]

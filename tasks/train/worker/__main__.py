@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError
-from infini_llama.tasks.patch_environment.patches.registry import apply
+from infini_llama.tasks.patch_environment.patches import apply
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.run_folder import read_resolved
 from infini_llama.tasks.runs.status import write_status

@@ -10,8 +10,8 @@ from pathlib import Path
 from integration.exactness.cover import Cell
 
 from infini_llama.configs.loading import parse_config
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints

@@ -12,8 +12,7 @@ import torch
 from integration.exactness.bench import Bench, interrupted_equals_uninterrupted
 from integration.exactness.cover import FACTORS, WHOLE, name_of, pairwise_cover, possible
 
-from infini_llama.tasks.patch_environment.probe.machine import Machine
-from infini_llama.tasks.patch_environment.probe.probe import cpu
+from infini_llama.tasks.patch_environment.machine import Machine, cpu
 from support.preloaded import Server
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/exactness.json"

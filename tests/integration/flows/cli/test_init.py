@@ -13,8 +13,8 @@ from infini_llama.flows.cli.init import (
 )
 from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 from support.hub import write_llama
 from support.machines import GIB, H100, T4, lay_out
 

@@ -1,9 +1,13 @@
-"""The report's exit code, what it says since a run, and the card."""
+"""The report's exit code, what has changed since a run, and the card."""
 
 import json
+from pathlib import Path
 
-from infini_llama.tasks.patch_environment.card import card
+import pytest
+
+from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.patch_environment.doctor import doctor
+from infini_llama.tasks.patch_environment.task import card
 from infini_llama.tasks.records.plan import EnvironmentRecord
 from support.machines import H100, begun, lay_out, settings
 
@@ -14,22 +18,57 @@ def test_the_exit_code_follows_the_worst_finding(tmp_path):
     warned, strict = (doctor(settings(), tmp_path, machine=busy, strict=strict) for strict in (False, True))
     ill = doctor(settings({"gpus": [7]}), tmp_path, machine=lay_out(tmp_path / "ill", gpus=[H100]))
     assert [report.exit_code for report in (well, warned, strict, ill)] == [0, 0, 1, 64]
+    assert well.plan.device == "cpu" and ill.plan is None
     for report, worst in ((warned, "warning"), (ill, "error")):
         assert report.findings[0].severity == worst and json.dumps(report.to_json())
 
 
+def test_every_refused_setting_is_an_error(tmp_path):
+    report = doctor(settings({"env": {"RANK": "0", "LOCAL_RANK": "0"}}), tmp_path, machine=lay_out(tmp_path))
+    assert report.exit_code == 64
+    assert [finding.severity for finding in report.findings].count("error") == 2
+    assert "environment.env.RANK=0" in report.findings[0].sentence
+
+
+def test_without_a_configuration_the_machine_is_checked_and_nothing_written(tmp_path):
+    assert doctor(None, tmp_path).plan is None and not list(Path(tmp_path).iterdir())
+
+
+def test_a_comparison_with_a_run_reports_changes_and_their_effect_on_resume(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    before = lay_out(tmp_path / "before")
+    begun(settings(), home, "first", machine=before)
+
+    def since(machine, **changed):
+        return doctor(settings(**changed), home, home / "runs/first", machine).against
+
+    same = since(before)
+    assert same.to_json() == {"run": "first", "resume": "stays bitwise the same", "differences": []}
+    other = lay_out(tmp_path / "other", {"proc/cpuinfo": "model name: Epyc\nflags: fpu avx512_bf16\n"})
+    assert since(other).resume == "may no longer be bitwise the same"
+    fewer = since(lay_out(tmp_path / "fewer", {"proc/self/status": "Cpus_allowed_list: 0-3\n"}))
+    assert fewer.resume == "is no longer bitwise the same"
+    changes = {change.name: (change.then, change.now, change.exactness) for change in fewer.differences}
+    assert changes == {"threads": (8, 4, "lost"), "cores": (8, 4, "kept")}
+
+
+def test_a_comparison_with_something_else_than_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no environment\.json"):
+        doctor(None, tmp_path, tmp_path, lay_out(tmp_path))
+
+
 def test_a_run_resumed_on_another_machine_reports_differences_before_its_first_step(tmp_path, caplog):
-    begun(settings(), tmp_path, "run", machine=lay_out(tmp_path / "here"))
+    begun(settings(), tmp_path, "run", machine=lay_out(tmp_path / "before"))
     caplog.clear()
-    there = lay_out(tmp_path / "there", {"proc/cpuinfo": "model name: Epyc\nflags: fpu\n"}, gpus=[H100])
-    plan = begun(settings(), tmp_path, "run", machine=there)
+    other = lay_out(tmp_path / "other", {"proc/cpuinfo": "model name: Epyc\nflags: fpu\n"}, gpus=[H100])
+    plan = begun(settings(), tmp_path, "run", machine=other)
     assert plan.device == "cpu", "a run stays where it began"
-    assert all(word in caplog.text for word in ("Xeon", "Epyc"))
-    assert "['H100']" in caplog.text
+    assert all(word in caplog.text for word in ("Xeon", "Epyc", "['H100']", "580.10"))
 
 
 def test_the_card_shows_plan_findings_and_patches(tmp_path):
-    machine = lay_out(tmp_path / "here", gpus=[H100] * 2, busy=1)
+    machine = lay_out(tmp_path / "machine", gpus=[H100] * 2, busy=1)
     plan = begun(settings(), tmp_path, "run", machine=machine)
     record = json.loads((tmp_path / "runs/run/environment.json").read_text())
     text = card(EnvironmentRecord.from_json(record), plan)

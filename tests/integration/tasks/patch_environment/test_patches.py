@@ -1,4 +1,4 @@
-"""Patches change the process they are applied in, so each test runs code in processes of its own: one without, one with."""
+"""Which patches a run needs, and what each does: in two processes, one without and one with it."""
 
 import os
 import subprocess
@@ -7,6 +7,41 @@ from collections.abc import Callable
 
 import pytest
 
+from infini_llama.tasks.patch_environment.patches import PATCHES, apply, explain, needed_patches
+
+OLD = {"torch": "2.12.1", "flash-attn": "2.8.3"}
+NEW = {"torch": "2.13.0+cpu"}
+
+
+def test_a_patch_is_planned_for_the_versions_that_have_its_fault():
+    assert {patch.name for patch in needed_patches(OLD)} == {patch.name for patch in PATCHES}
+    assert {patch.name for patch in needed_patches(NEW)} == {"rendezvous", "adam-weight-decay"}
+
+
+def test_each_patch_names_its_fault_and_a_reference():
+    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+    for patch in PATCHES:
+        assert patch.fault.endswith(".") and patch.reference.startswith("https://")
+
+
+def test_a_patch_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="nonsense"):
+        apply(["nonsense"])
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ("libcudart.so.11.0: cannot open shared object file", "built for CUDA 11.0"),
+        ("flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda", "another torch"),
+        ("version `GLIBCXX_3.4.32' not found", "newer C++ library"),
+        ("version `GLIBC_2.38' not found", "glibc 2.38"),
+        ("something\n  else", "something else"),
+    ],
+)
+def test_each_known_import_error_is_explained(message, cause):
+    assert cause in explain(message) and "\n" not in explain(message)
+
 
 @pytest.fixture
 def run() -> Callable[..., subprocess.CompletedProcess]:
@@ -14,9 +49,7 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
 
     def start(code: str, patch: str | None = None, **variables: str) -> subprocess.CompletedProcess:
         before = (
-            f"from infini_llama.tasks.patch_environment.patches.registry import apply\napply([{patch!r}])\n"
-            if patch
-            else ""
+            f"from infini_llama.tasks.patch_environment.patches import apply\napply([{patch!r}])\n" if patch else ""
         )
         unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TOKENIZERS_PARALLELISM")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
@@ -63,7 +96,7 @@ for call in {[*NONE, NUMBER]}:
         (["adam-weight-decay"], ["0.0 True False"] * 2 + ["0.0 True True"] * 2),
     ],
 )
-def test_none_fails_without_the_patch_and_is_zero_with_it_and_a_number_stays_what_it_is(run, patches, of_none):
+def test_weight_decay_none_fails_without_the_patch_and_is_zero_with_it(run, patches, of_none):
     done = run(STEPS, *patches)
     assert done.stdout.splitlines() == [*of_none, "0.3 True True"], done.stderr
 
@@ -132,7 +165,7 @@ print(int(one), os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_
 """
 
 
-def test_without_its_variables_a_process_group_fails_and_with_the_patch_it_is_a_group_of_one(run):
+def test_the_patch_makes_a_process_without_variables_a_group_of_one(run):
     without, patched = run(GATHER), run(GATHER, "rendezvous")
     assert without.returncode == 1 and "RANK" in without.stderr
     assert patched.stdout.split() == ["1", "0", "1", "0"], patched.stderr
@@ -168,7 +201,7 @@ print(dict(counters["inductor"]).get("fxgraph_cache_hit", 0))
 
 
 @pytest.mark.slow
-def test_without_the_patch_an_older_torch_runs_code_of_another_number_of_threads(run, tmp_path):
+def test_only_with_the_patch_an_older_torch_compiles_for_each_number_of_threads(run, tmp_path):
     older = COMPILE.format(older=AS_BEFORE_2_13)
 
     def hits(code: str, threads: int, patch: str | None) -> str:

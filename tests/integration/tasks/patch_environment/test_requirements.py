@@ -1,5 +1,8 @@
 """What a configuration names beyond the required packages, tried before any text is read."""
 
+import json
+import resource
+
 import pytest
 
 from infini_llama.configs.errors import ConfigError
@@ -7,7 +10,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline as direct
 from infini_llama.tasks.patch_environment import requirements
 from infini_llama.tasks.patch_environment.doctor import doctor
-from infini_llama.tasks.patch_environment.requirements import unmet
+from infini_llama.tasks.patch_environment.requirements import check_requirements, unmet
 from support.machines import changed, settings
 
 
@@ -23,13 +26,18 @@ def modules(tmp_path):
     return {"PYTHONPATH": str(tmp_path)}
 
 
+def test_a_plain_configuration_starts_no_process(monkeypatch):
+    monkeypatch.setattr(requirements.subprocess, "run", None)
+    check_requirements(settings())
+
+
 @pytest.mark.parametrize("hook", ["failing:largest", "absent:largest", "mine:absent", "mine:number"])
 def test_a_hook_that_cannot_be_used_is_named(modules, hook):
     config = settings({"env": modules}, {"metrics_hook": hook})
     assert [sentence.split(" ")[0] for sentence in unmet(config)] == [f"train.metrics_hook={hook}"]
 
 
-def test_a_usable_fast_engine_is_not_refused(modules):
+def test_a_hook_and_wandb_offline_that_can_be_used_are_not_refused(modules):
     train = {"metrics_hook": "mine:largest", "report_to": ["wandb"]}
     assert unmet(settings({"env": modules | {"WANDB_MODE": "offline"}}, train)) == []
 
@@ -39,7 +47,7 @@ def test_wandb_without_a_key_is_named(modules):
     assert fault.startswith("train.report_to=wandb ") and "WANDB_MODE" in fault
 
 
-def test_wandb_and_deepspeed_that_are_not_there_are_named(tmp_path):
+def test_missing_wandb_and_deepspeed_are_named_for_workers_on_this_machine(tmp_path):
     for name in ("wandb", "deepspeed"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     config = settings({"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"})
@@ -49,26 +57,36 @@ def test_wandb_and_deepspeed_that_are_not_there_are_named(tmp_path):
     )
 
 
-def test_a_trial_that_does_not_answer_refuses_nothing(modules, monkeypatch):
+def test_an_import_that_takes_too_long_refuses_nothing(modules, monkeypatch):
     monkeypatch.setattr(requirements, "IMPORT_SECONDS", 0.001)
     assert unmet(settings({"env": modules}, {"metrics_hook": "absent:largest"})) == []
 
 
-@pytest.fixture
-def refused(tmp_path) -> PipelineConfig:
+@pytest.mark.parametrize("content", ["{", "[]", json.dumps({"train_batch_size": 7}), None])
+def test_deepspeeds_file_is_checked(tmp_path, content):
+    path = tmp_path / "ds.json"
+    if content is not None:
+        path.write_text(content)
+    (tmp_path / "deepspeed.py").touch()
+    environment = {"env": {"PYTHONPATH": str(tmp_path)}}
+    (fault,) = unmet(settings(environment, {"parallel": "deepspeed", "deepspeed_config": str(path)}))
+    assert "train.deepspeed_config" in fault
+
+
+def test_too_few_open_files_are_named(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (20, 20))
+    (fault,) = unmet(settings())
+    assert "ulimit -n" in fault
+
+
+def test_a_run_is_refused_before_its_text_is_read_and_doctor_reports_why(tmp_path, monkeypatch):
     data = {"source": "files", "files": [str(tmp_path / "*.txt")]}
-    return PipelineConfig.model_validate(
+    refused = PipelineConfig.model_validate(
         {"data": data, "train": {"metrics_hook": "absent:largest"}, "runtime": {"home": tmp_path / "home"}}
     )
-
-
-def test_a_run_is_refused_before_its_text_is_read(refused, monkeypatch):
     monkeypatch.setattr(direct, "Preparation", None)
     with pytest.raises(ConfigError, match=r"train\.metrics_hook"):
         direct.run(refused)
-
-
-def test_doctor_reports_it(refused, tmp_path):
     report = doctor(refused, tmp_path)
     assert report.exit_code == 64
-    assert any("train.metrics_hook" in found.sentence for found in report.findings if found.severity == "error")
+    assert any("train.metrics_hook" in finding.sentence for finding in report.findings if finding.severity == "error")

@@ -8,7 +8,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.planning.plan import resolve
+from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.plan import PinnedSettings
 from infini_llama.tasks.records.resolved_run import ResolvedRun

@@ -1,6 +1,7 @@
-"""Whole machines from their raw readings to the plan and its sentences."""
+"""Whole machines from their raw readings to the plan and its findings, and the process that asks torch about GPUs."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -8,11 +9,14 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.patch_environment.doctor import DoctorReport, doctor
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.probe import probe
+from infini_llama.tasks.patch_environment.gpus import gpus
+from infini_llama.tasks.patch_environment.machine import Machine
+from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
+from infini_llama.tasks.records.machine import Gpu, GpuFacts
 from infini_llama.tasks.records.plan import Finding
-from support.machines import GIB, H100, T4, in_home, lay_out, settings
+from support.machines import GIB, H100, T4, in_home, lay_out, settings, with_driver
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by flash_attn_2_cuda.so)"
 
@@ -39,37 +43,24 @@ def test_four_gpus_with_one_busy(tmp_path):
     plan = found.plan
     assert (plan.device, plan.gpus, plan.nproc_per_node) == ("cuda", (0, 1, 3), 3)
     assert plan.env["CUDA_VISIBLE_DEVICES"] == "0,1,3" and plan.distributed_backend == "nccl"
-    assert plan.env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and plan.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert "4242" in findings(found)["GPU 2"].sentence and found.exit_code == 0
-    assert findings(found)["between GPUs"].value == "NVLink"
     forced = report(machine, tmp_path, environment={"gpus": [2]}, train={"global_batch_size": 8})
     assert forced.plan.gpus == (2,) and findings(forced)["GPU 2 in the plan"].severity == "warning"
     everywhere = report(machine, tmp_path, environment={"nproc_per_node": 4}).plan
     assert everywhere.gpus == (0, 1, 2, 3) and "CUDA_VISIBLE_DEVICES" not in everywhere.env
 
 
-def test_an_old_driver(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "infini_llama.tasks.patch_environment.probe.probe.torch_cuda", lambda: "12.8"
-    )  # this machine's torch may have no CUDA
-    machine = lay_out(
-        tmp_path, gpus=[H100], driver=("470.82", "11.4"), fault="The NVIDIA driver on your system is too old"
-    )
+def test_a_driver_that_torch_cannot_use(tmp_path):
+    machine = lay_out(tmp_path, gpus=[H100], gpu_fault="The NVIDIA driver on your system is too old")
     found = report(machine, tmp_path)
-    assert found.plan.device == "cpu" and found.exit_code == 64
-    driver = findings(found)["driver"]
-    assert "12.8" in driver.sentence and "11.4" in driver.sentence
-    assert "too old" in findings(found)["GPUs"].sentence
+    assert found.plan.device == "cpu" and found.exit_code == 0
+    assert "too old" in findings(found)["GPUs"].sentence and findings(found)["GPUs"].severity == "warning"
 
 
 @pytest.mark.parametrize(
-    ("package", "backend", "severity", "words"),
-    [
-        (f"raise ImportError({GLIBC!r})", "flash2", "warning", "glibc 2.38"),
-        (None, "flash2", "warning", "another package"),
-    ],
+    ("package", "cause"), [(f"raise ImportError({GLIBC!r})", "glibc 2.38"), (None, "another package")]
 )
-def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, backend, severity, words):
+def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, cause):
     folder = tmp_path / "site" / "flash_attn"
     (folder / "cute").mkdir(parents=True)
     (folder / "cute" / "__init__.py").write_text("def flash_attn_varlen_func(*arguments, **options): ...")
@@ -80,33 +71,22 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, 
     monkeypatch.setattr("infini_llama.tasks.patch_environment.doctor.probe", lambda *_, **__: facts)
     found = report(machine, tmp_path)
     assert found.plan.attention_backend == "sdpa"
-    finding = findings(found)[f"attention by {backend}"]
-    assert finding.severity == severity and words in finding.sentence
+    finding = findings(found)["flash attention"]
+    assert finding.severity == "warning" and cause in finding.sentence
     monkeypatch.setattr("infini_llama.tasks.patch_environment.stage.probe", lambda *_: facts)
     with caplog.at_level("INFO", "infini_llama.environment"):
         plan = patch_environment(in_home(settings(), tmp_path), "run").plan
     reason = plan.reasons["attention_backend"]
     assert [line.args for line in caplog.records if reason in line.getMessage()] == [(plan.attention_backend, reason)]
-    refused = report(machine, tmp_path, environment={"attention_backend": backend})
+    refused = report(machine, tmp_path, environment={"attention_backend": "flash2"})
     assert refused.exit_code == 64 and refused.plan is None
     assert refused.findings[0].sentence.startswith("environment.attention_backend=flash2")
 
 
-def test_a_tiny_dev_shm(tmp_path):
-    found = report(lay_out(tmp_path, gpus=[H100] * 2, shared_memory=64 * 1024**2), tmp_path)
-    assert "--shm-size" in findings(found)["/dev/shm"].sentence and found.plan.nproc_per_node == 2
-
-
-def test_a_disk_that_cannot_be_written(tmp_path):
-    found = report(lay_out(tmp_path), "/proc/nowhere")
-    assert found.exit_code == 64 and "runtime.home" in findings(found)["disk"].sentence
-
-
-def test_a_network_disk_with_a_different_clock(tmp_path):
+def test_a_network_file_system(tmp_path):
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
-    found = report(lay_out(tmp_path, {"proc/self/mounts": mounts}, clock=90.0), tmp_path)
+    found = report(lay_out(tmp_path, {"proc/self/mounts": mounts}), tmp_path)
     assert findings(found)["file system"].severity == "warning" and found.exit_code == 0
-    assert findings(found)["clock"].value.startswith("90") and "NTP" in findings(found)["clock"].sentence
 
 
 def test_a_control_group_of_1_gb(tmp_path):
@@ -127,35 +107,22 @@ def test_no_compiler(tmp_path):
     assert "train.compile=block" in refused.findings[0].sentence
 
 
-def test_other_runs_and_low_limits(tmp_path):
-    job = "/home/x/workspace/runs/big/logs/attempt-01/resolved.json"
-    files = {
-        "proc/77/cmdline": f"python\0-m\0infini_llama.tasks.train.worker\0{job}\0",
-        "proc/78/cmdline": f"python\0-m\0torch.distributed.run\0--module\0infini_llama.tasks.train.worker\0{job}\0",
-        "proc/self/limits": "Max open files            256                  4096  files\nMax file size   1073741824  unlimited  bytes\n",
-    }
-    found = findings(report(lay_out(tmp_path, files), tmp_path))
-    assert found["other runs"].value == "big (1 worker(s))" and found["open files"].severity == "warning"
-    assert "ulimit -f unlimited" in found["largest file"].sentence
-
-
 @pytest.mark.parametrize(
-    ("requested", "gpus", "words"),
+    ("requested", "gpus", "key"),
     [
         ({"gpus": [7]}, [H100] * 4, "environment.gpus"),
         ({"precision": "bf16"}, [T4], "environment.precision=bf16"),
         ({"distributed_backend": "nccl"}, None, "environment.distributed_backend=nccl"),
         ({"gpus": [0]}, None, "environment.gpus"),
         ({"attention_backend": "flash2"}, None, "environment.attention_backend=flash2"),
-        ({"allocator": "jemalloc"}, None, "environment.allocator=jemalloc"),
         ({"gpus": [0, 1], "nproc_per_node": 4}, [H100] * 4, "environment.gpus"),
     ],
 )
-def test_wrong_settings_are_refused_by_their_keys(tmp_path, requested, gpus, words):
+def test_wrong_settings_are_refused_by_their_keys(tmp_path, requested, gpus, key):
     machine = lay_out(tmp_path, gpus=gpus)
     with pytest.raises(ConfigError) as refused:
         resolve(settings(requested), probe(tmp_path, settings(requested), machine))
-    assert words in str(refused.value)
+    assert key in str(refused.value)
     answer = report(machine, tmp_path, environment=requested)
     assert answer.exit_code == 64 and json.dumps(answer.to_json())
 
@@ -169,3 +136,35 @@ def test_a_fixed_port_that_is_busy_is_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"environment.master_port={port}"):
             resolve(requested, probe(tmp_path, requested, lay_out(tmp_path)))
     assert resolve(requested, probe(tmp_path, requested)).port == port
+
+
+GPUS = {"gpus": [{"name": "H100", "capability": [9, 0]}], "nccl": True}
+ANSWER = f"print('noise'); print('''{json.dumps(GPUS)}''')"
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "expected"),
+    [
+        (ANSWER, 60, GpuFacts(gpus=(Gpu(name="H100", capability=(9, 0)),), nccl=True)),
+        ("raise RuntimeError('driver too old')", 60, GpuFacts(gpus=(), gpu_fault="RuntimeError: driver too old")),
+        ("import os; os.abort()", 60, GpuFacts(gpus=(), gpu_fault="torch ended with code -6")),
+        ("import time; time.sleep(60)", 0.3, GpuFacts(gpus=(), gpu_fault="torch did not answer within 0.3 seconds")),
+    ],
+)
+def test_the_child_that_probes_torch_may_answer_fail_die_or_hang(tmp_path, program, seconds, expected):
+    assert gpus(with_driver(tmp_path, gpu_probe=("-c", program)), seconds) == expected
+
+
+def test_the_real_probe_runs(tmp_path):
+    """On a machine with a GPU it describes it; on one without, torch says so in a sentence."""
+    answer = gpus(with_driver(tmp_path))
+    assert answer.gpus or any(word in answer.gpu_fault for word in ("CUDA", "NVIDIA"))
+
+
+def test_an_installed_flash_attn_is_imported_without_a_gpu(tmp_path):
+    package = tmp_path / "site" / "flash_attn"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('libcudart.so.11.0: cannot open shared object file')")
+    paths = os.pathsep.join((str(package.parent), os.environ.get("PYTHONPATH", "")))
+    found = gpus(Machine(root=tmp_path, environ=dict(os.environ) | {"PYTHONPATH": paths}))
+    assert not found.gpus and "CUDA 11.0" in (found.flash_attention or "")

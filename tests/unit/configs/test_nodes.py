@@ -1,38 +1,9 @@
-"""What several nodes change in a plan."""
+"""Settings of several nodes that contradict each other."""
 
 import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.planning.compare import differences
-from infini_llama.tasks.patch_environment.planning.plan import resolve
-from infini_llama.tasks.patch_environment.probe.probe import probe
-from support.machines import changed
-
-
-@pytest.fixture(scope="module")
-def facts(tmp_path_factory):
-    return changed(probe(tmp_path_factory.mktemp("home")), {"cores": 8, "gpus": [], "nccl": False, "loopback": "lo"})
-
-
-def config(**environment) -> PipelineConfig:
-    sections = {"data": {"source": "python-stdlib"}, "environment": environment}
-    return PipelineConfig.model_validate(sections)
-
-
-def test_gloo_is_kept_to_the_loopback_on_one_machine_alone(facts):
-    assert resolve(config(nproc_per_node=2), facts).env["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in resolve(config(nnodes=2, nproc_per_node=2), facts).env
-
-
-def test_the_same_ranks_on_other_machines_lose_nothing(facts):
-    def lost(then: dict, now: dict) -> list[str]:
-        plans = [resolve(config(**settings), facts) for settings in (then, now)]
-        return [one.name for one in differences(plans[0].pinned(), facts, plans[1], facts) if one.exactness == "lost"]
-
-    assert lost({"nproc_per_node": 4, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == []
-    assert lost({"nproc_per_node": 2, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == ["nnodes"]
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,35 @@
-"""What a run needs, before it is started: memory of a worker, the micro-batch that fits, and disk space for checkpoints."""
+"""What a run needs, before it is started: memory of a worker, and disk space for checkpoints."""
 
 from dataclasses import replace
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig, parameters
 from infini_llama.tasks.formatting import in_bytes
-from infini_llama.tasks.patch_environment.planning.choices import Choices
-from infini_llama.tasks.patch_environment.planning.devices import Devices, indivisible
-from infini_llama.tasks.patch_environment.planning.findings import GIB
-from infini_llama.tasks.patch_environment.planning.speed import chunk_of
 from infini_llama.tasks.records.machine import Disk, MachineFacts
-from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Finding, PinnedSettings, Precision, finding
+from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Finding, Precision, finding
 
+GIB = 1024**3
 # Of what is free, for what no estimate sees: fragments, kernels' workspaces, Python and its libraries.
 SHARE, FIXED = 0.8, 1 * GIB
-# More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
-ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
-CHECKPOINT_SPACE = "disk space for checkpoints"
-BYTES = 12  # per parameter in a checkpoint: the weight and both moments of Adam, in fp32
+# Bytes of fp32 logits of one micro-batch from which they are computed in parts. On a CPU a part is the largest power of two of
+# tokens whose logits take so many bytes: the head's weights and gradient are read for each, so that smaller parts are slower, even
+# such as a cache holds (benchmarks/loss.py). On a GPU it has so many tokens.
+LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
+CPU_CHUNK_BYTES, GPU_CHUNK = 128 * 2**20, 4096
+CHECKPOINT_BYTES = 12  # per parameter: the weight and both moments of Adam, in fp32
 
 
 def model_of(config: PipelineConfig) -> LlamaConfig:
     """The run's model, with the vocabulary size of the configuration."""
     data = config.data
     return LlamaConfig.from_dict(config.model.architecture(data.tokenizer.vocab_size, data.sequence_length))
+
+
+def chunk_of(device: Device, tokens: int, vocab_size: int) -> int:
+    """Tokens per part of the loss for `train.loss_chunk=auto` and micro-batches of `tokens` tokens; 0: all at once."""
+    if 4 * tokens * vocab_size <= LARGE_LOGITS[device]:
+        return 0
+    return GPU_CHUNK if device == "cuda" else 1 << ((CPU_CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
 
 
 def bytes_needed(
@@ -93,38 +99,6 @@ def fits(need: dict[str, int], have: int) -> bool:
     return sum(need.values()) + FIXED <= SHARE * have
 
 
-def micro_batch_size(
-    config: PipelineConfig,
-    facts: MachineFacts,
-    precision: Precision,
-    devices: Devices,
-    pinned: PinnedSettings | None,
-    choices: Choices,
-) -> int:
-    """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
-
-    def rule() -> tuple[int, str]:
-        nodes, train = config.environment.nnodes, config.train
-        share = max(1, train.global_batch_size // train.groups(devices.processes * nodes))
-        length = config.data.sequence_length // train.context_parallel
-        have = memory_per_worker(facts, devices.gpus, devices.processes)
-        fitting = [
-            size
-            for size in range(1, share + 1)
-            if share % size == 0
-            and (size == 1 or size * length <= ENOUGH_TOKENS[devices.device])
-            and fits(bytes_needed(config, size, precision, devices.device, devices.processes, nodes), have)
-        ]
-        return max(fitting, default=1), "the largest that fits into memory by the estimate and is still faster"
-
-    def fault(size: int) -> str:
-        return indivisible(config, size, devices.processes)
-
-    return choices.choose(
-        "micro_batch_size", config.train.micro_batch_size, pinned and pinned.micro_batch_size, rule, fault
-    )
-
-
 def describe(need: dict[str, int], have: int) -> str:
     """'3.2 GiB (weights 0.3, gradients 0.3, …) of 24.0 GiB'."""
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in need.items())
@@ -137,8 +111,8 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     These are the newest, the best, those of train.save_permanent_every, and one more while it is written. The severity is error
     where not even one fits. None where they fit, or where the free space is unknown.
     """
-    train = config.train
-    each = BYTES * parameters(model_of(config))
+    name, train = "disk space for checkpoints", config.train
+    each = CHECKPOINT_BYTES * parameters(model_of(config))
     steps = train.planned_steps(config.data.sequence_length)
     permanent = steps // train.save_permanent_every if train.save_permanent_every else 0
     count = train.save_total_limit + 2 + permanent
@@ -149,7 +123,7 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     if have < each // 3 * (1 + moments):
         sentence = f"Not one checkpoint fits at {disk.path}; free space, or set runtime.home to a larger disk."
         value = f"{in_bytes(have)}, and one takes {in_bytes(each)}"
-        return finding(CHECKPOINT_SPACE, value, "error", sentence)
+        return finding(name, value, "error", sentence)
     value = f"{in_bytes(have)} for {count} checkpoints of {in_bytes(each)}"
     fix = "Saving will fail when the disk is full; free space, lower train.save_total_limit or set runtime.home to a larger disk."
-    return finding(CHECKPOINT_SPACE, value, "warning", fix)
+    return finding(name, value, "warning", fix)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.tasks.patch_environment.probe.gpus import gpus
-from infini_llama.tasks.patch_environment.probe.machine import Machine, memory, usable_cores
-from infini_llama.tasks.patch_environment.probe.probe import disk, probe
+from infini_llama.tasks.patch_environment.gpus import gpus
+from infini_llama.tasks.patch_environment.machine import Machine, disk, memory, usable_cores
+from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.machine import GpuFacts, MachineFacts, Memory
 from support.machines import FILES, with_driver
 
@@ -30,10 +30,6 @@ def group(tmp_path):
     return write
 
 
-def affinity() -> int:
-    return 8
-
-
 def test_the_cores_of_this_machine_are_those_of_its_affinity():
     assert 1 <= usable_cores(Machine()) <= len(os.sched_getaffinity(0))
 
@@ -43,16 +39,16 @@ def test_the_cores_of_this_machine_are_those_of_its_affinity():
     [
         ("0::/", {"cpu.max": "100000 100000"}, 1),
         ("0::/", {"cpu.max": "50000 100000"}, 1),
-        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {"cpu.max": "max 100000"}, 8),
         ("0::/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1),
         ("0::/not/seen/here", {"cpu.max": "100000 100000"}, 1),
         ("4:cpu:/docker/x", {"cpu/docker/x/cpu.cfs_quota_us": "100000", "cpu/docker/x/cpu.cfs_period_us": "100000"}, 1),
-        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ("4:memory:/\n0::/", {}, None),
+        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ("4:memory:/\n0::/", {}, 8),
     ],
 )
 def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, membership, files, cores):
-    assert usable_cores(group(membership, files)) == (cores or affinity())
+    assert usable_cores(group(membership, files)) == cores
 
 
 @pytest.mark.parametrize(
@@ -87,13 +83,13 @@ def test_a_home_that_cannot_be_written_is_a_fact_not_a_crash():
 def test_facts_are_json_and_quickly_had(tmp_path):
     facts = probe(tmp_path)
     assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-    assert facts.cores >= 1 and facts.versions["torch"] and facts.port
+    assert facts.cores >= 1 and facts.versions["torch"]
 
 
 def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):
     nothing = GpuFacts(gpus=())
-    assert gpus(Machine(root=tmp_path, questions="raise SystemExit(1)")) == nothing
+    assert gpus(Machine(root=tmp_path, gpu_probe=("-c", "raise SystemExit(1)"))) == nothing
     hidden = Machine(
-        root=with_driver(tmp_path).root, environ={"CUDA_VISIBLE_DEVICES": ""}, questions="raise SystemExit(1)"
+        root=with_driver(tmp_path).root, environ={"CUDA_VISIBLE_DEVICES": ""}, gpu_probe=("-c", "raise SystemExit(1)")
     )
     assert gpus(hidden) == nothing

@@ -1,0 +1,140 @@
+"""What the facts of a machine mean for training: one finding per fact, with the fix where something is wrong."""
+
+from infini_llama.tasks.formatting import in_bytes
+from infini_llama.tasks.records.machine import Cpu, Disk, Gpu, MachineFacts, Memory
+from infini_llama.tasks.records.plan import Finding, finding
+
+MIB, GIB = 1024**2, 1024**3
+
+
+def assess(facts: MachineFacts) -> list[Finding]:
+    """One finding per fact of `probe`."""
+    return [
+        finding("python", facts.python),
+        _processor(facts.cpu),
+        _cores(facts),
+        _memory(facts.memory),
+        *_gpus(facts),
+        *_flash_attention(facts),
+        _disk(facts.disk),
+        _file_system(facts.disk),
+        _shared_memory(facts),
+        _compiler(facts),
+        *(finding(name, version) for name, version in facts.versions.items()),
+    ]
+
+
+def _processor(cpu: Cpu) -> Finding:
+    units = "AMX" if cpu.amx else "vector units"
+    return finding("processor", f"{cpu.model}, bf16 by {units}" if cpu.bf16 else f"{cpu.model}, without bf16")
+
+
+def _cores(facts: MachineFacts) -> Finding:
+    cores, load = facts.cores, facts.load
+    value = f"{cores} usable, load {load:.1f}"
+    if load < cores + 1:
+        return finding("cores", value)
+    return finding(
+        "cores",
+        value,
+        "note",
+        "Other programs use these cores too, so threads of one worker wait for each other. More workers with one "
+        "thread each are faster (environment.nproc_per_node, environment.threads).",
+    )
+
+
+def _memory(memory: Memory) -> Finding:
+    value = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB"
+    limited = memory.limit == "control group"
+    value += " of this control group" if limited else ""
+    if memory.available >= 2 * GIB:
+        return finding("memory available", value)
+    fix = "raise the container's limit or use fewer workers" if limited else "stop other programs or use fewer workers"
+    return finding("memory available", value, "warning", f"Each worker needs about 1 GiB before the model; {fix}.")
+
+
+def _gpus(facts: MachineFacts) -> list[Finding]:
+    """One finding per GPU; one if there is none that can be used."""
+    if fault := facts.gpu_fault:
+        fix = (
+            f"A driver is there, but torch cannot use it ({fault}); update the driver or install a torch built for it."
+        )
+        return [finding("GPUs", "unusable", "warning", fix)]
+    if not facts.gpus:
+        return [finding("GPUs", "none", "note", "Training runs on the CPU.")]
+    findings = [_gpu(number, gpu) for number, gpu in enumerate(facts.gpus)]
+    if not facts.nccl:
+        sentence = "This torch is built without NCCL, so several GPUs communicate through gloo, which is slow; install a CUDA build."
+        findings.append(finding("nccl", "missing", "warning", sentence))
+    return findings
+
+
+def _gpu(number: int, gpu: Gpu) -> Finding:
+    free = f"{gpu.free / GIB:.0f} of {gpu.memory / GIB:.0f} GiB free"
+    value = f"{gpu.name}, {free}, {'bf16' if gpu.bf16 else 'no bf16'}"
+    value += f", driver {gpu.driver}" if gpu.driver else ""
+    if not gpu.is_busy:
+        return finding(f"GPU {number}", value)
+    users = f"Process(es) {', '.join(map(str, gpu.processes))}" if gpu.processes else "Other programs"
+    sentence = f"{users} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
+    return finding(f"GPU {number}", value, "warning", sentence)
+
+
+def _flash_attention(facts: MachineFacts) -> list[Finding]:
+    fault = facts.flash_attention
+    if fault is None:
+        return []
+    if not fault:
+        tried = bool(facts.gpus) and facts.gpus[0].bf16
+        return [finding("flash attention", "agrees with torch's own" if tried else "can be imported")]
+    missing = fault.startswith("No module named")
+    why = "flash-attn is not installed" if missing else fault
+    sentence = f"Not usable ({why}); attention_backend=flash2 is refused and torch's own attention is used."
+    return [finding("flash attention", "no", "note" if missing else "warning", sentence)]
+
+
+def _disk(disk: Disk) -> Finding:
+    if not disk.works:
+        fix = f"Writing, syncing or renaming fails there ({disk.fault}); choose another runtime.home."
+        return finding("disk", disk.path, "error", fix)
+    if disk.free is None:
+        return finding("disk", disk.path)
+    value = f"{in_bytes(disk.free)} free at {disk.path}"
+    if disk.free >= 2 * GIB:
+        return finding("disk", value)
+    fix = "Checkpoints may not fit; free disk space, or set runtime.home to a larger disk."
+    return finding("disk", value, "warning", fix)
+
+
+def _file_system(disk: Disk) -> Finding:
+    if not disk.network:
+        return finding("file system", disk.kind or "unknown")
+    fix = (
+        "File locks may not work across machines there: start each run from one machine only, or set runtime.home to "
+        "a local disk, which is also faster for checkpoints."
+    )
+    return finding("file system", disk.kind, "warning", fix)
+
+
+def _shared_memory(facts: MachineFacts) -> Finding:
+    shared = facts.shared_memory
+    value = "absent" if shared is None else f"{in_bytes(shared)} free"
+    if (shared or 0) < 512 * MIB and len(facts.gpus) > 1:
+        fix = "NCCL between several GPUs may fail without it; start a container with --shm-size=8g."
+        return finding("/dev/shm", value, "warning", fix)
+    return finding("/dev/shm", value)
+
+
+def _compiler(facts: MachineFacts) -> Finding:
+    cxx, cc, triton = facts.compilers.cxx, facts.compilers.cc, facts.versions.get("triton")
+    if facts.gpus:
+        if cc and triton:
+            return finding("compiler", f"{cc}, triton {triton}")
+        missing = "triton" if cc else "a C compiler"
+        return finding("compiler", "none", "note", f"train.compile needs {missing}; install it for faster steps.")
+    if cxx:
+        return finding("compiler", cxx)
+    fix = (
+        "train.compile needs one on a CPU; install it (for example apt install g++) for steps about 1.5 times as fast."
+    )
+    return finding("compiler", "none", "note", fix)

@@ -1,0 +1,78 @@
+"""The machine's GPUs: what torch can do with them, which a child process reports, and what the driver reports."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+from infini_llama.configs.reading import changed
+from infini_llama.tasks.patch_environment.machine import Machine
+from infini_llama.tasks.patch_environment.patches import explain
+from infini_llama.tasks.records.machine import Gpu, GpuFacts
+
+# Driver nodes of NVIDIA on Linux and under WSL.
+DRIVER_NODES = ("/dev/nvidiactl", "/dev/dxg")
+SECONDS = 120.0
+FLASH_HEAD_SIZES = (64, 128)  # at which flash-attn is compared with torch's attention
+
+
+def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
+    """The GPUs as torch and the driver report them. Without a driver, only whether an installed flash-attn can be imported."""
+    hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # the user's way to keep GPUs out of it
+    has_driver = not hidden and any(machine.path(node).exists() for node in DRIVER_NODES)
+    if not has_driver and not machine.has_package("flash_attn"):
+        return GpuFacts(gpus=())
+    try:
+        child = machine.run_python(*machine.gpu_probe, *([] if has_driver else ["import"]), seconds=seconds)
+    except subprocess.TimeoutExpired:
+        return _unusable(has_driver, f"torch did not answer within {seconds:g} seconds")
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or [f"torch ended with code {child.returncode}"]
+        return _unusable(has_driver, lines[-1])
+    answer = GpuFacts.from_json(json.loads(child.stdout.splitlines()[-1]))
+    reports = _driver_reports(machine) if answer.gpus else []
+    return changed(
+        answer,
+        flash_attention=answer.flash_attention and explain(answer.flash_attention),
+        gpus=tuple(_with_report(gpu, index, len(answer.gpus), reports) for index, gpu in enumerate(answer.gpus)),
+    )
+
+
+def _unusable(has_driver: bool, fault: str) -> GpuFacts:
+    return GpuFacts(gpus=(), gpu_fault=fault if has_driver else "")
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What the driver reports about a GPU."""
+
+    uuid: str
+    driver: str
+    busy: float | None
+    processes: tuple[int, ...]
+
+
+def _driver_reports(machine: Machine) -> list[_Report]:
+    processes: dict[str, list[int]] = {}
+    for uuid, pid in _rows(machine, "--query-compute-apps=gpu_uuid,pid", 2):
+        processes.setdefault(uuid, []).append(int(pid))
+    return [
+        _Report(uuid, driver, int(busy) / 100 if busy.isdigit() else None, tuple(processes.get(uuid, ())))
+        for uuid, driver, busy in _rows(machine, "--query-gpu=uuid,driver_version,utilization.gpu", 3)
+    ]
+
+
+def _with_report(gpu: Gpu, index: int, count: int, reports: list[_Report]) -> Gpu:
+    """torch numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, the driver numbers all of them: they are matched by UUID."""
+    report = next((report for report in reports if gpu.uuid and report.uuid.endswith(gpu.uuid)), None)
+    if report is None and len(reports) == count:
+        report = reports[index]
+    if report is None:
+        return gpu
+    return changed(gpu, driver=report.driver, busy=report.busy, processes=report.processes)
+
+
+def _rows(machine: Machine, query: str, fields: int) -> list[list[str]]:
+    """Lines of the answer with that many fields; a driver may print remarks among them."""
+    table = machine.run("nvidia-smi", query, "--format=csv,noheader,nounits")
+    rows = [[word.strip() for word in line.split(",")] for line in table.splitlines()]
+    return [row for row in rows if len(row) == fields]

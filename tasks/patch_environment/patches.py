@@ -1,0 +1,249 @@
+"""Known faults of other packages, fixed in a worker's process while it runs; nothing on disk is changed.
+
+Each patch is a function with its entry in `PATCHES`; a run plans those whose faults the installed packages have.
+"""
+
+import functools
+import logging
+import os
+import platform
+import re
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.plan import PatchSummary
+
+log = logging.getLogger("infini_llama.environment")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One fault and its fix.
+
+    Attributes:
+        fault: one sentence; reference: where it is described upstream.
+        package, versions: a distribution and the versions of it that have the fault, as a version specifier ("": all). Without a
+            package the fault does not depend on a version.
+        apply: fixes it in this process. It may run before torch is imported, and is harmless where the fault is absent.
+    """
+
+    name: str
+    fault: str
+    reference: str
+    apply: Callable[[], None]
+    package: str = ""
+    versions: str = ""
+
+    def is_needed(self, installed: Mapping[str, str]) -> bool:
+        """Whether the installed packages have the fault."""
+        if not self.package:
+            return True
+        version = installed.get(self.package)
+        return version is not None and SpecifierSet(self.versions).contains(version, prereleases=True)
+
+    def summary(self) -> PatchSummary:
+        """The part that is written down and shown."""
+        return PatchSummary(name=self.name, fault=self.fault, reference=self.reference)
+
+
+def needed_patches(installed: Mapping[str, str]) -> list[Patch]:
+    """The patches whose faults the installed packages have.
+
+    Args:
+        installed: versions of packages, by name.
+    """
+    return [patch for patch in PATCHES if patch.is_needed(installed)]
+
+
+def apply(names: Iterable[str]) -> None:
+    """Apply the patches of these names to this process, in the order of `PATCHES`.
+
+    Raises:
+        ValueError: a patch of such a name does not exist.
+    """
+    names = set(names)
+    if unknown := names - {patch.name for patch in PATCHES}:
+        raise ValueError(
+            f"there is no patch {', '.join(sorted(unknown))}; the plan was written by another version of infini-llama."
+        )
+    for patch in PATCHES:
+        if patch.name in names:
+            patch.apply()
+            log.info("applied patch %s: %s (%s)", patch.name, patch.fault.rstrip("."), patch.reference)
+
+
+def set_rendezvous_variables() -> None:
+    """Make a worker that was started by hand the only one of its run; keep what torchrun set.
+
+    Raises:
+        ConfigError: only some are set, for a world size above 1, so the other workers cannot be found.
+    """
+    needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if name not in os.environ]
+    if missing and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set: start several workers by torchrun, "
+            "or unset WORLD_SIZE for a single one."
+        )
+    single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in single.items():
+        os.environ.setdefault(name, value)
+    if "MASTER_PORT" not in os.environ:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(listener.getsockname()[1])
+
+
+REBUILD = "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
+
+
+def explain(message: str) -> str:
+    """Why flash-attn cannot be imported, from the linker's message: cause and fix on one line, else the message itself."""
+    message = " ".join(message.split())
+    if glibc := re.search(r"GLIBC_([\d.]+)", message):
+        installed = platform.libc_ver()[1] or "an older one"
+        return (
+            f"it was built on a system with glibc {glibc[1]} and this one has {installed}; build it here ({REBUILD}), "
+            "or leave environment.attention_backend at auto to train without it"
+        )
+    if re.search(r"GLIBCXX_|CXXABI_", message):
+        return (
+            f"it was built with a newer C++ library than this system's; build it here ({REBUILD}), or train without it"
+        )
+    if cuda := re.search(r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]+)", message):
+        return (
+            f"it was built for CUDA {cuda[1].rstrip('.')}, which is not installed here; install a build for the CUDA of this "
+            "torch, or train without it"
+        )
+    if "module 'flash_attn' has no attribute" in message:  # the other one leaves an empty namespace of that name
+        return "another package has a folder of that name; install flash-attn"
+    if "undefined symbol" in message:
+        return f"it was built for another torch than the one installed; build it here ({REBUILD}), or train without it"
+    return message
+
+
+class _FlashAttnFinder(MetaPathFinder):
+    """Finds flash_attn on the path, and catches the warnings and errors of its import."""
+
+    logged = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname == "flash_attn" else None
+        if spec is None or spec.loader is None or spec.origin is None:  # absent, or a namespace of another package
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    execute(module)
+                except (ImportError, OSError) as error:  # OSError: a shared library that does not fit this machine
+                    cause = explain(str(error))
+                    self.log_once(logging.WARNING, f"flash-attn cannot be imported: {cause}")
+                    raise ImportError(cause, name="flash_attn") from error
+            if caught:
+                first = str(caught[0].message).splitlines()[0]
+                text = f"flash-attn warned {len(caught)} time(s) while it was imported, first: {first}"
+                self.log_once(logging.INFO, text)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+    def log_once(self, level: int, text: str) -> None:
+        if not self.logged:
+            log.log(level, text)
+        self.logged = True
+
+
+def catch_faults_of_flash_attn() -> None:
+    """Log what flash-attn warns of or fails with while it is imported, as one line with the cause."""
+    if not any(isinstance(finder, _FlashAttnFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FlashAttnFinder())
+
+
+def cache_code_by_threads() -> None:
+    """Give compiled code for each number of threads its own cache. Before torch is imported, which reads the variable."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if threads and folder and Path(folder).name != f"threads-{threads}":
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, f"threads-{threads}"))
+
+
+def read_no_weight_decay_as_zero() -> None:
+    """Let Adam and AdamW take weight_decay=None, in the constructor and in parameter groups."""
+    from torch.optim import Adam, AdamW, Optimizer
+
+    mark = "_none_is_zero"
+    if hasattr(Optimizer.add_param_group, mark):
+        return
+
+    def accepting_none(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def with_number(self: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("weight_decay", 0.0) is None:
+                kwargs["weight_decay"] = 0.0
+            init(self, *args, **kwargs)
+
+        return with_number
+
+    for optimizer in (Adam, AdamW):
+        optimizer.__init__ = accepting_none(optimizer.__init__)
+    add = Optimizer.add_param_group
+
+    @functools.wraps(add)
+    def add_with_number(self: Any, param_group: dict[str, Any]) -> None:
+        if isinstance(self, Adam) and param_group.get("weight_decay", 0.0) is None:
+            param_group["weight_decay"] = 0.0
+        add(self, param_group)
+
+    setattr(add_with_number, mark, True)
+    Optimizer.add_param_group = add_with_number
+
+
+PATCHES = (
+    Patch(
+        name="rendezvous",
+        fault="A worker that is started by hand ends with KeyError: 'RANK' or 'WORLD_SIZE'; it becomes the only one of its run.",
+        reference="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
+        apply=set_rendezvous_variables,
+    ),
+    Patch(
+        name="flash-attn-import",
+        fault="flash-attn fails to be imported with the linker's messages (GLIBC_2.32 not found, undefined symbol, "
+        "libcudart.so.11.0), and warns of torch's deprecated functions at every import; both are logged once, with the cause.",
+        reference="https://github.com/Dao-AILab/flash-attention/issues/1708",
+        apply=catch_faults_of_flash_attn,
+        package="flash-attn",
+    ),
+    Patch(
+        name="inductor-threads",
+        fault="torch.compile takes CPU code out of its cache that was compiled for another number of threads, and runs it with "
+        "that number; each number gets a cache of its own.",
+        reference="https://github.com/pytorch/pytorch/pull/185049",
+        apply=cache_code_by_threads,
+        package="torch",
+        versions="<2.13",
+    ),
+    Patch(
+        name="adam-weight-decay",
+        fault="Adam and AdamW with weight_decay=None fail: the constructor compares it with a number, a parameter group with it "
+        "passes and dies at the first step (unsupported operand type(s) for *: 'float' and 'NoneType'); it is read as 0.",
+        reference="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/adam.py",
+        apply=read_no_weight_decay_as_zero,
+        package="torch",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Known faults of other packages, fixed in a worker's process while it runs; nothing on disk is changed."""

@@ -1,0 +1,478 @@
+"""The plan of a run: what its workers run on and why, from the configuration and the machine's facts."""
+
+import logging
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.patch_environment import estimate
+from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
+from infini_llama.tasks.patch_environment.patches import needed_patches
+from infini_llama.tasks.records.machine import MachineFacts
+from infini_llama.tasks.records.plan import (
+    Compile,
+    Device,
+    EnvironmentPlan,
+    Finding,
+    PinnedSettings,
+    Precision,
+    finding,
+)
+
+log = logging.getLogger("infini_llama.environment")
+Value = TypeVar("Value", bound=str | int)
+# torchrun sets these for each worker; one value for all would make every worker the same rank.
+SET_BY_TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+# Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: steps are
+# 1.15 times as fast (benchmarks/results/environment.json).
+GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
+# More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
+ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
+
+
+def resolve(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
+    """The plan of a run. What the configuration sets explicitly is taken or refused, never replaced.
+
+    Args:
+        pinned: of the run's first attempt, None before it: kept wherever the configuration leaves a setting open and this machine
+            supports it. What it does not support is logged as a warning. Where the run goes to another device, nothing is kept, as it
+            was chosen for the other one.
+
+    Raises:
+        ConfigError: one line per setting that this machine cannot run.
+    """
+    planner = Planner(config, facts, pinned)
+    plan = planner.plan()
+    if planner.problems:
+        raise ConfigError("this machine cannot run the configuration", planner.problems)
+    for sentence in planner.given_up:
+        log.warning("this machine cannot use the run's original plan: %s", sentence)
+    variables, replacements = worker_environment(config, plan, facts), config.environment.env
+    notes = (
+        finding(f"environment.env.{name}", replacements[name], "note", f"It replaces the plan's {value}.")
+        for name, value in variables.items()
+        if replacements.get(name, value) != value
+    )
+    return plan.with_environment(variables | replacements, (*_warnings(config, plan, facts), *notes))
+
+
+def explicit(config: PipelineConfig) -> JsonObject:
+    """Those of the pinned settings that the configuration sets, by name."""
+    settings = config.train.model_dump(mode="json") | config.environment.model_dump(mode="json")
+    requested = {name: settings[name] for name in PinnedSettings.model_fields}
+    return {name: value for name, value in requested.items() if value != "auto"}
+
+
+class Planner:
+    """Chooses one setting after the other: the configuration's value, else the first attempt's, else one by rule.
+
+    Attributes:
+        problems: why this machine cannot run the configuration, one sentence per problem.
+        reasons: why a setting has its value, by its name; not of those that the configuration sets.
+        given_up: why settings of the run's first attempt are not kept here, one sentence per setting.
+    """
+
+    def __init__(self, config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None) -> None:
+        self.config, self.settings, self.train = config, config.environment, config.train
+        self.facts, self.pinned = facts, pinned
+        self.problems: list[str] = []
+        self.reasons: dict[str, str] = {}
+        self.given_up: list[str] = []
+
+    def choose(
+        self,
+        name: str,
+        requested: Value | Literal["auto"],
+        rule: Callable[[], tuple[Value, str]],
+        fault: Callable[[Value], str] = lambda _: "",
+    ) -> Value:
+        """The value of a setting. What the configuration sets is taken or refused, never replaced.
+
+        Args:
+            requested: by the configuration.
+            rule: gives the value where neither configuration nor first attempt has a usable one, and the reason for it.
+            fault: why this machine cannot have a value; "" where it can.
+        """
+        if requested != "auto":
+            self.refuse(fault(requested))
+            return requested
+        pinned: Value | None = getattr(self.pinned, name, None)
+        if pinned is not None:
+            if not (sentence := fault(pinned)):
+                self.reasons[name] = "pinned by an earlier attempt of this run"
+                return pinned
+            self.given_up.append(sentence)
+        value, self.reasons[name] = rule()
+        self.refuse(fault(value))
+        return value
+
+    def refuse(self, sentence: str) -> None:
+        """Add a problem, once; "" is none."""
+        if sentence and sentence not in self.problems:
+            self.problems.append(sentence)
+
+    def plan(self) -> EnvironmentPlan:
+        """The plan without variables and findings; it is valid only if there are no problems."""
+        config, settings, facts = self.config, self.settings, self.facts
+        device = self.device()
+        if self.pinned is not None and self.pinned.device != device:
+            self.pinned = None
+        gpus, workers = self.workers(device)
+        precision = self.precision(device, gpus)
+        micro = self.micro_batch_size(device, gpus, workers, precision)
+        if settings.master_port == facts.occupied_port:
+            self.refuse(
+                f"environment.master_port={facts.occupied_port}, but another program listens there; end it, choose another "
+                "port or use auto."
+            )
+        for name, value in settings.env.items():
+            if name in SET_BY_TORCHRUN:
+                self.refuse(f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it.")
+        return EnvironmentPlan(
+            device=device,
+            gpus=gpus,
+            nproc_per_node=workers,
+            nnodes=settings.nnodes,
+            master_addr=settings.master_addr,
+            precision=precision,
+            attention_backend=self.attention_backend(device, precision),
+            allocator=self.allocator(device),
+            compile=self.compile(device),
+            loss_chunk=self.loss_chunk(device, micro * config.data.sequence_length // self.train.context_parallel),
+            threads=self.threads(workers),
+            distributed_backend=self.distributed_backend(device),
+            port=settings.master_port,
+            micro_batch_size=micro,
+            reasons=self.reasons,
+            patches=tuple(patch.name for patch in needed_patches(facts.versions)),
+        )
+
+    def device(self) -> Device:
+        gpus, gpu_fault = self.facts.gpus, self.facts.gpu_fault
+
+        def rule() -> tuple[Device, str]:
+            return ("cuda", f"{len(gpus)} GPU(s) found") if gpus else ("cpu", gpu_fault or "no GPU found")
+
+        def fault(device: Device) -> str:
+            if device == "cpu" or gpus:
+                return ""
+            why = f"torch cannot use the GPU here ({gpu_fault})" if gpu_fault else "no GPU is available on this machine"
+            return f"environment.device=cuda, but {why}; use auto or cpu, or repair the driver."
+
+        return self.choose("device", self.settings.device, rule, fault)
+
+    def workers(self, device: Device) -> tuple[tuple[int, ...], int]:
+        """The numbers of the GPUs, one per worker and none on a CPU, and the number of workers per node."""
+        settings, sequences, group = self.settings, self.train.global_batch_size, self.train.context_parallel
+        micro = 1 if self.train.micro_batch_size == "auto" else self.train.micro_batch_size
+        usable, all_gpus = self._usable_gpus(device), self.facts.gpus
+
+        def rule() -> tuple[int, str]:
+            if device == "cpu" or not usable:
+                return group, "as many workers as share each sequence" if group > 1 else "one worker with all threads"
+            most = len(usable) // group * group
+            fitting = (workers for workers in range(most, 0, -group) if not self._indivisible(micro, workers))
+            workers = next(fitting, group)
+            if workers == len(usable):
+                return workers, "one worker per GPU"
+            return workers, (
+                f"of {len(usable)} GPUs, as many as share train.global_batch_size={sequences} "
+                f"in parts of train.micro_batch_size={micro}"
+            )
+
+        def fault(workers: int) -> str:
+            available = len(usable) if settings.gpus != "auto" else len(all_gpus)
+            if device == "cuda" and usable and workers > available:
+                source = (
+                    f"environment.gpus names {available}"
+                    if settings.gpus != "auto"
+                    else f"there are {available} GPU(s)"
+                )
+                return (
+                    f"environment.nproc_per_node={workers}, but {source} and each takes one worker; use auto or at most "
+                    f"{available}."
+                )
+            if workers % group:
+                return (
+                    f"train.context_parallel={group}, but {workers} worker(s) cannot be divided into groups of {group}; "
+                    "change one of them."
+                )
+            return self._indivisible(micro, workers)
+
+        workers = self.choose("nproc_per_node", settings.nproc_per_node, rule, fault)
+        if settings.gpus == "auto" and workers > len(usable):  # also those that are busy, the free ones first
+            usable = sorted(range(len(all_gpus)), key=lambda number: all_gpus[number].is_busy)
+        return (tuple(sorted(usable[:workers])) if device == "cuda" else ()), workers
+
+    def _usable_gpus(self, device: Device) -> list[int]:
+        """Numbers of the GPUs that the configuration names, else of those that are free, else of all."""
+        requested, count = self.settings.gpus, len(self.facts.gpus)
+        if requested != "auto":
+            for number in requested:
+                if number >= count:
+                    have = f"there are {count}, 0 to {count - 1}" if count else "no GPU is available on this machine"
+                    self.refuse(f"environment.gpus names GPU {number}, but {have}; use auto, or numbers of those.")
+            if device == "cpu":
+                self.refuse(f"environment.gpus={requested}, but training runs on the CPU; set environment.gpus=auto.")
+            return sorted({number for number in requested if number < count})
+        if device == "cpu":
+            return []
+        busy = [number for number, gpu in enumerate(self.facts.gpus) if gpu.is_busy]
+        if 0 < len(busy) < count:
+            self.reasons["gpus"] = f"GPU {', '.join(map(str, busy))} is in use by other processes"
+            return [number for number in range(count) if number not in busy]
+        return list(range(count))
+
+    def _indivisible(self, micro: int, workers: int) -> str:
+        """Why the global batch cannot be divided into micro-batches of `workers` workers per node; "" where it can."""
+        sequences, group, nodes = self.train.global_batch_size, self.train.context_parallel, self.settings.nnodes
+        if sequences % (micro * workers * nodes // group) == 0:
+            return ""
+        shared = "" if group == 1 else f" / {group} that share each sequence"
+        return (
+            f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size={micro} "
+            f"x {workers} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; change one of them."
+        )
+
+    def precision(self, device: Device, gpus: tuple[int, ...]) -> Precision:
+        """bf16 where it is computed in hardware, else fp32."""
+        cpu = self.facts.cpu
+        without = [self.facts.gpus[number].name for number in gpus if not self.facts.gpus[number].bf16]
+
+        def rule() -> tuple[Precision, str]:
+            if gpus and not without:
+                return "bf16", "every GPU used has bf16"
+            if device == "cpu" and cpu.bf16:  # 1.8 times the speed of fp32 (benchmarks/results/environment.json)
+                return "bf16", f"this processor multiplies bf16 ({'AMX' if cpu.amx else 'vector units'})"
+            return "fp32", "exact and available everywhere"
+
+        def fault(precision: Precision) -> str:
+            if precision == "bf16" and without:
+                return f"environment.precision=bf16, but {', '.join(without)} has no bf16; use fp32 or auto."
+            return ""
+
+        return self.choose("precision", self.settings.precision, rule, fault)
+
+    def micro_batch_size(self, device: Device, gpus: tuple[int, ...], workers: int, precision: Precision) -> int:
+        """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
+        config, nodes, train = self.config, self.settings.nnodes, self.train
+
+        def rule() -> tuple[int, str]:
+            share = max(1, train.global_batch_size // train.groups(workers * nodes))
+            length = config.data.sequence_length // train.context_parallel
+            have = estimate.memory_per_worker(self.facts, gpus, workers)
+            fitting = [
+                size
+                for size in range(1, share + 1)
+                if share % size == 0
+                and (size == 1 or size * length <= ENOUGH_TOKENS[device])
+                and estimate.fits(estimate.bytes_needed(config, size, precision, device, workers, nodes), have)
+            ]
+            return max(fitting, default=1), "the largest that fits into memory by the estimate and is still faster"
+
+        def fault(size: int) -> str:
+            return self._indivisible(size, workers)
+
+        return self.choose("micro_batch_size", train.micro_batch_size, rule, fault)
+
+    def attention_backend(self, device: Device, precision: Precision) -> str:
+        """Flash attention if it works here, else sdpa."""
+        model, flash_fault = self.config.model, self.facts.flash_attention
+        head_size = model.head_dim or model.hidden_size // model.num_attention_heads
+
+        def rule() -> tuple[str, str]:
+            if device == "cpu":
+                reason = "flash attention needs a GPU"
+            elif precision != "bf16":
+                reason = f"flash attention is tried in bf16 only, and this run's precision is {precision}"
+            elif head_size not in FLASH_HEAD_SIZES:
+                reason = f"flash attention is not tried at a head size of {head_size}"
+            elif flash_fault != "":
+                reason = f"flash2: {'it was not tried' if flash_fault is None else flash_fault}"
+            else:
+                return "flash2", "it can be imported, and agrees with torch's own attention in a trial"
+            return "sdpa", f"torch's scaled_dot_product_attention chooses the kernel; {reason}"
+
+        def fault(backend: str) -> str:
+            key = f"environment.attention_backend={backend}"
+            if backend == "flash2" and device != "cuda":
+                return f"{key}, but it needs a GPU and training runs on the CPU; use auto, sdpa or blocked."
+            if backend == "flash2" and precision == "fp32":
+                return f"{key}, but it computes in half precision only; set environment.precision=bf16 or use sdpa."
+            if backend == "flash2" and flash_fault:
+                return f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
+            if backend == "blocked" and model.attention_dropout:
+                return f"{key}, but it does not support attention dropout; set model.attention_dropout=0 or use sdpa."
+            return ""
+
+        return self.choose("attention_backend", self.settings.attention_backend, rule, fault)
+
+    def allocator(self, device: Device) -> str:
+        """glibc, set to keep freed memory, or system; only a CPU's memory comes from it."""
+        glibc = bool(self.facts.glibc)
+
+        def rule() -> tuple[str, str]:
+            if device == "cpu" and glibc:
+                return "glibc", "glibc's, which keeps freed memory instead of returning it to the kernel"
+            return "system", "training runs on a GPU" if device == "cuda" else "this system has no glibc"
+
+        def fault(allocator: str) -> str:
+            if allocator == "glibc" and not glibc:
+                return "environment.allocator=glibc, but this system has another C library; use auto or system."
+            return ""
+
+        return self.choose("allocator", self.settings.allocator, rule, fault)
+
+    def compile(self, device: Device) -> Compile:
+        """block for GPUs that can, else off."""
+        compilers, lacking = self.facts.compilers, ""
+        if device == "cpu" and not compilers.cxx:
+            lacking = "no C++ compiler is installed (for example apt install g++)"
+        if device == "cuda" and "triton" not in self.facts.versions:
+            lacking = "triton is not installed (pip install triton)"
+        if device == "cuda" and not compilers.cc:
+            lacking = "no C compiler is installed (for example apt install gcc)"
+
+        def rule() -> tuple[Compile, str]:
+            if device == "cpu":
+                return "off", "it is off on a CPU"
+            if self.train.parallel == "deepspeed":
+                return "off", "it cannot be combined with train.parallel=deepspeed"
+            if lacking:
+                return "off", lacking
+            return "block", "it makes the steps of a GPU faster, and is checked against eager execution"
+
+        def fault(compile: Compile) -> str:
+            refused = compile != "off" and lacking
+            return f"train.compile={compile}, but {lacking}; install it or use off." if refused else ""
+
+        return self.choose("compile", self.train.compile, rule, fault)
+
+    def loss_chunk(self, device: Device, tokens: int) -> int:
+        """Tokens of a micro-batch (of `tokens` tokens) whose logits exist at a time; 0: all."""
+        vocab_size = self.config.data.tokenizer.vocab_size
+
+        def rule() -> tuple[int, str]:
+            chunk = estimate.chunk_of(device, tokens, vocab_size)
+            size = f"{4 * tokens * vocab_size / 2**20:,.0f} MiB, {'many' if chunk else 'few'}"
+            return chunk, f"the logits of a micro-batch are {size}"
+
+        return self.choose("loss_chunk", self.train.loss_chunk, rule)
+
+    def threads(self, workers: int) -> int:
+        """The cores, divided between the workers."""
+        cores = self.facts.cores
+
+        def rule() -> tuple[int, str]:
+            return max(1, cores // workers), f"{cores} usable core(s) over {workers} worker(s)"
+
+        return self.choose("threads", self.settings.threads, rule)
+
+    def distributed_backend(self, device: Device) -> str:
+        nccl = device == "cuda" and self.facts.nccl
+
+        def rule() -> tuple[str, str]:
+            return ("nccl", "GPUs") if nccl else ("gloo", "CPU" if device == "cpu" else "torch has no NCCL")
+
+        def fault(backend: str) -> str:
+            if backend == "gloo" or nccl:
+                return ""
+            return (
+                "environment.distributed_backend=nccl, but it needs GPUs and a torch built with NCCL; use auto or gloo."
+            )
+
+        return self.choose("distributed_backend", self.settings.distributed_backend, rule, fault)
+
+
+def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> dict[str, str]:
+    """Variables of every worker of this plan."""
+    threads = str(plan.threads)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+    if plan.device == "cpu" and plan.threads > 1 and facts.load >= 1:
+        # Waiting threads otherwise spin, on the cores that the threads they wait for would need: with two busy neighbours on two cores,
+        # steps took 3.3 times as long (3.0 to 4.6). Without neighbours, spinning saves 6 %.
+        variables["OMP_WAIT_POLICY"] = "passive"
+    if plan.compile != "off":
+        variables["TORCHINDUCTOR_CACHE_DIR"] = str(config.runtime.home.absolute() / "compile-cache")
+    if plan.device == "cuda":
+        variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        if len(plan.gpus) < len(facts.gpus):
+            names = facts.visible_gpus.split(",") if facts.visible_gpus else list(map(str, range(len(facts.gpus))))
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[number].strip() for number in plan.gpus)
+    if plan.allocator == "glibc":
+        variables["GLIBC_TUNABLES"] = GLIBC_TUNABLES
+    if plan.distributed_backend == "gloo" and plan.world_size > 1 and plan.nnodes == 1 and facts.loopback:
+        # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's. Of several
+        # nodes each finds its own interface at the rendezvous (infini_llama.tasks.train.rendezvous).
+        variables["GLOO_SOCKET_IFNAME"] = facts.loopback
+    return variables
+
+
+def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> list[Finding]:
+    """What is allowed, and slow or likely to fail."""
+    warnings: list[Finding] = []
+
+    def warn(name: str, value: str | int, sentence: str) -> None:
+        warnings.append(finding(name, value, "warning", sentence))
+
+    if plan.nproc_per_node * plan.threads > facts.cores:
+        sentence = (
+            f"More threads than the {facts.cores} usable core(s) wait for each other; use fewer workers or threads."
+        )
+        warn("threads", f"{plan.nproc_per_node} worker(s) x {plan.threads} thread(s)", sentence)
+    if plan.device == "cpu" and plan.precision == "bf16" and not facts.cpu.bf16:
+        sentence = "This processor has no bf16 arithmetic and emulates it slowly; use environment.precision=fp32."
+        warn("precision", "bf16", sentence)
+    if plan.device == "cpu" and facts.gpus:
+        sentence = f"{len(facts.gpus)} GPU(s) stay unused; set environment.device=cuda to use them."
+        warnings.append(finding("device", "cpu", "note", sentence))
+    if plan.device == "cuda" and (unused := _unused_gpus(config, plan, facts)):
+        warnings.append(unused)
+    if busy := [number for number in plan.gpus if facts.gpus[number].is_busy]:
+        sentence = "Another program uses it too, so memory and time may not suffice; choose others by environment.gpus."
+        warn(f"GPU {', '.join(map(str, busy))} in the plan", "in use", sentence)
+    if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
+        sentence = "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
+        warn("distributed_backend", "gloo", sentence)
+    need = estimate.bytes_of_plan(config, plan)
+    have = estimate.memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
+    if not estimate.fits(need, have):
+        sentence = (
+            "A worker will probably run out of memory; set train.micro_batch_size=auto or a smaller one, "
+            "train.activation_checkpointing=full, or use fewer workers."
+        )
+        warn("memory", estimate.describe(need, have), sentence)
+    if lack := estimate.check_disk_space(config, facts.disk):
+        warnings.append(lack)
+    return warnings
+
+
+def _unused_gpus(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> Finding | None:
+    """A finding if GPUs stay unused: a warning with the batch sizes that would use all, where the batch is the reason."""
+    unused = len(facts.gpus) - plan.nproc_per_node
+    if unused <= 0:
+        return None
+    sentence = f"{unused} GPU(s) stay unused."
+    free = sum(not gpu.is_busy for gpu in facts.gpus)
+    if config.environment.nproc_per_node != "auto" or config.environment.gpus != "auto" or plan.nproc_per_node >= free:
+        return finding("workers", plan.nproc_per_node, "note", sentence)
+    # With any micro-batch: what each of them takes at once is chosen after the number of workers.
+    micro, batch = config.train.micro_batch_size, config.train.global_batch_size
+    share = (1 if micro == "auto" else micro) * free * plan.nnodes // config.train.context_parallel
+    sizes = [str(size) for size in (batch // share * share, (batch // share + 1) * share) if size]
+    sentence += (
+        f" train.global_batch_size={batch} cannot be divided among {free}; {' or '.join(sizes)} uses all of them."
+    )
+    return finding("workers", plan.nproc_per_node, "warning", sentence)

@@ -1,0 +1,88 @@
+"""Collects the facts that a plan depends on: of this machine, or of a node that srun allocates."""
+
+import json
+import logging
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.patch_environment.gpus import gpus
+from infini_llama.tasks.patch_environment.machine import (
+    Machine,
+    compilers,
+    cpu,
+    disk,
+    free_bytes,
+    is_port_free,
+    load,
+    loopback,
+    memory,
+    usable_cores,
+    versions,
+)
+from infini_llama.tasks.records.machine import MachineFacts
+
+log = logging.getLogger("infini_llama.environment")
+
+
+def probe(home: Path, config: PipelineConfig | None = None, machine: Machine | None = None) -> MachineFacts:
+    """Everything that `plan.resolve` decides by, and what is useful to know after a failure.
+
+    Args:
+        home: folder of datasets and runs.
+        config: the port that it fixes is tried, and the checkpoints of its run are counted.
+        machine: None: this one.
+    """
+    machine = machine or Machine()
+    port = "auto" if config is None else config.environment.master_port
+    return MachineFacts(
+        host=socket.gethostname(),
+        platform=platform.platform(),
+        glibc=platform.libc_ver()[1],
+        python=platform.python_version(),
+        cpu=cpu(machine),
+        cores=usable_cores(machine),
+        load=load(machine),
+        memory=memory(machine),
+        shared_memory=free_bytes(machine.path("/dev/shm"), machine),
+        disk=disk(home, machine, config.runtime.name if config else None),
+        occupied_port=None if port == "auto" or is_port_free(port) else port,
+        loopback=loopback(),
+        visible_gpus=machine.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        compilers=compilers(machine),
+        versions=versions(),
+        **dict(gpus(machine)),
+    )
+
+
+def probe_by_srun(config: PipelineConfig) -> MachineFacts:
+    """The facts of a node that srun allocates with environment.srun_options.
+
+    Raises:
+        ConfigError: srun is not installed.
+        PipelineError: srun, or the probe on the node, failed.
+    """
+    one_node = ["srun", "--nodes=1", "--ntasks=1", "--input=none", *config.environment.srun_options]
+    program = [sys.executable, "-m", "infini_llama.tasks.patch_environment.probe", str(config.runtime.home)]
+    log.info("probing a node of the cluster by srun")
+    try:
+        done = subprocess.run(
+            [*one_node, *program], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as missing:
+        raise ConfigError(
+            "environment.launcher=srun, but there is no srun on PATH; run this on a machine of the Slurm cluster, or use "
+            "environment.launcher=local."
+        ) from missing
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise PipelineError(f"probing a node by srun failed (see environment.srun_options): {last}")
+    return MachineFacts.from_json(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe(Path(sys.argv[1])).to_json()))

@@ -1,1 +1,0 @@
-"""Collects facts about this machine; nothing is changed."""
