@@ -99,13 +99,13 @@ def child(kind: str, length: int, device: str) -> None:
     print(json.dumps({"seconds": seconds, "bytes": peak(device) - before}))
 
 
-def try_backends(backends: list[str], device: str, precision: str, *shape: int) -> dict[str, dict]:
+def try_backends(case: list, rounds: int) -> dict[str, dict]:
     """Median seconds of forward and backward by each backend, or why it cannot be used.
 
     Args:
-        shape: batch, heads, kv_heads, length, head_dim, and the number of rounds.
+        case: backends, device, precision, batch, heads, kv_heads, length, head_dim.
     """
-    *sizes, rounds = shape
+    backends, device, precision, *sizes = case
     trial = AttentionTrial(device, torch.bfloat16 if precision == "bf16" else torch.float32, *sizes)
     results: dict[str, dict] = {}
     for backend in backends:
@@ -158,7 +158,7 @@ def main() -> None:
         return child(options.child[0], int(options.child[1]), options.device)
     if options.case:
         torch.set_num_threads(1)
-        return print(json.dumps(try_backends(*json.loads(options.case), options.rounds)))
+        return print(json.dumps(try_backends(json.loads(options.case), options.rounds)))
     if options.backends:
         return compare_backends(options, target)
     kinds = [*OURS, *(THEIRS if find_spec("infini_transformer_pytorch") else ())]
