@@ -83,32 +83,16 @@ def test_an_edited_document_changes_nothing_in_the_others(config, kind, edited):
     assert gradient is not None and (gradient[0] == 0).all() and gradient.abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("kind", ["linear", "delta_bounded"])
-def test_a_document_starting_at_a_segment_equals_the_document_by_itself(config, kind):
-    model = model_of(config, kind)
-    ids = torch.randint(0, 97, (1, 6 * N))
-    documents = torch.tensor([[0] * (2 * N) + [1] * (4 * N)])
-    packed = model(ids, documents)
-    assert relative(packed[:, : 2 * N], model(ids[:, : 2 * N])) < 1e-12
-    assert relative(packed[:, 2 * N :], model(ids[:, 2 * N :])) < 1e-12
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(config, kind):
     """Neither where it stands at the end, nor, for the memory, inside a segment between a document's tokens."""
     model = model_of(config, kind)
     ids = torch.randint(0, 97, (1, 5 * N + 3))
     single = model(ids)
-    for padding in (1, N - 3, 2 * N):
+    for padding in (0, 1, N - 3, 2 * N):
         more = torch.nn.functional.pad(ids, (0, padding), value=5)
         documents = torch.tensor([[0] * ids.shape[1] + [PADDING] * padding])
         assert relative(model(more, documents)[:, : ids.shape[1]], single) < 1e-12
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_document_is_no_documents(config, kind):
-    model, ids = model_of(config, kind), torch.randint(0, 97, (2, 5 * N + 3))
-    assert relative(model(ids, torch.zeros_like(ids)), model(ids)) < 1e-12
 
 
 @pytest.mark.usefixtures("way")

@@ -34,15 +34,6 @@ def of_one_segment(k, v):
     return M[:, 0], z[:, 0]
 
 
-def test_heads_that_share_a_memory_are_those_that_share_keys():
-    """The order of SDPA's groups: query head h belongs to key-value head h // (H / Hkv)."""
-    q, k, v = torch.randn(1, 6, 5, 4), torch.randn(1, 3, 5, 4), torch.randn(1, 3, 5, 4)
-    M, z = of_one_segment(k, v)
-    expected = retrieve(q, M.repeat_interleave(2, dim=1), z.repeat_interleave(2, dim=1))
-    assert largest(retrieve(q, M, z), expected) < 1e-6
-    assert largest(retrieve(q, M, z), retrieve(q, M.repeat(1, 2, 1, 1), z.repeat(1, 2, 1))) > 0.1
-
-
 def assert_literal(layer, x, rows, **options):
     """Outputs and every gradient against the loop over tokens, heads and segments."""
     weights = torch.randn(x.shape, dtype=torch.float64)
@@ -143,59 +134,6 @@ def test_one_segment_is_plain_causal_attention_bit_for_bit(config, length):
         assert gradient is not None and expected is not None and torch.equal(gradient, expected), name
 
 
-@pytest.mark.parametrize("length", [4 * N, 4 * N + 3])
-def test_the_first_segment_of_a_long_row_is_plain_causal_attention(config, length):
-    infini = Llama(config(attention="infini", segment_length=N, num_hidden_layers=1)).double()
-    plain = Llama(config(attention="softmax", num_hidden_layers=1)).double()
-    infini.load_state_dict(plain.state_dict(), strict=False)
-    torch.nn.init.constant_(infini.get_parameter("model.layers.0.self_attn.gate"), 3.0)
-    ids = torch.randint(0, 97, (1, length))
-    assert largest(infini(ids)[:, :N], plain(ids[:, :N])) < 1e-12
-
-
-@pytest.mark.parametrize("edited", [0, 5, N - 1, N, 2 * N + 3])
-def test_an_edit_shows_later_and_never_earlier(config, edited):
-    """One layer, so that what reaches the segment after next can only have come through the memory."""
-    model = Llama(config(attention="infini", segment_length=N, num_hidden_layers=1)).double()
-    before = torch.randint(0, 97, (1, 5 * N + 3))
-    after = before.clone()
-    after[0, edited] = (before[0, edited] + 1) % 97
-    changed = (model(before) - model(after)).abs().amax(dim=(0, 2))
-    assert (changed[:edited] == 0).all()
-    two_segments_later = (edited // N + 2) * N
-    assert (changed[two_segments_later:] > 1e-9).all()
-
-
-def test_a_ragged_tail_is_the_beginning_of_a_full_segment(config):
-    """What pads the last segment reaches neither outputs nor gradients."""
-    model = Llama(config(attention="infini", segment_length=N)).double()
-    ids = torch.randint(0, 97, (2, 4 * N))
-    for length in range(2 * N + 1, 4 * N):
-        assert largest(model(ids[:, :length]), model(ids)[:, :length]) < 1e-12
-
-
-def test_rotating_by_position_plays_no_part_in_the_memory(config):
-    """With gates at one, what a later segment finds does not depend on where inside its segment a token was."""
-    layer = attention(config, num_key_value_heads=4)
-    torch.nn.init.constant_(layer.gate, 100.0)
-    x = torch.randn(1, 2 * N, 32, dtype=torch.float64)
-    shuffled = torch.cat((x[:, torch.randperm(N)], x[:, N:]), dim=1)
-    tables = layout(config, x)
-    assert largest(layer(x, tables)[:, N:], layer(shuffled, tables)[:, N:]) < 1e-12
-
-
-@pytest.mark.parametrize("projection", ["k_proj", "v_proj"])
-def test_memory_is_not_detached(config, projection):
-    """The loss of the last segment alone teaches earlier segments what to write, through the memory and nothing else."""
-    layer = attention(config)
-    torch.nn.init.constant_(layer.gate, 100.0)  # memory alone
-    x = torch.randn(1, 4 * N, 32, dtype=torch.float64, requires_grad=True)
-    layer(x, layout(config, x))[:, -N:].square().sum().backward()
-    gradient = layer.get_parameter(f"{projection}.weight").grad
-    assert gradient is not None and gradient.abs().max() > 1e-6
-    assert x.grad is not None and (x.grad[0, : 3 * N].abs().amax(dim=1) > 1e-9).all()
-
-
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 @pytest.mark.parametrize("count", [16, 256])
 def test_the_memory_survives_bf16_autocast(config, count, update):
@@ -234,39 +172,6 @@ def test_a_head_is_a_slice_of_the_projection_at_its_own_token(config):
             for t in range(5):
                 row = linear.weight[8 * head : 8 * head + 8]
                 assert largest(heads[:, head, t], x[:, t] @ row.T) < 1e-12
-
-
-def test_rows_and_calls_share_no_memory(config):
-    layer = attention(config)
-    x = torch.randn(3, 3 * N + 2, 32, dtype=torch.float64)
-    tables = layout(config, x)
-    together = layer(x, tables)
-    for row in range(3):
-        assert largest(layer(x[row : row + 1], tables), together[row : row + 1]) < 1e-12
-    assert torch.equal(layer(x, tables), together)
-
-
-@pytest.mark.parametrize("beta", [-6.0, -3.0, 3.0, 6.0])
-def test_a_gate_far_from_zero_still_learns(config, beta):
-    """Unlike a hard sigmoid's, whose gradient is exactly zero beyond 2.5."""
-    layer = attention(config)
-    torch.nn.init.constant_(layer.gate, beta)
-    x = torch.randn(1, 2 * N, 32, dtype=torch.float64)
-    layer(x, layout(config, x)).square().sum().backward()
-    assert layer.gate.grad is not None and (layer.gate.grad.abs() > 1e-9).all()
-
-
-def test_gates_are_one_per_query_head_and_come_back_from_a_state_dict(config, tmp_path):
-    settings = config(attention="infini")
-    model, other = Llama(settings), Llama(settings)
-    gates = {name: value for name, value in model.state_dict().items() if name.endswith(".gate")}
-    for gate in gates.values():
-        torch.nn.init.normal_(gate, 0, 2)
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    other.load_state_dict(torch.load(tmp_path / "weights.pt"))
-    assert len(gates) == 2
-    for name, gate in gates.items():
-        assert gate.shape == (4,) and torch.equal(other.get_parameter(name), gate)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

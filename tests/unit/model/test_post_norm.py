@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from infini_llama.model.generate import generate
 from infini_llama.model.llama import Llama
 from support.differences import relative
 from support.literal_infini import turned
@@ -69,13 +68,3 @@ def test_logits_and_gradients_are_those_of_the_literal_layer(model):
     )
     for gradient, expected in zip(*pair, strict=True):
         assert relative(gradient, expected) < 1e-10
-
-
-@torch.no_grad()
-def test_tokens_are_chosen_by_the_same_formula(model):
-    """`read` has a path of its own through the layers."""
-    row = torch.randint(0, 97, (9,)).tolist()
-    expected = list(row)
-    for _ in range(8):
-        expected.append(int(literal_logits(model, torch.tensor(expected))[-1].argmax()))
-    assert list(generate(model, row, 8)) == expected[9:]
