@@ -38,7 +38,7 @@ class KeyValues:
         return places[0] if self.together() else places
 
     def append(self, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None = None) -> None:
-        """Takes in k, v [B, Hkv, t, d]; of row b the first lengths[b] count."""
+        """Append k, v [B, Hkv, t, d]; of row b the first lengths[b] count."""
         length = k.shape[2]
         if self.together():
             place = slice(self.filled[0], self.filled[0] + length)
@@ -50,7 +50,7 @@ class KeyValues:
         self.filled = [old + new for old, new in zip(self.filled, lengths or [length] * len(self.filled), strict=True)]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None) -> torch.Tensor:
-        """Takes in the next tokens' k, v [B, Hkv, t, d], and what their queries [B, H, t, d] find in everything so far."""
+        """Append the next tokens' k, v [B, Hkv, t, d]; returns attention [B, H, t, d] of their queries over everything so far."""
         if max(self.filled) == 0:
             self.append(k, v, lengths)
             return causal_attention(q, k, v)
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return self.merge(state.attend(turn(q), turn(k), v, lengths))
 
     def new_state(self, batch: int, capacity: int) -> KeyValues:
-        """Of a row that nothing was read of yet."""
+        """Empty state for `batch` rows of at most `capacity` tokens."""
         weight = self.k_proj.weight
         device = weight.device.type
         half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

@@ -23,7 +23,7 @@ OPERATORS = re.sub(r"\W", "_", __name__)
 def blocked_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None
 ) -> torch.Tensor:
-    """As `model.backends.causal_attention`; scores and weights have the type of the products, the softmax is computed in fp32."""
+    """Compute `model.backends.causal_attention`; scores and weights have the type of the products, the softmax is computed in fp32."""
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
@@ -62,7 +62,7 @@ def attend(
 def gradients(
     gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of q, k and v, from that of the output [B, T, H, d]."""
+    """Gradients of q, k and v from that of the output [B, T, H, d]."""
     count = k.shape[2]
     queries, keys, values, of_output = (_grouped(x, count) for x in (q, k, v, gradient))
     of_queries, of_keys, of_values = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
@@ -99,7 +99,7 @@ def _size(q: torch.Tensor, keep: bool) -> int:
 def _blocks(
     weights: torch.Tensor, q: torch.Tensor, count: int, keep: bool
 ) -> Generator[tuple[int, int, slice, torch.Tensor]]:
-    """Of each block: where it starts and ends, its rows of grouped queries, and its weights [B Hkv, rows, end]."""
+    """For each block: its start and end, its rows of grouped queries, and its weights [B Hkv, rows, end]."""
     batch, length, heads, _ = q.shape
     groups, offset = heads // count, 0
     for start in range(0, length, BLOCK):

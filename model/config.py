@@ -16,7 +16,7 @@ BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """What decides the parameters and the function of a Llama or Infini-Llama.
+    """The architecture of a Llama or Infini-Llama: its parameters and its function follow from it.
 
     Attributes:
         vocab_size: tokens of the tokenizer, and so the width of the logits.

@@ -55,9 +55,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = grad_outputs
-        mine = torch.empty_like(gradient[0], memory_format=torch.contiguous_format)
-        reduce_scatter(mine, gradient.contiguous().flatten(0, 1), group=ctx.group)
-        return mine, None, None
+        own_gradient = torch.empty_like(gradient[0], memory_format=torch.contiguous_format)
+        reduce_scatter(own_gradient, gradient.contiguous().flatten(0, 1), group=ctx.group)
+        return own_gradient, None, None
 
 
 def shared_memories(
@@ -97,7 +97,7 @@ def shared_memories(
 
 
 def _passed_on(A: torch.Tensor, B: torch.Tensor, product: Product, context: Context) -> torch.Tensor:
-    """What the ranks before this one make of nothing, x -> product(A, x) + B one after another; of the shape of B [b, …]."""
+    """Result of the maps x -> product(A, x) + B of all ranks before this one, one after another from zeros; shaped as B [b, …]."""
     size = B[0].numel()
     of_ranks = context.gathered(torch.cat((B.flatten(1), A.flatten(1)), dim=1))
     x = _nothing_on_the_first(of_ranks[0, :, :size].view_as(B), context)

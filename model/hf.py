@@ -14,7 +14,7 @@ from infini_llama.model.config import BY_TOKEN, LlamaConfig
 if TYPE_CHECKING:  # configurations are read without it
     import torch
 
-OWN = "infini_llama"
+INFINI_LLAMA = "infini_llama"
 # Of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave it out.
 SAME = {
     "vocab_size": None,
@@ -31,7 +31,7 @@ SAME = {
     "attention_dropout": 0.0,
 }
 # Expressed by keys of their own.
-OF_THEIR_OWN = {"rope_theta", "rope_scaling", "head_dim"}
+OTHER_KEYS = {"rope_theta", "rope_scaling", "head_dim"}
 # Of tensors in memory: a folder holds the rows of tokens alone.
 NOT_STORED = {"pad_vocab_to_multiple_of"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
@@ -43,14 +43,14 @@ SEGMENTS = {"segment_length", "memory_update"}
 def beyond_llama(config: LlamaConfig) -> list[str]:
     """The settings, as name=value, that Hugging Face's Llama has no place for; empty where it can express the model."""
     defaults = {field.name: field.default for field in fields(config)}
-    ours = defaults.keys() - SAME.keys() - OF_THEIR_OWN - TRAINING - SEGMENTS - NOT_STORED
+    ours = defaults.keys() - SAME.keys() - OTHER_KEYS - TRAINING - SEGMENTS - NOT_STORED
     return [
         f"{name}={value}" for name in defaults if name in ours and (value := getattr(config, name)) != defaults[name]
     ]
 
 
 def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
-    """What config.json of a "llama" says about the architecture.
+    """The architecture as config.json of a "llama" has it.
 
     Rotary settings stand there twice: under `rope_parameters`, where transformers 5 looks for them, and under `rope_theta` and
     `rope_scaling`, where all other readers do.
@@ -74,15 +74,17 @@ def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def config_to_own(config: LlamaConfig) -> dict[str, Any]:
-    """What config.json of an "infini_llama" says: the whole LlamaConfig under one key, and the usual names beside it for readers
-    that only look at sizes."""
+def config_to_infini_llama(config: LlamaConfig) -> dict[str, Any]:
+    """The architecture as config.json of an "infini_llama" has it.
+
+    The whole LlamaConfig is under one key, and the usual names beside it are for readers that only look at sizes.
+    """
     ours = {name: value for name, value in config.to_dict().items() if name not in NOT_STORED}
     return {
         "architectures": ["InfiniLlamaForCausalLM"],
-        "model_type": OWN,
+        "model_type": INFINI_LLAMA,
         **{name: ours[name] for name in SAME},
-        OWN: ours,
+        INFINI_LLAMA: ours,
     }
 
 
@@ -92,25 +94,24 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     Raises:
         ValueError: it is another architecture, or has a setting that this model cannot express; the message names key and value.
     """
-    if (
-        kind := values.get("model_type")
-    ) == OWN:  # transformers changes the names beside it, such as the vocabulary's size
-        own: dict[str, Any] | None = values.get(OWN)
+    if (kind := values.get("model_type")) == INFINI_LLAMA:
+        # transformers changes the names beside the whole configuration, such as the vocabulary's size
+        whole: dict[str, Any] | None = values.get(INFINI_LLAMA)
         beside = {name: values[name] for name in SAME if values.get(name) is not None}
-        return LlamaConfig.from_dict(own | beside if own else {})
+        return LlamaConfig.from_dict(whole | beside if whole else {})
     if kind != "llama":
-        raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{OWN}'")
-    found = {name: values.get(name, default) for name, default in SAME.items()}
-    heads = found["num_attention_heads"]
-    if found["num_key_value_heads"] is None:
-        found |= {"num_key_value_heads": heads}
-    if missing := [name for name, value in found.items() if value is None]:
+        raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{INFINI_LLAMA}'")
+    settings = {name: values.get(name, default) for name, default in SAME.items()}
+    heads = settings["num_attention_heads"]
+    if settings["num_key_value_heads"] is None:
+        settings |= {"num_key_value_heads": heads}
+    if missing := [name for name, value in settings.items() if value is None]:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)
     size = values.get("head_dim")
-    usual = isinstance(size, int) and size * heads == found["hidden_size"]  # then it says nothing more
+    usual = isinstance(size, int) and size * heads == settings["hidden_size"]  # then it says nothing more
     rope = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
-    config = LlamaConfig.from_dict(found | rope)
+    config = LlamaConfig.from_dict(settings | rope)
     for name, ours in (("attention_bias", False), ("mlp_bias", False)):
         if (value := values.get(name, ours)) not in (ours, None):
             raise ValueError(f"{name}={value!r} cannot be expressed here, only {ours!r}")
@@ -119,17 +120,17 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
 
 def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """rope_theta and rope_scaling of a config.json in the style of transformers 4 or 5."""
-    given = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    theta = given.pop("rope_theta", values.get("rope_theta", 10_000.0))
-    kind = given.pop("rope_type", given.pop("type", "default"))
-    given.pop("type", None)
+    parameters = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    theta = parameters.pop("rope_theta", values.get("rope_theta", 10_000.0))
+    kind = parameters.pop("rope_type", parameters.pop("type", "default"))
+    parameters.pop("type", None)
     if kind == "default":
         return float(theta), None
     if kind not in ("linear", "llama3", "yarn"):
         raise ValueError(f"rope_type={kind!r} cannot be expressed here, only default, linear, llama3 and yarn")
     if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
-        given.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
-    scaling = {"rope_type": kind} | given
+        parameters.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
+    scaling = {"rope_type": kind} | parameters
     return float(theta), scaling
 
 
@@ -162,17 +163,17 @@ def is_gate(name: str) -> bool:
     return name.endswith(".self_attn.gate")
 
 
-def check_shapes(found: Mapping[str, tuple[int, ...]], config: LlamaConfig) -> None:
-    """That a folder's tensors are exactly this model's; gates alone may be missing, as in a model to be converted.
+def check_shapes(tensors: Mapping[str, tuple[int, ...]], config: LlamaConfig) -> None:
+    """Check that a folder's tensors are exactly this model's; gates alone may be missing, as in a model to be converted.
 
     Raises:
         ValueError: names the first tensors that are missing, unknown or of another shape.
     """
     expected = shapes(config)
-    missing = [name for name in expected if name not in found and not is_gate(name)]
-    unknown = [name for name in found if name not in expected and not ignored(name, config)]
+    missing = [name for name in expected if name not in tensors and not is_gate(name)]
+    unknown = [name for name in tensors if name not in expected and not ignored(name, config)]
     differing = [
-        f"{name} {found[name]}, not {shape}" for name, shape in expected.items() if found.get(name, shape) != shape
+        f"{name} {tensors[name]}, not {shape}" for name, shape in expected.items() if tensors.get(name, shape) != shape
     ]
     for words, names in (("lacks", missing), ("has unknown", unknown), ("has of another shape", differing)):
         if names:

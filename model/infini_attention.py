@@ -31,7 +31,7 @@ class SegmentState(KeyValues):
 
 
 class InfiniState(SegmentState):
-    """What one layer remembers during generation; its size does not depend on how much was read.
+    """State of one layer during generation; its size does not depend on how much was read.
 
     Beside the current segment's keys and values, rotated: its keys as they are, which are written to memory when it is full, and
     M, z of the completed ones, which stay as they are during a segment, as every query of it reads them.
@@ -133,10 +133,10 @@ class InfiniAttention(Attention):
                 if before is not None:
                     M, z = torch.cat((before.M[:, None], M), dim=1), torch.cat((before.z[:, None], z), dim=1)
                 reads = None if layout.reads is None else layout.reads[:, first:]
-                found = retrieve(q[:, first:], M, z)
+                retrieved = retrieve(q[:, first:], M, z)
                 if self.observer is not None:
-                    self.observer(local[:, first:], found, M)
-                parts.append(mix(local[:, first:], found, self.gate, reads))
+                    self.observer(local[:, first:], retrieved, M)
+                parts.append(mix(local[:, first:], retrieved, self.gate, reads))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
 
     def _jittered(self, writes: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor | None:
@@ -157,7 +157,7 @@ class InfiniAttention(Attention):
         self.write_range.fill_(math.log(most))
 
     def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
-        """As `Attention.read`; `rotary` has the tables of a segment's positions.
+        """Continue from a state, as `Attention.read` does; `rotary` has the tables of a segment's positions.
 
         Raises:
             ValueError: several tokens for rows that do not stand together.
@@ -242,10 +242,7 @@ class InfiniAttention(Attention):
         return heads
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
-        """Of a row that nothing was read of yet; it has room for any number of tokens, whatever `capacity` says.
-
-        Without a memory, or where that is left out, the state has none.
-        """
+        """Empty state, which has room for any number of tokens, whatever `capacity` says; without a memory if that is not used."""
         plain = super().new_state(batch, 0)
         kind = InfiniState if self.uses_memory else SegmentState
         return kind(batch, self.kv_heads, self.segment_length, self.head_dim, plain.k.dtype, plain.k.device)

@@ -1,4 +1,4 @@
-"""What layers are made of beside attention: root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), the gated
+"""Parts of a layer beside attention: root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), the gated
 feed-forward block (Shazeer 2020, arXiv 2002.05202) and activation checkpointing (Chen et al. 2016, arXiv 1604.06174)."""
 
 # pyright: reportUnknownVariableType=false

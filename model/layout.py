@@ -1,4 +1,4 @@
-"""What all layers of one forward pass share: rotary tables, and which tokens of a row may see one another.
+"""Layout of one forward pass, which all layers share: rotary tables, and which tokens of a row may see one another.
 
 `documents` [B, T] int numbers the documents of packed rows: equal numbers in a row are one document, whose tokens stand together;
 padding is PADDING. Without it a row is one document.
@@ -76,7 +76,7 @@ def positions(documents: torch.Tensor) -> torch.Tensor:
 
 
 def boundaries(documents: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Where stretches of equal numbers begin in the flattened tokens [B T], and the number of tokens: int32.
+    """First tokens of stretches of equal numbers in the flattened tokens [B T], and the number of tokens: int32.
 
     Args:
         documents: [B, T].

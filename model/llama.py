@@ -21,7 +21,7 @@ from infini_llama.model.rope import Rotary, rotary, scaled_frequencies
 
 
 class States(NamedTuple):
-    """What a model remembers of the rows it reads: rotary tables, and each layer's state."""
+    """State of a model that reads rows in pieces: rotary tables, and each layer's state."""
 
     rotary: Rotary
     layers: list[KeyValues]
@@ -146,15 +146,15 @@ class Llama(nn.Module):
                 layer.self_attn.set_write_jitter(most)
 
     def checkpoint_activations(self, kind: Checkpointing) -> None:
-        """What each layer keeps for the backward pass of training: all it needs (none), its products alone (selective), or its input
-        alone (full); the rest is computed again, with the same result."""
+        """Set what each layer keeps for the backward pass of training: all it needs (none), its products alone (selective), or its
+        input alone (full). The rest is computed again, with the same result."""
         for layer in self._layers():
             layer.checkpointing = kind
 
     def hidden(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
     ) -> torch.Tensor:
-        """What the head reads: input_ids [B, T] int64 to [B, T, hidden_size].
+        """Last hidden states [B, T, hidden_size] of input_ids [B, T] int64.
 
         documents [B, T] numbers each token's document in packed rows (`model.layout`): no token sees another document's. With a
         `context`, input_ids are this rank's part of rows that several ranks share, and documents those of whole rows.
@@ -171,7 +171,7 @@ class Llama(nn.Module):
         context: Context | None = None,
         layer_outputs: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """As `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
+        """Last hidden states, as of `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
         by_boundaries = self.attention_backend == "flash2"
         most = self.most_documents if self.training else None
         if self.config.attention != "softmax":
@@ -219,14 +219,14 @@ class Llama(nn.Module):
         return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
 
     def new_states(self, batch: int, capacity: int) -> States:
-        """What `batch` rows remember before their first token; a softmax model's have room for `capacity` tokens."""
+        """Empty states of `batch` rows; a softmax model's have room for `capacity` tokens."""
         reach = capacity if self.config.attention == "softmax" else self.config.segment_length
         weight = self.model.embed_tokens.weight
         tables = rotary(torch.arange(reach, device=weight.device), self.config, weight.dtype)
         return States(tables, [layer.self_attn.new_state(batch, capacity) for layer in self._layers()])
 
     def read(self, input_ids: torch.Tensor, states: States, lengths: list[int] | None = None) -> torch.Tensor:
-        """The next tokens of each row, input_ids [B, t], and what the head reads of them [B, t, hidden_size].
+        """Read the next tokens of each row, input_ids [B, t]; returns their last hidden states [B, t, hidden_size].
 
         A text of any length can be read in pieces: the states are updated in place, and Infini-attention's do not grow.
 
@@ -246,7 +246,7 @@ class Llama(nn.Module):
         lengths: list[int] | None = None,
         layer_outputs: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """As `read`, for embeddings x [B, t, hidden_size]; each layer's output is appended to `layer_outputs`."""
+        """Read, as `read` does, embeddings x [B, t, hidden_size]; each layer's output is appended to `layer_outputs`."""
         for layer, state in zip(self._layers(), states.layers, strict=True):
             x = layer.read(x, states.rotary, state, lengths)
             if layer_outputs is not None:

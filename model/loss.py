@@ -123,7 +123,7 @@ loss_and_gradients = torch.library.custom_op(
 
 
 def _gradients_like(hidden: torch.Tensor, weight: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the gradients are written to; empty where nothing learns."""
+    """Tensors that the gradients are written to; empty where nothing learns."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     if not learns:
         return hidden.new_empty(0), weight.new_empty(0, dtype=wide)

@@ -154,7 +154,7 @@ def running_sums(added: torch.Tensor, before: torch.Tensor | None, keeps: torch.
 
 
 def retrieve(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """What queries find in a memory, eq. 7: sigma(Q) M / (sigma(Q) z).
+    """Retrieve from a memory, eq. 7: sigma(Q) M / (sigma(Q) z).
 
     Args:
         q: [..., H, N, d].
@@ -173,21 +173,21 @@ def retrieve(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 def mix(
     local: torch.Tensor,
-    found: torch.Tensor,
+    retrieved: torch.Tensor,
     gate: torch.Tensor,
     reads: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot, eq. 10.
 
     Args:
-        local: A_dot [..., H, N, d]; found: A_mem, the same shape.
+        local: A_dot [..., H, N, d]; retrieved: A_mem, the same shape.
         gate: beta [H].
         reads: [..., N], False where there is nothing to read; such tokens keep A_dot as it is.
 
     Returns:
         [..., H, N, d] in the type of `local`.
     """
-    share = gate.sigmoid()[:, None, None].to(found.dtype)
+    share = gate.sigmoid()[:, None, None].to(retrieved.dtype)
     if reads is not None:
         share = torch.where(reads[..., None, :, None], share, 0.0)
-    return torch.lerp(local.to(found.dtype), found, share).to(local.dtype)
+    return torch.lerp(local.to(retrieved.dtype), retrieved, share).to(local.dtype)

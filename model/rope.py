@@ -81,7 +81,7 @@ def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> 
     fast, slow = _number(scaling, "beta_fast", 0.0, 32.0), _number(scaling, "beta_slow", 0.0, 1.0)
 
     def index_of(turns: float) -> float:
-        """Where the frequency that makes so many turns over the trained length stands."""
+        """Index of the frequency that makes `turns` turns over the trained length."""
         return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = index_of(fast), index_of(slow)

@@ -149,7 +149,7 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
     # `dtype` is for transformers 5, `torch_dtype` for all other readers.
     types = {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
     if hf.beyond_llama(config):
-        described = hf.config_to_own(config) | {"auto_map": AUTO_MAP}
+        described = hf.config_to_infini_llama(config) | {"auto_map": AUTO_MAP}
         write_code(folder)
     else:
         described = hf.config_to_hf(config)

@@ -1,1 +1,1 @@
-"""What torchrun runs, once a rank: `python -m infini_llama.tasks.train.worker JOB.json`."""
+"""The program that torchrun starts once per rank: `python -m infini_llama.tasks.train.worker JOB.json`."""

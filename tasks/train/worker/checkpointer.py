@@ -180,14 +180,14 @@ class BackgroundSave:
     def _owned(self, state: Tensors) -> Tensors:
         """The tensors that this rank writes; of equal copies one rank writes each, so that all write about as many bytes."""
         loads: dict[tuple[int, int], int] = {}
-        mine: Tensors = {}
+        owned: Tensors = {}
         for name, value in state.items():
             index, count = replica_of(value, self.ranks)
             owner = min(range(count), key=lambda replica: loads.get((count, replica), 0))
             loads[count, owner] = loads.get((count, owner), 0) + value.nbytes
             if owner == index:
-                mine[name] = value
-        return mine
+                owned[name] = value
+        return owned
 
     def _copy(self, state: Tensors) -> Tensors:
         """A copy of the state in host memory, the same memory each time."""

@@ -52,13 +52,13 @@ def load_pretrained(model: Llama, path: Path) -> None:
         DataError: a file is damaged.
     """
     folder = open_folder(path)
-    found = folder.shapes()
+    shapes = folder.shapes()
     try:
-        hf.check_shapes(found, model.config)
+        hf.check_shapes(shapes, model.config)
     except ValueError as error:
         raise ConfigError(f"train.init_from={path} does not fit the model: {error}.") from None
     parameters = dict(model.named_parameters())
     for name, tensor in folder.tensors("pt"):
         if not hf.ignored(name, model.config):
             parameters[name][: len(tensor)].copy_(tensor)  # not the rows that pad a vocabulary
-    log.info("started from %s: %d tensors", path, len(found))
+    log.info("started from %s: %d tensors", path, len(shapes))

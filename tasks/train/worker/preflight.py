@@ -136,10 +136,10 @@ def require_same_nodes(resolved: ResolvedRun, store: Store) -> None:
     if os.environ["LOCAL_RANK"] == "0":
         number, host = int(os.environ[NODE]), socket.gethostname()
         try:
-            mine = NodeFacts(node=number, host=host, facts=facts(resolved))
+            facts_here = NodeFacts(node=number, host=host, facts=facts(resolved))
         except DataError as fault:
-            mine = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
-        store.set(f"facts-{number}", mine.model_dump_json())
+            facts_here = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
+        store.set(f"facts-{number}", facts_here.model_dump_json())
     nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(resolved.plan.nnodes)]
     if faults := [node.fault for node in nodes if node.fault]:
         raise DataError("\n".join(faults))

@@ -251,6 +251,6 @@ def optimizer_step(
     strategy.clip_gradients(scale)
     total, stop = ranks.sum(loss_sum, float(stop_requested()))
     loss = total / batch.targets
-    wanted = math.isfinite(loss) and not is_spike(loss)
-    grad_norm = strategy.update(wanted, scale)
-    return Update(loss, grad_norm, stop > 0, skipped=not (wanted and math.isfinite(grad_norm)))
+    apply = math.isfinite(loss) and not is_spike(loss)
+    grad_norm = strategy.update(apply, scale)
+    return Update(loss, grad_norm, stop > 0, skipped=not (apply and math.isfinite(grad_norm)))

@@ -22,7 +22,7 @@ from infini_llama.model.config import LlamaConfig
 def test_export_and_import_round_trip(config, changes):
     ours = config(segment_length=64, **changes)
     assert hf.config_from_hf(hf.config_to_hf(ours)) == ours
-    assert hf.config_from_hf(hf.config_to_own(ours)) == ours
+    assert hf.config_from_hf(hf.config_to_infini_llama(ours)) == ours
 
 
 def test_transformers_reads_and_writes_the_same(config):
@@ -44,7 +44,7 @@ def test_omitted_fields_have_hugging_faces_defaults(config):
 def test_infini_attention_cannot_be_exported_as_plain_llama(config):
     with pytest.raises(ValueError, match="attention=infini"):
         hf.config_to_hf(config(attention="infini"))
-    assert hf.config_from_hf(hf.config_to_own(config(attention="infini"))) == config(attention="infini")
+    assert hf.config_from_hf(hf.config_to_infini_llama(config(attention="infini"))) == config(attention="infini")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ OTHER = {
 
 def test_every_field_is_carried_or_refused(config):
     """A field that is new in LlamaConfig fails here until it is known where it goes."""
-    known = hf.SAME.keys() | hf.OF_THEIR_OWN | hf.TRAINING | hf.SEGMENTS | hf.NOT_STORED
+    known = hf.SAME.keys() | hf.OTHER_KEYS | hf.TRAINING | hf.SEGMENTS | hf.NOT_STORED
     assert {field.name for field in fields(LlamaConfig)} - known == OTHER.keys()
     for name, value in OTHER.items():
         assert hf.beyond_llama(config(**{name: value})) == [f"{name}={value}"]

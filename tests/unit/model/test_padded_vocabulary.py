@@ -72,9 +72,9 @@ def test_a_folder_has_no_padding(config, attention, tied):
     model = Llama(padded)
     stored = hf.to_hf(model.state_dict(), padded)
     assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == hf.shapes(padded) == hf.shapes(plain)
-    assert hf.config_to_own(padded) == hf.config_to_own(plain)
-    assert hf.config_from_hf(hf.config_to_own(padded)) == plain
+    assert hf.config_to_infini_llama(padded) == hf.config_to_infini_llama(plain)
+    assert hf.config_from_hf(hf.config_to_infini_llama(padded)) == plain
     if attention == "softmax":
         assert hf.config_to_hf(padded) == hf.config_to_hf(plain)
     hf.check_shapes(hf.shapes(plain), padded)
-    assert "pad_vocab_to_multiple_of" not in hf.config_to_own(padded)[hf.OWN]
+    assert "pad_vocab_to_multiple_of" not in hf.config_to_infini_llama(padded)[hf.INFINI_LLAMA]

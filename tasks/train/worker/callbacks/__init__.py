@@ -1,1 +1,1 @@
-"""What happens after a step, beside the step itself."""
+"""Callbacks: everything that is done after a step, beside the step itself."""

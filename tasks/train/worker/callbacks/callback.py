@@ -1,4 +1,4 @@
-"""What a callback is, what it is given after a step, and when something is due."""
+"""The interface of callbacks, the result of a step that they are given, and intervals."""
 
 import math
 import time
@@ -98,7 +98,7 @@ class Interval:
         if self.unit == "tokens":
             before, self.tokens = self.tokens, state.tokens
             return before // self.number < state.tokens // self.number
-        mine = self.ranks.is_first and time.monotonic() - self.last >= self.number
-        if due := self.ranks.sum(float(mine))[0] > 0:
+        elapsed = self.ranks.is_first and time.monotonic() - self.last >= self.number
+        if due := self.ranks.sum(float(elapsed))[0] > 0:
             self.last = time.monotonic()
         return due

@@ -134,17 +134,17 @@ class Evaluation(Callback):
         started = time.perf_counter()
         norms = MemoryNorms()
         with eager(self.strategy.compiled), norms.observed(self.strategy.model):
-            found = self.validation.measure(self.strategy.module, self.ranks)
-        state.record_validation(found.loss)
+            validation = self.validation.measure(self.strategy.module, self.ranks)
+        state.record_validation(validation.loss)
         self.last_step = state.step
         if self.metrics.writer:
             line = ValidationLine(
                 kind="validation",
                 step=state.step,
                 evaluation_time=time.perf_counter() - started,
-                loss=found.loss,
-                bits_per_byte=found.bits_per_byte,
-                tokens=found.tokens,
+                loss=validation.loss,
+                bits_per_byte=validation.bits_per_byte,
+                tokens=validation.tokens,
             )
             if norms.sums:
                 line = changed(line, memory_reads=norms.reads, memory_norms=norms.writes)

@@ -44,16 +44,16 @@ class MemoryNorms:
         """Observe the model's layers inside; on a rank with a part of the heads, those."""
         layers = [module for module in model.modules() if isinstance(module, InfiniAttention) and module.has_memory]
         for number, layer in enumerate(layers):
-            layer.observer = lambda local, found, M, number=number: self._add(number, local, found, M)
+            layer.observer = lambda local, retrieved, M, number=number: self._add(number, local, retrieved, M)
         try:
             yield
         finally:
             for layer in layers:
                 layer.observer = None
 
-    def _add(self, layer: int, local: torch.Tensor, found: torch.Tensor, M: torch.Tensor) -> None:
+    def _add(self, layer: int, local: torch.Tensor, retrieved: torch.Tensor, M: torch.Tensor) -> None:
         values = (
-            found.float().square().mean(),
+            retrieved.float().square().mean(),
             local.float().square().mean(),
             M[:, -1].float().norm(dim=(-2, -1)).mean(),
         )
@@ -106,21 +106,21 @@ class GateWarnings:
 
     def observe(self, step: int, shares: Sequence[Sequence[float]]) -> None:
         """After a step before the last one; `shares` of `gate_shares`."""
-        found = {
+        saturated = {
             (layer, head): share
             for layer, heads in enumerate(shares)
             for head, share in enumerate(heads)
             if not LOWEST <= share <= HIGHEST and (layer, head) not in self.saturated
         }
-        if not found or step >= self.max_steps:
+        if not saturated or step >= self.max_steps:
             return
-        self.saturated |= found.keys()
-        (layer, head), share = next(iter(found.items()))
+        self.saturated |= saturated.keys()
+        (layer, head), share = next(iter(saturated.items()))
         log.warning(
             "step %d: %d gate(s) saturated, the first in layer %d, head %d at %.1e of memory; a saturated gate gets almost no gradient. "
             "A train.gate_learning_rate of 0.003 to 0.01 keeps gates between the ends",
             step,
-            len(found),
+            len(saturated),
             layer,
             head,
             share,

@@ -1,4 +1,4 @@
-"""What a run reports: metrics.jsonl (every step), samples.jsonl (the texts of every evaluation), and the curves of some steps.
+"""Reporting of a run: metrics.jsonl (every step), samples.jsonl (the texts of every evaluation), and the curves of some steps.
 
 Curves are drawn by TensorBoard and Weights & Biases, under the same names.
 """
@@ -158,12 +158,12 @@ def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: Json
     Raises:
         ConfigError: W&B is requested and not available.
     """
-    found: list[Reporter] = []
+    active: list[Reporter] = []
     if "tensorboard" in names:
-        found.append(TensorBoard(run_dir, first_step, config))
+        active.append(TensorBoard(run_dir, first_step, config))
     if "wandb" in names:
-        found.append(WeightsAndBiases(run_dir, config))
-    return found
+        active.append(WeightsAndBiases(run_dir, config))
+    return active
 
 
 def flat(config: JsonObject) -> dict[str, bool | int | float | str]:

@@ -1,4 +1,4 @@
-"""Where time and memory go: torch's profiler over `train.profile_steps`, and the memory of this process."""
+"""Time and memory: torch's profiler over `train.profile_steps`, and the memory of this process."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import logging
@@ -56,8 +56,8 @@ class Profiler(Callback):
 
 def memory_peak() -> int:
     """Most bytes that this process has used: of torch on a GPU, else resident."""
-    found = memory()
-    return found.get("gpu_most_allocated", found.get("most_resident", 0))
+    sizes = memory()
+    return sizes.get("gpu_most_allocated", sizes.get("most_resident", 0))
 
 
 def dump_gpu_memory(path: Path) -> None:
@@ -68,21 +68,21 @@ def dump_gpu_memory(path: Path) -> None:
 
 def memory() -> dict[str, int]:
     """Bytes of this process: resident now and at most (Linux); on a GPU also what torch has allocated and reserved, and what is free."""
-    found = dict[str, int]()
+    sizes = dict[str, int]()
     try:
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name in ("VmRSS", "VmHWM"):
-                found["resident" if name == "VmRSS" else "most_resident"] = int(value.split()[0]) * 1024
+                sizes["resident" if name == "VmRSS" else "most_resident"] = int(value.split()[0]) * 1024
     except OSError:
         pass  # not Linux
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
-        found |= {
+        sizes |= {
             "gpu_allocated": torch.cuda.memory_allocated(),
             "gpu_most_allocated": torch.cuda.max_memory_allocated(),
             "gpu_reserved": torch.cuda.memory_reserved(),
             "gpu_free": free,
             "gpu_total": total,
         }
-    return found
+    return sizes

@@ -61,8 +61,8 @@ class StepMetrics(Callback):
     def on_train_start(self, state: TrainState) -> None:
         resolved, train = self.resolved, self.resolved.config.train
         if self.ranks.is_first:
-            found = reporters(train.report_to, resolved.run_dir, state.step, resolved.settings())
-            self.writer = MetricsWriter(resolved.run_dir, train.log_every, found)
+            active = reporters(train.report_to, resolved.run_dir, state.step, resolved.settings())
+            self.writer = MetricsWriter(resolved.run_dir, train.log_every, active)
             if resolved.model.attention == "infini":
                 longest = read_dataset(resolved.dataset_path).content.train.longest_document
                 self.gate_warnings.at_start(resolved.model.segment_length, longest)
@@ -101,12 +101,12 @@ class StepMetrics(Callback):
 
     def _with_parameters(self, line: TrainLine) -> TrainLine:
         model, name = self.strategy.model, self.resolved.config.train.metrics_hook
-        found: dict[str, Any] = {"param_norm": parameter_norm(model)}
+        values: dict[str, Any] = {"param_norm": parameter_norm(model)}
         if gates := gate_shares(model):
-            found["gates"] = gates
+            values["gates"] = gates
             if self.writer:
                 self.gate_warnings.observe(line.step, gates)
-        line = changed(line, **found)
+        line = changed(line, **values)
         if self.hook and name:
             line = changed(line, custom=call_hook(self.hook, name, model, line))
         return line
@@ -115,7 +115,7 @@ class StepMetrics(Callback):
         length = self.batches.stage(result.samples).reader.sequence_length
         times = result.times
         flops = flops_per_token(self.strategy.model.config, length) * result.targets / times.step
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "step_time": times.step,
             "data_time": times.data,
             "save_time": times.save,
@@ -127,10 +127,10 @@ class StepMetrics(Callback):
             "memory_peak": memory_peak(),
         }
         if len(self.batches.stages) > 1:
-            found["sequence_length"] = length
+            values["sequence_length"] = length
         if self.ledger:
-            found["goodput"] = self.ledger.spent()
-        return changed(line, **found)
+            values["goodput"] = self.ledger.spent()
+        return changed(line, **values)
 
 
 def parameter_norm(model: nn.Module) -> float:
@@ -178,15 +178,15 @@ def load_hook(name: str | None) -> Hook | None:
         return None
     module, _, function = name.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), function)
+        hook: Any = getattr(importlib.import_module(module), function)
     except Exception as error:  # the module's own, too
         raise ConfigError(
             f"train.metrics_hook={name} cannot be imported ({error}); install its module, or add its folder to "
             "environment.env.PYTHONPATH."
         ) from error
-    if not callable(found):
+    if not callable(hook):
         raise ConfigError(f"train.metrics_hook={name} is not a function.")
-    return cast(Hook, found)
+    return cast(Hook, hook)
 
 
 def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str, float]:
@@ -195,8 +195,8 @@ def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str,
     Raises:
         ConfigError: it returned something else.
     """
-    found = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
+    numbers = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
     try:
-        return {key: float(value) for key, value in NUMBERS.validate_python(found, strict=True).items()}
+        return {key: float(value) for key, value in NUMBERS.validate_python(numbers, strict=True).items()}
     except ValidationError:
-        raise ConfigError(f"train.metrics_hook={name} returned {found!r}; it must return numbers by name.") from None
+        raise ConfigError(f"train.metrics_hook={name} returned {numbers!r}; it must return numbers by name.") from None

@@ -120,7 +120,7 @@ class TrainBatches:
         return max(stage.reader.most_documents() for stage in self.stages)
 
     def stage(self, samples_consumed: int) -> Stage:
-        """That of the step that follows `samples_consumed` samples."""
+        """The stage of the step that follows `samples_consumed` samples."""
         return self.stages[bisect_right(self.stages, samples_consumed, key=lambda stage: stage.first) - 1]
 
     def rows(self, samples_consumed: int) -> np.ndarray:
@@ -130,12 +130,12 @@ class TrainBatches:
     def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:
         """This rank's micro-batches of that step, in order."""
         stage = self.stage(samples_consumed)
-        reader, several = stage.reader, stage.rows_per_sample
-        mine = self.rows(samples_consumed)[
-            self.rank * self.per_rank * several : (self.rank + 1) * self.per_rank * several
+        reader, size = stage.reader, stage.rows_per_sample
+        own_rows = self.rows(samples_consumed)[
+            self.rank * self.per_rank * size : (self.rank + 1) * self.per_rank * size
         ]
-        for start in range(0, len(mine), self.micro_batch * several):
-            rows = mine[start : start + self.micro_batch * several]
+        for start in range(0, len(own_rows), self.micro_batch * size):
+            rows = own_rows[start : start + self.micro_batch * size]
             documents = reader.documents(rows) if self.isolate else None
             yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
 

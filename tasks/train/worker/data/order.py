@@ -98,8 +98,8 @@ def parts_of(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[
         ConfigError: the weights are for other sources.
     """
     if {source.name for source in sources} != weights.keys():
-        there = ", ".join(source.name for source in sources) or "one without a name"
-        raise ConfigError(f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {there}.")
+        names = ", ".join(source.name for source in sources) or "one without a name"
+        raise ConfigError(f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {names}.")
     exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     parts: list[Part] = []
@@ -126,10 +126,10 @@ def mixed_rows(first: int, count: int, parts: Sequence[Part], seed: int) -> np.n
         before, remainder = divmod(begin * part.weight, left)
         small = (len(places) + 1) * part.weight + left < 2**63
         steps = np.arange(len(places) + 1, dtype=np.int64 if small else object)
-        given = ((remainder + steps * part.weight) // left).astype(np.int64)
-        mine = np.diff(given) == 1
-        rows[places[mine]] = part.first + _rows_of(part, before + given[:-1][mine], _derived(seed, part.name))
-        places, begin, left = places[~mine], begin - before, left - part.weight
+        counts = ((remainder + steps * part.weight) // left).astype(np.int64)
+        chosen = np.diff(counts) == 1
+        rows[places[chosen]] = part.first + _rows_of(part, before + counts[:-1][chosen], _derived(seed, part.name))
+        places, begin, left = places[~chosen], begin - before, left - part.weight
     return rows
 
 

@@ -73,12 +73,12 @@ class DeepSpeed:
         self.model, self.ranks, self.optimizer = model, ranks, optimizer
         self.compiled: Compiled | None = None
         self.parameters_by_name = dict(model.named_parameters())
-        self.wanted = True
+        self.apply = True
         update = optimizer.step
 
         def step(*_: Any) -> Any:
             """The engine cannot skip an update whose gradients are finite, as one after a loss spike."""
-            return update() if self.wanted else None
+            return update() if self.apply else None
 
         optimizer.step = step  # pyright: ignore[reportAttributeAccessIssue]
         self.engine = self.deepspeed.initialize(
@@ -109,8 +109,8 @@ class DeepSpeed:
     def clip_gradients(self, scale: float = 1.0) -> None:
         """The engine clips in `update`, in its own partitions."""
 
-    def update(self, wanted: bool, scale: float = 1.0) -> float:
-        self.wanted = wanted
+    def update(self, apply: bool, scale: float = 1.0) -> float:
+        self.apply = apply
         self.engine.optimizer.override_loss_scale(scale)
         self.engine.step()
         self.engine.optimizer.override_loss_scale(1.0)
@@ -124,7 +124,7 @@ class DeepSpeed:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
-        if not math.isfinite(self.update(wanted=True)):
+        if not math.isfinite(self.update(apply=True)):
             raise FloatingPointError("the gradients of the first batch are not finite")
         for state in self.optimizer.state.values():
             for value in state.values():

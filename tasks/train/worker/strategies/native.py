@@ -86,9 +86,9 @@ class SingleRank:
         self.norm = full_tensor(nn.utils.get_total_norm(gradients))
         nn.utils.clip_grads_with_norm_(parameters, self.train.max_grad_norm, self.norm)
 
-    def update(self, wanted: bool, scale: float = 1.0) -> float:
+    def update(self, apply: bool, scale: float = 1.0) -> float:
         norm = self.norm.item()
-        if wanted and math.isfinite(norm):
+        if apply and math.isfinite(norm):
             self.optimizer.step()
         self.discard_gradients()
         return norm
@@ -97,11 +97,11 @@ class SingleRank:
         self.optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        found = model_tensors(self.model)
+        tensors = model_tensors(self.model)
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state[parameter].items():
-                found[f"optimizer.{name}.{key}"] = value
-        return found
+                tensors[f"optimizer.{name}.{key}"] = value
+        return tensors
 
     def load_tensors(self, checkpoint: Path) -> None:
         load_tensors(checkpoint, self.tensors())

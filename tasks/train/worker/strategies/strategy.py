@@ -1,4 +1,4 @@
-"""What every way to spread model and optimizer over the ranks offers to the trainer, and the choice between them."""
+"""The interface of strategies, which spread model and optimizer over the ranks, and the choice between them."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -49,8 +49,8 @@ class Strategy(Protocol):
         """Divide the gradients by `scale`, then scale them down to the 2-norm `train.max_grad_norm`, where `update` does not."""
         ...
 
-    def update(self, wanted: bool, scale: float = 1.0) -> float:
-        """Update the weights if `wanted` and the gradients are finite, on every rank alike, and discard the gradients.
+    def update(self, apply: bool, scale: float = 1.0) -> float:
+        """Update the weights if `apply` and the gradients are finite, on every rank alike, and discard the gradients.
 
         Returns:
             the gradients' 2-norm before clipping, not finite where they are not.

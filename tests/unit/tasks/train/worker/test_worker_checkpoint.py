@@ -67,7 +67,7 @@ def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path
     ids = torch.randint(0, 61, (2, 17), generator=torch.Generator().manual_seed(1))
     strategy.accumulate([(ids[:, :-1], ids[:, 1:], None)], 32)
     strategy.clip_gradients()
-    strategy.update(wanted=False)
+    strategy.update(apply=False)
     path = save_checkpoint(tmp_path, 1, strategy.tensors(), {"step": 1})
     other = single_rank(Llama(config), TrainingConfig(optimizer=optimizer))
     other.load_tensors(path)
