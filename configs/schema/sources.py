@@ -46,7 +46,7 @@ class TextConfig(Section):
         default_factory=list,
         description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
         "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl (ndjson), csv, tsv, parquet and arrow "
-        "files have one document per record; a tar file has the documents of its files. All can be compressed with gz, xz, zst or bz2.",
+        "files have one document per record. All can be compressed with gz, xz, zst or bz2.",
     )
     validation_files: list[str] = fixed(
         default_factory=list,
@@ -82,8 +82,7 @@ class TextConfig(Section):
     )
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = fixed(
         default="auto",
-        description="Format of the files. auto: by file extension. The compression is always detected by the extension. For a tar "
-        "file, it selects the files in it.",
+        description="Format of the files. auto: by file extension. The compression is always detected by the extension.",
     )
 
 

@@ -43,60 +43,43 @@ def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) 
 
 def _opened(file: IO[bytes]) -> pyarrow.parquet.ParquetFile:
     """The file, whose pages are compared with their checksums where it has these."""
-    table = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
-    _refuse_concatenated(file, table.metadata)
-    return table
+    return pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
 
 
-def _refuse_concatenated(file: IO[bytes], metadata: pyarrow.parquet.FileMetaData) -> None:
-    """Raise Unreadable for several parquet files behind one another: the last footer's offsets would give the first file's rows."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    ends = [(c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns]
-    start = max(ends, default=len(b"PAR1"))
-    footer = file.seek(0, os.SEEK_END) - 8 - metadata.serialized_size
-    file.seek(min(start, footer))
-    if b"PAR1PAR1" in file.read(max(0, footer - start)):  # of one file's end and the next one's start
-        raise Unreadable("holds several parquet files behind one another; give each as a file of its own")
+def _is_arrow_file(file: IO[bytes]) -> bool:
+    file.seek(0)
+    is_file = file.read(len(ARROW_FILE)) == ARROW_FILE
+    file.seek(0)
+    return is_file
 
 
 def arrow_sizes(file: IO[bytes]) -> list[int]:
     """Bytes of each record batch of an Arrow file (not of a stream, which has no table of its batches: one entry for all of it)."""
     size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    if file.read(len(ARROW_FILE)) != ARROW_FILE:
-        return [size]
-    file.seek(0)
-    count = pa.ipc.open_file(file).num_record_batches
+    count = pa.ipc.open_file(file).num_record_batches if _is_arrow_file(file) else 1
     return [size // max(1, count)] * count
 
 
 def read_arrow(stream: IO[bytes], text_column: str, span: Span | None = None) -> Records:
     """The texts of the file, or of the record batches of `span`, which an Arrow file has, not a stream."""
     with _seekable(stream) as file:
-        if span is None:
-            yield from _texts(_arrow_batches(file, text_column), text_column)
+        if not _is_arrow_file(file):
+            yield from _texts(_streamed(file, text_column), text_column)
             return
-        table, first = pa.ipc.open_file(file), span[0]
+        table = pa.ipc.open_file(file)
         named_column(table.schema.names, text_column)
+        first, last = span or (0, table.num_record_batches)
 
         def before() -> int:
             return sum(table.get_batch(number).num_rows for number in range(first))
 
-        yield from _texts(map(table.get_batch, range(*span)), text_column, before)
+        yield from _texts(map(table.get_batch, range(first, last)), text_column, before)
 
 
-def _arrow_batches(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
-    """The record batches of an Arrow file, of a stream, or of several streams one after the other."""
+def _streamed(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
+    """The record batches of a stream, or of several streams one after the other."""
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
-    if file.read(len(ARROW_FILE)) == ARROW_FILE:
-        pa.ipc.open_file(file)  # checks the footer
-        file.seek(end - len(ARROW_FILE) - 4)
-        end -= int.from_bytes(file.read(4), "little") + len(ARROW_FILE) + 4
-        file.seek(8)  # an Arrow file is one stream between its first 8 bytes and its footer
-    else:
-        file.seek(0)
     while True:
         reader = pa.ipc.open_stream(file)
         named_column(reader.schema.names, text_column)

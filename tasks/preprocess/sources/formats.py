@@ -6,18 +6,17 @@ import gzip
 import io
 import json
 import lzma
-import tarfile
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import chain
-from pathlib import Path, PurePath, PurePosixPath
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import pyarrow as pa
 
-from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.columnar import (
     arrow_sizes,
@@ -26,19 +25,17 @@ from infini_llama.tasks.preprocess.sources.columnar import (
     read_arrow,
     read_parquet,
 )
-from infini_llama.tasks.preprocess.sources.json_lines import line_batches
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Records, Unreadable, cut, in_batches, text_of
 
 Span = tuple[int, int]  # of bytes, row groups or record batches: the first, and the one after the last
 PLAIN = ("txt", "md", "rst", "py")
-RECORDS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow", "tar")
+RECORDS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
+ARCHIVES = (".tar", ".tgz", ".zip")
 COMPRESSED = ("gz", "xz", "zst", "bz2")
 READ_AHEAD = 2**20
-EOFHeaderError, HeaderError = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
-EmptyHeaderError = tarfile.EmptyHeaderError  # type: ignore[attr-defined]
 COMPRESSED_READ = 2**16
-DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error, tarfile.TarError)
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error)
 
 
 def format_of(name: str) -> str | None:
@@ -53,27 +50,31 @@ def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Sp
     """Every text of the file, and a Fault for each bad record, several at a time.
 
     Args:
-        form: the file's format; auto: what its name says, and a name without a known ending is one text. Of a tar file, it selects
-            the files in it.
+        form: the file's format; auto: what its name says, and a name without a known ending is one text.
         span: one of those that `spans` gave; None: the whole file.
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
         OSError: the disk does not give it.
     """
-    known = _format(path, form)
+    if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
+        raise Unreadable("is an archive; unpack it, and name its files")
     with _damage_as_unreadable(), _opened(path) as file, _unpacked(file, _compression(path)) as stream:
-        match known:
+        match _format(path, form):
             case "jsonl" | "ndjson":
-                yield from line_batches(stream, text_column, span)
+                yield from _lines(stream, text_column, span)
             case "parquet":
                 yield from in_batches(read_parquet(stream, text_column, span))
             case "arrow":
                 yield from in_batches(read_arrow(stream, text_column, span))
-            case "tar":
-                yield from in_batches(_tar(stream, text_column, form))
+            case "json":
+                yield from in_batches(_json(stream, text_column))
+            case "csv":
+                yield from in_batches(_csv(stream, text_column, ","))
+            case "tsv":
+                yield from in_batches(_csv(stream, text_column, "\t"))
             case _:
-                yield from in_batches(READERS.get(known, _plain)(stream, text_column))
+                yield from in_batches(_plain(stream))
 
 
 def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span] | None:
@@ -87,30 +88,29 @@ def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span
     Raises:
         Unreadable, OSError: as of `read`.
     """
-    known = _format(path, form)
+    kind = _format(path, form)
     if size <= most or _compression(path):
         return None
-    if known in ("jsonl", "ndjson"):
+    if kind in ("jsonl", "ndjson"):
         return [(first, min(first + most, size)) for first in range(0, size, most)]
-    if known not in ("parquet", "arrow"):
+    if kind not in ("parquet", "arrow"):
         return None
     with _damage_as_unreadable(), _opened(path) as file:
-        sizes = parquet_sizes(file) if known == "parquet" else arrow_sizes(file)
-    found, first, together = list[Span](), 0, 0
-    for number, own in enumerate(sizes):
-        together += own
+        sizes = parquet_sizes(file) if kind == "parquet" else arrow_sizes(file)
+    ranges, first, together = list[Span](), 0, 0
+    for number, group_size in enumerate(sizes):
+        together += group_size
         if together >= most or number + 1 == len(sizes):
-            found.append((first, number + 1))
+            ranges.append((first, number + 1))
             first, together = number + 1, 0
-    return found if len(found) > 1 else None
+    return ranges if len(ranges) > 1 else None
 
 
 def _format(path: Path | RemoteFile, form: str) -> str:
-    by_name = format_of(path.name) or "txt"
-    return by_name if form == "auto" or by_name == "tar" else form
+    return format_of(path.name) or "txt" if form == "auto" else form
 
 
-def _compression(path: PurePath | RemoteFile) -> str:
+def _compression(path: Path | RemoteFile) -> str:
     ending = path.suffix.lower().lstrip(".")
     return ending if ending in COMPRESSED else ""
 
@@ -175,68 +175,7 @@ class _Streams(io.RawIOBase):
         return len(data)
 
 
-class _Archive(tarfile.TarFile):
-    """A tar file that is read past its first block of zeros (`ignore_zeros`), where nothing but zeros may follow.
-
-    Attributes:
-        has_ended: whether a block of zeros was read.
-    """
-
-    has_ended = False
-
-
-class _Member(tarfile.TarInfo):
-    """A file in a tar file. `tarfile` takes a damaged or missing header after the first for the end, and so a block of zeros."""
-
-    @classmethod
-    def fromtarfile(cls, tarfile: Any) -> "_Member":
-        begin = tarfile.offset
-        try:
-            found = super().fromtarfile(tarfile)
-        except EOFHeaderError:
-            tarfile.has_ended = True
-            raise
-        except HeaderError as error:
-            if tarfile.has_ended and isinstance(error, EmptyHeaderError):
-                raise  # the end of the file
-            raise EOFError(f"after {begin:,} bytes: {error}") from None
-        if tarfile.has_ended:
-            raise EOFError(
-                f"after {begin:,} bytes: there are files behind the end of the archive, which a header of zeros or a second "
-                "archive causes"
-            )
-        return found
-
-
-def _tar(stream: IO[bytes], text_column: str, form: str = "auto") -> Records:
-    """The texts of its files in order, as webdataset has them; files with other endings are passed over.
-
-    A hard link to a file that was read is that file. One to a file that was passed over has a text that is not read: a Fault.
-    """
-    seen: set[int] = set()  # hashes of the names that were read
-    with _Archive.open(fileobj=stream, mode="r|", tarinfo=_Member, ignore_zeros=True) as archive:
-        while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-            name = PurePosixPath(member.name)
-            known = format_of(name.name)
-            if known in (None, "tar") or form not in ("auto", known) or name.name[0] == ".":
-                continue
-            if member.islnk() and hash(member.linkname) not in seen:
-                target = escaped(f"{member.name} is a hard link to {member.linkname}")
-                yield Fault(f"has a file that is not read ({target}, which is passed over)")
-            if not member.isfile():
-                continue
-            seen.add(hash(member.name))
-            inner: Any = archive.extractfile(member)
-            try:
-                yield from READERS.get(known or "", _plain)(_unpacked(inner, _compression(name)), text_column)
-            except Unreadable as error:
-                raise Unreadable(f"{error}, in its file {escaped(member.name)}") from None
-    while stream.read(texts.BLOCK):  # a checksum at its end is looked at
-        pass
-
-
-def _plain(stream: IO[bytes], text_column: str) -> Iterator[str]:
+def _plain(stream: IO[bytes]) -> Iterator[str]:
     """The file as one text, or as several that end at a line where it is longer than one document may be."""
     rest, base = b"", 0
     while True:
@@ -286,7 +225,7 @@ def _json(stream: IO[bytes], text_column: str) -> Records:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
 
 
-def _csv(stream: IO[bytes], text_column: str, delimiter: str = ",") -> Records:
+def _csv(stream: IO[bytes], text_column: str, delimiter: str) -> Records:
     csv.field_size_limit(texts.LONGEST_RECORD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
@@ -302,17 +241,106 @@ def _csv(stream: IO[bytes], text_column: str, delimiter: str = ",") -> Records:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
 
 
-def _lines(stream: IO[bytes], text_column: str) -> Records:
-    return chain.from_iterable(line_batches(stream, text_column))
+def _lines(stream: IO[bytes], text_column: str, span: Span | None = None) -> Iterator[Batch]:
+    """The records of lines of JSON, about a megabyte of lines at a time.
+
+    Args:
+        span: only the lines that begin in these bytes of a seekable stream; two spans that meet share no line and lose none.
+    """
+    first, last = span or (0, None)
+    if first:
+        stream.seek(first - 1)
+        first += _skip_line(stream) - 1
+    number = 0  # of lines from `first` on
+    for block in _whole_lines(stream, first, last):
+        if isinstance(block, int):
+            number += 1
+            place = _line(stream, first, number)
+            yield [Fault(f"has a line longer than {texts.LONGEST_RECORD:,} bytes ({place})")]
+            continue
+        lines = block.split(b"\n")
+        if (records := _parsed_together(lines, text_column)) is not None:
+            yield from in_batches(iter(records))
+        else:
+            named = ((line, partial(_line, stream, first, place)) for place, line in enumerate(lines, number + 1))
+            yield from in_batches(_parsed(line, text_column, name) for line, name in named if line.strip())
+        number += len(lines)
 
 
-# Each takes a stream and the column; a new format is one more of these, and an ending in PLAIN or RECORDS.
-READERS: dict[str, Callable[[IO[bytes], str], Records]] = {
-    "jsonl": _lines,
-    "ndjson": _lines,
-    "json": _json,
-    "csv": _csv,
-    "tsv": partial(_csv, delimiter="\t"),
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-}
+def _skip_line(stream: IO[bytes]) -> int:
+    """Reads past the end of a line; returns how many bytes that are."""
+    skipped = 0
+    while line := stream.readline(texts.BLOCK):
+        skipped += len(line)
+        if line.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[bytes | int]:
+    """Lines that begin before byte `last`, about a megabyte at a time, without the last one's end; a number for a line that is too long.
+
+    Args:
+        place: byte at which the stream stands.
+    """
+    while last is None or place < last:
+        data = stream.read(texts.BLOCK if last is None else min(texts.BLOCK, last - place))
+        if not data:
+            return
+        if not data.endswith(b"\n"):
+            data += stream.readline(texts.LONGEST_RECORD + 1)
+        place += len(data)
+        lines = data.removesuffix(b"\n")
+        begin = lines.rfind(b"\n") + 1
+        if len(lines) - begin <= texts.LONGEST_RECORD:
+            yield lines
+            continue
+        if begin:
+            yield lines[: begin - 1]
+        if not data.endswith(b"\n"):
+            place += _skip_line(stream)
+        yield place
+
+
+def _line(stream: IO[bytes], first: int, number: int) -> str:
+    """Names a line for a message: the `number`th of those from byte `first` on."""
+    if first:
+        place, left = stream.tell(), first
+        stream.seek(0)
+        while left and (data := stream.read(min(left, texts.BLOCK))):
+            number, left = number + data.count(b"\n"), left - len(data)
+        stream.seek(place)
+    return f"line {number}"
+
+
+def _parsed_together(lines: list[bytes], text_column: str) -> list[str] | None:
+    """The texts of lines each of which is an object with text; None where one is not."""
+    decode = _decoder(text_column).decode
+    try:
+        records = [decode(line).text for line in lines]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return records if set(map(type, records)) == {str} else None
+
+
+@lru_cache(maxsize=8)
+def _decoder(text_column: str) -> Any:
+    fields = [("text", str | None | msgspec.UnsetType, msgspec.UNSET)]
+    return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename={"text": text_column}))
+
+
+def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fault:
+    """The text of one line: by the faster parser, or, where that refuses it, as the standard one sees it."""
+    try:
+        if isinstance(text := _decoder(text_column).decode(line).text, str):
+            return text
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        value = json.loads(line.decode("utf-8-sig" if line.startswith(BOM_UTF8) and name() == "line 1" else "utf-8"))
+    except UnicodeDecodeError as error:
+        return Fault(f"is not UTF-8 in {name()} (byte {error.start} of it)")
+    except (ValueError, RecursionError):
+        return Fault(f"has a {name()} that is not JSON")
+    text = text_of(value, text_column, "this line")
+    return text if isinstance(text, str) else text_of(value, text_column, name())

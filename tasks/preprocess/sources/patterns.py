@@ -1,6 +1,6 @@
 """Which files patterns name, each once and in order, and what they are called: relative, so that it is the same everywhere."""
 # Of thousands of files; the functions of Path take several times as long:
-# ruff: noqa: PTH113, PTH114, PTH118, PTH119
+# ruff: noqa: PTH113, PTH114, PTH118
 
 import glob
 import os
@@ -113,11 +113,8 @@ def _remote(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[bo
 
 
 def _is_text(name: str, form: str) -> bool:
-    """Whether a file of this name in a folder is read: its ending is known (or all formats are given), and `datasets` did not add it.
-
-    A tar file, which may hold anything, is read only where a pattern names it.
-    """
-    return not _is_added(name) and (form != "auto" or format_of(name) not in (None, "tar"))
+    """Whether a file of this name in a folder is read: its ending is known (or all formats are given), and `datasets` did not add it."""
+    return not _is_added(name) and (form != "auto" or format_of(name) is not None)
 
 
 def _is_added(name: str) -> bool:
@@ -131,15 +128,16 @@ def _count(name: str, others: Counter[str]) -> None:
         others["hidden" if name.startswith(".") else escaped(portable(Path(name).suffix.lower())) or "no ending"] += 1
 
 
-def _known_below(folder: Path, form: str, key: str, others: Counter[str]) -> list[str]:
-    """Every file below it whose ending is known (all where their format is given), but hidden ones and what `datasets` adds."""
-    found = sorted(_expanded(f"{glob.escape(str(folder))}/**/*", key))
-    hidden = _expanded(f"{glob.escape(str(folder))}/**/.*", key)
-    kept = [path for path in found if _is_text(os.path.basename(path), form)]
-    for path in (set(found) | hidden) - set(kept):
-        if os.path.isfile(path):
-            _count(os.path.basename(path), others)
-    return kept
+def _known_below(root: Path, form: str, key: str, others: Counter[str]) -> list[str]:
+    """Every file below it whose ending is known (all where their format is given), except hidden ones and what `datasets` adds."""
+    texts = []
+    for folder, names in _folders(str(root), key):
+        for name in filter(lambda name: os.path.isfile(os.path.join(folder, name)), names):
+            if not name.startswith(".") and _is_text(name, form):
+                texts.append(os.path.join(folder, name))
+            else:
+                _count(name, others)
+    return sorted(texts)
 
 
 def _expanded(pattern: str, key: str) -> set[str]:
@@ -148,28 +146,33 @@ def _expanded(pattern: str, key: str) -> set[str]:
     parts = Path(pattern).parts
     if "**" not in parts:
         return set(glob.glob(pattern))
-    at = parts.index("**")
-    bases = sorted(glob.glob(str(Path(*parts[:at]))))
-    below = Path(*parts[at + 1 :]) if parts[at + 1 :] else Path("*")
-    folders = [folder for base in bases for folder in _folders(Path(base), key, set())]
-    return {path for folder in folders for path in _expanded(str(Path(glob.escape(str(folder)), below)), key)}
+    place = parts.index("**")
+    below = Path(*parts[place + 1 :]) if parts[place + 1 :] else Path("*")
+    folders = [
+        folder
+        for base in glob.glob(str(Path(*parts[:place])))
+        if Path(base).is_dir()
+        for folder, _ in _folders(base, key)
+    ]
+    return {path for folder in folders for path in _expanded(str(Path(glob.escape(folder), below)), key)}
 
 
-def _folders(folder: Path, key: str, seen: set[Path]) -> Iterator[Path]:
-    """The folder and those below it that are not hidden, in order and each once, whatever links lead to it."""
-    if not folder.is_dir() or (real := folder.resolve()) in seen:
-        return
-    seen.add(real)
-    try:
-        with os.scandir(folder) as entries:  # it knows what is a folder without a look at each file
-            shown = (entry for entry in entries if not entry.name.startswith("."))
-            inner = sorted(Path(entry) for entry in shown if (Path(entry) if entry.is_symlink() else entry).is_dir())
-    except OSError as error:
-        fault = f"{escaped(portable(str(folder)))} cannot be read ({error.strerror})"
-        raise DataError(f"{fault}; repair it, or remove it from {key}.") from None
-    yield folder
-    for path in inner:
-        yield from _folders(path, key, seen)
+def _folders(root: str, key: str) -> Iterator[tuple[str, list[str]]]:
+    """The folder and those below it that are not hidden, each once whatever links lead to it, with the names of their files."""
+
+    def refuse(error: OSError) -> None:
+        fault = f"{escaped(portable(str(error.filename)))} cannot be read ({error.strerror})"
+        raise DataError(f"{fault}; repair it, or remove it from {key}.")
+
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield folder, files
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -2,11 +2,9 @@
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import os
-import tarfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,15 +36,6 @@ def fill(folder) -> None:
         file.write(b"".join(lines[320:400]))
     rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS[400:800])]
     pq.write_table(pa.Table.from_pylist(rows), folder / "g.parquet", row_group_size=100)
-    with tarfile.open(folder / "h.tar", "w") as archive:
-        for name, content in (
-            ("1.jpg", b"\xff"),
-            ("1.txt", TEXTS[801].encode()),
-            ("2.jsonl", b"".join(lines[802:820])),
-        ):
-            member = tarfile.TarInfo(f"inside/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
 
 
 @pytest.fixture(scope="module")
@@ -164,23 +153,6 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     web.sent.clear()
     assert [text for batch in formats.read(file, "text", "auto", spans[10]) for text in batch] == texts[1000:1100]
     assert web.sent["rows.parquet"] < 300_000
-
-
-@pytest.mark.parametrize("damage", ["cut", "header", "no end"])
-def test_a_damaged_tar_file_is_not_taken_for_a_shorter_one(folder, tmp_path, damage):
-    content = bytearray((folder / "h.tar").read_bytes())
-    second = content.index(b"inside/2.jsonl")
-    if damage == "header":
-        content[second + 5] ^= 1
-    cut = {"cut": second + 600, "no end": second, "header": len(content)}[damage]
-    (tmp_path / "x.tar").write_bytes(content[:cut])
-    corpus = survey({"files": [str(tmp_path / "x.tar"), str(folder / "a.txt")], "on_bad_input": "skip"})
-    assert corpus.report.bad_files == 1 and corpus.report.records == 1
-
-
-def test_files_of_one_format_are_selected_in_a_tar_file(folder):
-    assert survey({"files": [str(folder / "h.tar")], "format": "txt"}).report.records == 1
-    assert survey({"files": [str(folder / "h.tar")]}).report.records == 19
 
 
 def test_a_damaged_second_bz2_stream_is_not_taken_for_the_end(tmp_path):
