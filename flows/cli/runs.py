@@ -58,8 +58,7 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
 
 
 def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
-    from infini_llama.tasks.preprocess.summary import dataset_document, describe
-    from infini_llama.tasks.report.dataset import measured_dataset
+    from infini_llama.tasks.report.dataset import dataset_document, describe, measured_dataset
     from infini_llama.tasks.report.page import page as as_page
     from infini_llama.tasks.storage.dataset_files import verify_dataset
 

@@ -8,8 +8,8 @@ from prefect.cache_policies import NO_CACHE
 
 from infini_llama.tasks.document import markdown
 from infini_llama.tasks.formatting import RunPage, best_effort
-from infini_llama.tasks.preprocess.summary import dataset_document, describe
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
+from infini_llama.tasks.report.dataset import dataset_document, describe
 from infini_llama.tasks.verify_data.checks import verify
 
 

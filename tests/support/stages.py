@@ -8,7 +8,7 @@ from typing import Any
 
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess import references as dataset_references
-from infini_llama.tasks.preprocess import stage, summary
+from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.corpus import Corpus, SourceUnits
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
@@ -17,6 +17,7 @@ from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.manifest import SPLITS, LeftOut
+from infini_llama.tasks.report import dataset as dataset_report
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.verify_data import checks
 
@@ -77,7 +78,7 @@ def survey(data: dict[str, Any], home: Path | None = None) -> Survey:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    return summary.describe(path).to_json()
+    return dataset_report.describe(path).to_json()
 
 
 def reference_for(data: dict[str, Any], dataset: Path, home: Path) -> dict[str, Any]:

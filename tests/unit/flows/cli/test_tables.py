@@ -9,8 +9,8 @@ import pytest
 
 from infini_llama.flows.cli.tables import WIDTH, reference_text, terminal
 from infini_llama.tasks.document import markdown
-from infini_llama.tasks.preprocess.summary import dataset_document
 from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, SplitStats
+from infini_llama.tasks.report.dataset import dataset_document
 
 
 @pytest.fixture

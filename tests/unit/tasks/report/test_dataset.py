@@ -1,0 +1,151 @@
+"""A dataset's record, document and page: what is shown is what the dataset holds."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from infini_llama.tasks.document import markdown
+from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
+from infini_llama.tasks.records.manifest import LeftOut
+from infini_llama.tasks.report.dataset import _widths, dataset_document, describe, measured_dataset, training_counts
+from infini_llama.tasks.report.page import page as as_page
+from infini_llama.tasks.storage.artifacts import Damaged, move_aside, read_dataset
+from infini_llama.tasks.verify_data import checks
+from support.stages import describe as described
+from support.stages import preprocess, verify
+
+
+def test_counts_lengths_tables_and_text_are_shown(built, data):
+    home, reference = built
+    preprocess(data(sequence_length=20), str(home))
+    summary = described(home / reference["path"])
+    assert json.loads(json.dumps(summary)) == summary
+    for split in ("train", "validation"):
+        shown, lengths = summary["splits"][split], summary["splits"][split]["document_tokens"]
+        assert (shown["documents"], shown["tokens"]) == (reference[split]["documents"], reference[split]["tokens"])
+        assert 1 < lengths["shortest"] <= lengths["p5"] <= lengths["median"] <= lengths["p95"] <= lengths["longest"]
+        assert shown["bytes_per_token"] == pytest.approx(shown["bytes"] / shown["tokens"])
+    assert sorted(table["sequence_length"] for table in summary["chunks"].values()) == [16, 20]
+    assert len(summary["samples"]) == 3 and all(summary["samples"])
+    assert (summary["license"], summary["vocab_size"], summary["dtype"]) == ("not stated", 300, "uint16")
+
+
+def test_samples_are_rows_as_text(built, corpus):
+    home, reference = built
+    texts = "<|endoftext|>".join(path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt")))
+    first = described(home / reference["path"])["samples"][0]
+    assert len(first) > 5 and first in texts
+
+
+def test_tables_set_aside_or_unfinished_are_not_listed_and_a_broken_dataset_is_refused(built, data):
+    home, reference = built
+    folder = home / reference["path"]
+    other = preprocess(data(sequence_length=20), str(home))["chunks"]
+    (folder / "chunks" / other / "train.rows.npy").unlink()
+    move_aside(folder / "chunks" / other)
+    shutil.copytree(folder / "chunks" / reference["chunks"], folder / "chunks" / f".{other}.1-ab.tmp")
+    assert list(described(folder)["chunks"]) == [reference["chunks"]]
+    (folder / "manifest.json").unlink()
+    with pytest.raises(Damaged, match="manifest"):
+        described(folder)
+
+
+@pytest.fixture
+def parts(built):
+    home, reference = built
+    ref = DatasetRef.from_json(reference)
+    return describe(home / ref.path), ref, checks.verify(ref, home, "quick", 10**9)
+
+
+@pytest.fixture
+def text(parts) -> str:
+    dataset, reference, report = parts
+    return markdown(dataset_document(dataset, report, reference))
+
+
+def test_the_description_has_source_counts_lengths_checks_and_text(text, parts):
+    dataset, reference, _ = parts
+    for words in (
+        "\n\nfiles, built ",
+        "| license | not stated |",
+        f"| tokens | {reference.train.tokens:,} | {reference.validation.tokens:,} |",
+        ", all checks passed",
+        "## Tokens per document",
+        f"`{dataset.path}`",
+        dataset.samples[0].strip()[:40],
+    ):
+        assert words in text, words
+
+
+def test_nothing_in_its_tables_is_raw_python(text):
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows and not [
+        row for row in rows if set("{}[]") & set(row) or "None" in row or "_" in row.replace("`", "").split("/")[0]
+    ]
+
+
+def test_skipped_documents_are_counted_by_reason(parts):
+    dataset, reference, report = parts
+    left_out = LeftOut(records=1234, empty=3, duplicates=2, bad=("a.json: no text",))
+    shown = markdown(dataset_document(dataset.model_copy(update={"left_out": left_out}), report, reference))
+    assert "Of 1,234 records read" in shown and "| empty | 3 |" in shown and "- a.json: no text" in shown
+    assert "exact duplicates (kept" in shown and "too short" not in shown
+    assert "Skipped" not in markdown(dataset_document(dataset.model_copy(update={"left_out": LeftOut(records=5)})))
+
+
+def test_a_dataset_as_a_page(built, read_page):
+    home, reference = built
+    page = read_page(as_page(measured_dataset(home / reference["path"])))
+    documents = reference["train"]["documents"] + reference["validation"]["documents"]
+    for words in (
+        f"documents {documents:,}",
+        "Tokens per document",
+        "not stated",
+        "Of ",
+    ):
+        assert words in page.text, words
+    assert page.elements.count("svg") == 3
+    assert page.elements.count("pre") == 3  # rows as text
+
+
+def test_findings_of_verify_are_on_the_page(built, read_page):
+    home, reference = built
+    report = verify(reference, str(home), "deep", 0)
+    page = read_page(as_page(measured_dataset(home / reference["path"], VerifyReport.from_json(report))))
+    for words in ("Checks", "all checks passed", "no training document is in the validation text"):
+        assert words in page.text, words
+    assert "all checks passed" not in read_page(as_page(measured_dataset(home / reference["path"]))).text
+
+
+def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
+    home, _ = built
+    reference = preprocess(data(packing="best_fit"), str(home))
+    page = read_page(as_page(measured_dataset(home / reference["path"])))
+    assert page.elements.count("svg") == 4
+    assert f"Fraction of a sequence that is targets ({reference['chunks']})" in page.text
+
+
+def test_tokens_are_counted(built, monkeypatch):
+    home, reference = built
+    path = home / reference["path"]
+    content = read_dataset(path).content
+    counts = training_counts(path, content)
+    assert counts.sum() == reference["train"]["tokens"] and len(counts) == reference["vocab_size"]
+    assert counts[content.eos_id] == reference["train"]["documents"]
+    shares = counts[counts > 0] / counts.sum()
+    assert -(shares * np.log2(shares)).sum() == pytest.approx(reference["train"]["unigram_entropy_bits"], abs=0.01)
+    monkeypatch.setattr("infini_llama.tasks.report.dataset.MOST_TOKENS", 100)
+    assert training_counts(path, content).sum() == 100
+
+
+def test_a_folder_that_is_not_a_dataset(tmp_path):
+    with pytest.raises(Damaged):
+        measured_dataset(tmp_path)
+
+
+def test_one_long_token_keeps_the_table_readable():
+    counts, token_bytes = np.array([6000, 3900, 95, 5]), np.array([1, 2, 3, 256])
+    curve = _widths(counts, token_bytes)
+    assert curve.y == pytest.approx([0, 0.6, 0.39, 0.01]) and len(curve.x) == 5
