@@ -64,8 +64,8 @@ def parse_config(mapping: JsonValue) -> PipelineConfig:
 
 
 def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineConfig:
-    config, found = validate(mapping)
-    lines = list(dict.fromkeys(problems + found))
+    config, problems_of_schema = validate(mapping)
+    lines = list(dict.fromkeys(problems + problems_of_schema))
     if config is not None and not lines:
         return config
     if len(lines) == 1:
@@ -81,8 +81,8 @@ def _find(path: Path) -> Path:
     packaged = folder / (path.name if path.suffix else f"{path.name}.yaml")
     if path.parent in (Path(), Path("configs")) and packaged.is_file() and packaged.suffix == ".yaml":
         return packaged
-    known = ", ".join(sorted(file.name for file in folder.glob("*.yaml")))
-    raise ConfigError(f"{path} does not exist (looked from {Path.cwd()}); give the path of a file, or one of {known}.")
+    names = ", ".join(sorted(file.name for file in folder.glob("*.yaml")))
+    raise ConfigError(f"{path} does not exist (looked from {Path.cwd()}); give the path of a file, or one of {names}.")
 
 
 def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonObject:

@@ -190,5 +190,5 @@ def changed(record: Model, **values: Any) -> Model:
     kind = type(record)
     if unknown := values.keys() - kind.model_fields.keys():
         raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
-    given = {name: getattr(record, name) for name in record.model_fields_set}
-    return kind.model_validate(given | values, by_name=True)
+    fields = {name: getattr(record, name) for name in record.model_fields_set}
+    return kind.model_validate(fields | values, by_name=True)

@@ -33,18 +33,24 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
             "nnodes": (*NNODES, *slurm.get("nnodes", ())),
             "node_rank": (*NODE_RANK, *slurm.get("node_rank", ()), "JOB_COMPLETION_INDEX"),
         }
-    found = {field: value for field, known in names.items() if (value := _number(variables, known)) is not None}
-    nnodes = environment.nnodes if "nnodes" in environment.model_fields_set else found.get("nnodes", environment.nnodes)
-    if (there := found.get("nnodes", nnodes)) != nnodes:
+    stated = {
+        field: value
+        for field, variable_names in names.items()
+        if (value := _number(variables, variable_names)) is not None
+    }
+    nnodes = (
+        environment.nnodes if "nnodes" in environment.model_fields_set else stated.get("nnodes", environment.nnodes)
+    )
+    if (started := stated.get("nnodes", nnodes)) != nnodes:
         raise ConfigError(
-            f"environment.nnodes={nnodes}, but the scheduler has started {there} nodes; use the same number for both, or leave "
+            f"environment.nnodes={nnodes}, but the scheduler has started {started} nodes; use the same number for both, or leave "
             "the key out."
         )
     if nnodes == 1:
         return environment
     changes: dict[str, Any] = {"nnodes": nnodes}
-    if environment.node_rank == "auto" and "node_rank" in found:
-        changes["node_rank"] = found["node_rank"]
+    if environment.node_rank == "auto" and "node_rank" in stated:
+        changes["node_rank"] = stated["node_rank"]
     if environment.launcher == "local":
         if environment.master_addr == "auto" and (address := _first(variables, MASTER_ADDR)):
             changes["master_addr"] = address

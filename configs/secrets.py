@@ -70,12 +70,12 @@ def with_blocks(config: "PipelineConfig", read: Callable[[str], str]) -> "Pipeli
     Raises:
         ConfigError: the variable is one whose value is written down.
     """
-    found = {name: block for name, value in config.environment.env.items() if (block := REFERENCE.fullmatch(value))}
-    for name in filter(_is_shown, found):
+    blocks = {name: block for name, value in config.environment.env.items() if (block := REFERENCE.fullmatch(value))}
+    for name in filter(_is_shown, blocks):
         raise ConfigError(
             f"environment.env.{name} names a Secret block, but the run's files show this variable; write its value."
         )
-    return _with_variables(config, config.environment.env | {name: read(block[1]) for name, block in found.items()})
+    return _with_variables(config, config.environment.env | {name: read(block[1]) for name, block in blocks.items()})
 
 
 def refuse_blocks(config: "PipelineConfig") -> None:

@@ -67,14 +67,14 @@ def section(path: str, holder: Any, parent: Any = None) -> str:
     shared = [
         name for name in holder.model_fields if parent and name in parent.model_fields.keys() - holder.__annotations__
     ]
-    own = {name: field for name, field in holder.model_fields.items() if name not in shared}
+    described_here = {name: field for name, field in holder.model_fields.items() if name not in shared}
     described = f"\n## {path}\n\n{plain(holder.__doc__)}"
     if shared:
         described += (
             f" It also has these keys of `{path.rpartition('.')[0]}`: {', '.join(f'`{name}`' for name in shared)}."
         )
-    fields = {name: field for name, field in own.items() if section_of(field.annotation) is None}
-    inner = {name: entry(field.annotation) for name, field in own.items()}
+    fields = {name: field for name, field in described_here.items() if section_of(field.annotation) is None}
+    inner = {name: entry(field.annotation) for name, field in described_here.items()}
     sections = (section(f"{path}.{name}", below, holder) for name, below in inner.items() if below)
     return f"{described}\n{table(fields)}{''.join(sections)}"
 

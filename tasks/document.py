@@ -74,8 +74,8 @@ def markdown(document: Document, picture: str = "") -> str:
 
 def section(title: str, *parts: Part) -> tuple[Part, ...]:
     """A heading and what is below it; nothing at all where nothing is."""
-    there = tuple(part for part in parts if _has_content(part))
-    return (f"## {title}", *there) if there else ()
+    present = tuple(part for part in parts if _has_content(part))
+    return (f"## {title}", *present) if present else ()
 
 
 def part(title: str, text: str) -> str:
@@ -102,9 +102,9 @@ def table(records: Sequence[Cells]) -> str:
 
 def facts(values: Cells) -> str:
     """Names and values, one a line, in a table without heads; None and empty ones are left out."""
-    there = {name: value for name, value in values.items() if value not in (None, "", [], (), {})}
-    rows = (_line((cell(name), cell(shown(value)))) for name, value in there.items())
-    return "\n".join(("|  |  |", "| --- | --- |", *rows)) if there else ""
+    present = {name: value for name, value in values.items() if value not in (None, "", [], (), {})}
+    rows = (_line((cell(name), cell(shown(value)))) for name, value in present.items())
+    return "\n".join(("|  |  |", "| --- | --- |", *rows)) if present else ""
 
 
 def bullets(lines: Iterable[str]) -> str:

@@ -43,12 +43,12 @@ def in_bytes(size: float) -> str:
 
 def in_time(seconds: float) -> str:
     """Seconds in the two largest units that matter, for example 3 h 20 min."""
-    rest, found = round(seconds), []
+    rest, parts = round(seconds), []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, rest = divmod(rest, length)
-        if count or (unit == "s" and not found):
-            found.append(f"{count} {unit}")
-    return " ".join(found[:2])
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
 
 
 def now() -> str:

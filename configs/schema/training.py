@@ -240,12 +240,12 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingConfig:
-        given = {name: getattr(self, name) for name in ("max_steps", "num_epochs", "max_tokens")}
-        given = {name: value for name, value in given.items() if value is not None}
-        if len(given) > 1:
-            settings = " and ".join(f"{name}={value}" for name, value in given.items())
+        lengths = {name: getattr(self, name) for name in ("max_steps", "num_epochs", "max_tokens")}
+        lengths = {name: value for name, value in lengths.items() if value is not None}
+        if len(lengths) > 1:
+            settings = " and ".join(f"{name}={value}" for name, value in lengths.items())
             raise ValueError(f"{settings} both set the length of the run; set all but one to null")
-        if not given:
+        if not lengths:
             self.max_steps = 1000
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be fewer than max_steps={self.max_steps}")

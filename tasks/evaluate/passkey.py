@@ -6,12 +6,12 @@ greedy decoding would give it. For a model with a memory, `controls` say whether
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, zip_longest
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer
@@ -25,6 +25,7 @@ from infini_llama.tasks.records.evaluation import MemoryControls, PasskeyResult
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens that are read at a time
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def ask_across(
     head, hidden, question, answer = encoded(tokenizer, statement)
     begin = random.randrange(len(filler))
     filler = [*filler[begin:], *filler[:begin]]
-    size, given = len(answer), len(answer) - 1
+    size = len(answer)
     last = last_mention(hidden, answer)
     if last is None or size > segment_length:
         raise ConfigError(
@@ -126,7 +127,7 @@ def ask_across(
         place = len(head) + before + last
         # Without more filler, the answer's first token is predicted from `start`.
         start, target = len(head) + before + len(hidden) + len(question) - 1, place // segment_length + ends
-        first, final = max(start, target * segment_length), (target + 1) * segment_length - 1 - given
+        first, final = max(start, target * segment_length), (target + 1) * segment_length - size
         if place % segment_length <= segment_length - size and first <= final:
             return Asked((head, filler, before, hidden, random.randint(first, final) - start), question, answer)
     raise ConfigError(
@@ -167,28 +168,36 @@ def has_memory(model: Llama) -> bool:
     return any(isinstance(m, InfiniAttention) and m.uses_memory for m in model.modules())
 
 
+def with_and_without_memory(model: Llama, measure: Callable[[bool], Result]) -> dict[str, Result]:
+    """{"model": …}, or for a model with a memory {"memory": …, "no_memory": …}; `measure` takes whether the memory is used."""
+    if not has_memory(model):
+        return {"model": measure(False)}
+    results = {"memory": measure(True)}
+    model.use_memory(False)
+    try:
+        return results | {"no_memory": measure(False)}
+    finally:
+        model.use_memory(True)
+
+
 def read(model: Llama, tokens: list[int], states: States) -> torch.Tensor:
     """Hidden states of the tokens, [1, t, hidden_size], which the head reads."""
     return model.read(torch.tensor([tokens], device=model.lm_head.weight.device), states)
 
 
 @torch.inference_mode()
-def right_tokens(model: Llama, asked: Asked) -> list[bool]:
+def right_tokens(model: Llama, begun: Begun) -> list[bool]:
     """For each token of the answer whether it is the likeliest one, after the right ones before it."""
-    begun = begin(model, asked)
-    return _right(model, begun)
-
-
-def _right(model: Llama, begun: Begun) -> list[bool]:
-    states, given = deepcopy(begun.states), begun.asked.answer[:-1]
+    states, before_last = deepcopy(begun.states), begun.asked.answer[:-1]
     hidden = read(model, begun.rest, states)[:, -1:]
-    if given:
-        hidden = torch.cat((hidden, read(model, given, states)), dim=1)
+    if before_last:
+        hidden = torch.cat((hidden, read(model, before_last, states)), dim=1)
     chosen = model.logits(hidden)[0].argmax(dim=-1).tolist()
     return [token == right for token, right in zip(chosen, begun.asked.answer, strict=True)]
 
 
-def _written(model: Llama, rest: list[int], states: States, count: int) -> list[int]:
+@torch.inference_mode()
+def greedy_tokens(model: Llama, rest: list[int], states: States, count: int) -> list[int]:
     """`count` tokens of greedy decoding after `rest`."""
     states, written = deepcopy(states), list[int]()
     for _ in range(count):
@@ -203,17 +212,17 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
 
     Numbers that the two texts have in common are not counted.
     """
-    own = other = pairs = filler = 0
+    own_text = other_text = pairs = filler = 0
     empty = begin(model, texts[0].asked.without_hidden).states
     for mine, theirs in zip(texts, [*texts[1:], texts[0]], strict=True):
         answer, others = mine.asked.answer, theirs.asked.answer
-        filler += _written(model, mine.rest, empty, len(answer)) == answer
+        filler += greedy_tokens(model, mine.rest, empty, len(answer)) == answer
         if len(answer) == len(others) and answer != others:
-            written, pairs = _written(model, mine.rest, theirs.states, len(answer)), pairs + 1
-            own, other = own + (written == answer), other + (written == others)
+            written, pairs = greedy_tokens(model, mine.rest, theirs.states, len(answer)), pairs + 1
+            own_text, other_text = own_text + (written == answer), other_text + (written == others)
     return MemoryControls(
-        swapped_own=own / pairs if pairs else None,
-        swapped_other=other / pairs if pairs else None,
+        swapped_own=own_text / pairs if pairs else None,
+        swapped_other=other_text / pairs if pairs else None,
         filler_alone=filler / len(texts),
     )
 
@@ -227,9 +236,9 @@ def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[s
         "boundaries": max(asked.boundaries(model.config.segment_length) for asked in texts) if segments else None,
     }
 
-    def result(held: bool) -> PasskeyResult:
+    def result(with_memory: bool) -> PasskeyResult:
         begun = [begin(model, asked) for asked in texts]
-        answers = [_right(model, one) for one in begun]
+        answers = [right_tokens(model, text) for text in begun]
         tokens = [right for answer in answers for right in answer]
         columns = zip_longest(*answers, fillvalue=False)
         return PasskeyResult(
@@ -237,17 +246,10 @@ def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[s
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),
-            controls=controls(model, begun) if held else None,
+            controls=controls(model, begun) if with_memory else None,
         )
 
-    if not has_memory(model):
-        return {"model": result(held=False)}
-    with_memory = result(held=True)
-    model.use_memory(False)
-    try:
-        return {"memory": with_memory, "no_memory": result(held=False)}
-    finally:
-        model.use_memory(True)
+    return with_and_without_memory(model, result)
 
 
 def passkey(
@@ -258,14 +260,14 @@ def passkey(
     Raises:
         ConfigError: a length is too short.
     """
-    found = list[dict[str, PasskeyResult]]()
+    results = list[dict[str, PasskeyResult]]()
     for length in lengths:
         for depth in depths:
             random = Random(f"{seed}-{length}-{depth}")
             texts = [ask(tokenizer, length, depth, new_key(random)) for _ in range(samples)]
-            found.append(_measured(model, texts, {"length": length, "depth": depth}))
-            _log(f"length {length}, depth {depth:g}", found, len(lengths) * len(depths))
-    return found
+            results.append(_measured(model, texts, {"length": length, "depth": depth}))
+            _log(f"length {length}, depth {depth:g}", results, len(lengths) * len(depths))
+    return results
 
 
 def passkey_across(
@@ -280,15 +282,15 @@ def passkey_across(
     Raises:
         ConfigError: as `ask_across`.
     """
-    found, size = list[dict[str, PasskeyResult]](), model.config.segment_length
+    results, size = list[dict[str, PasskeyResult]](), model.config.segment_length
     for count in ends:
         random = Random(f"{seed}-{count}")
         texts = [ask_across(tokenizer, size, count, FORMS[form](random), random, filler) for _ in range(samples)]
-        found.append(_measured(model, texts, {"length": max(asked.length for asked in texts), "depth": None}))
-        _log(f"{count} segment boundaries", found, len(ends))
-    return found
+        results.append(_measured(model, texts, {"length": max(asked.length for asked in texts), "depth": None}))
+        _log(f"{count} segment boundaries", results, len(ends))
+    return results
 
 
-def _log(words: str, found: list[dict[str, PasskeyResult]], count: int) -> None:
-    share = next(iter(found[-1].values())).found
-    log.info("%s: %.0f %%", words, 100 * share, extra={"progress": Reached(len(found), count, "cells")})
+def _log(words: str, results: list[dict[str, PasskeyResult]], count: int) -> None:
+    share = next(iter(results[-1].values())).found
+    log.info("%s: %.0f %%", words, 100 * share, extra={"progress": Reached(len(results), count, "cells")})

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,12 +28,32 @@ PLACES = 8  # parts of a row whose losses are told apart, where segments do not 
 
 @dataclass
 class Measured:
-    """Sums over targets; `by_place` [3, length] nats, targets and bytes of text at each place in a row."""
+    """Sums over targets.
 
+    Attributes:
+        by_place: nats, targets and bytes of text at each place in a row, [3, length].
+    """
+
+    by_place: np.ndarray
     nats: float = 0.0
     targets: int = 0
     text_bytes: int = 0
-    by_place: np.ndarray = field(default_factory=lambda: np.zeros((3, 0)))
+
+    def add(self, logits: torch.Tensor, labels: torch.Tensor, sizes: np.ndarray | None = None) -> None:
+        """Add the losses of labels [B, T].
+
+        Args:
+            sizes: bytes of text that each label stands for, [B, T] or [T]; None: the sums by place are left as they are.
+        """
+        losses = F.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+        )
+        nats = losses.view(labels.shape).double().cpu().numpy()
+        counted = (labels != IGNORE_INDEX).cpu().numpy()
+        self.nats += float(nats.sum())
+        self.targets += int(counted.sum())
+        if sizes is not None:
+            self.by_place[:, : nats.shape[1]] += [part.sum(axis=0) for part in (nats, counted, sizes * counted)]
 
     def results(self, part: int | None = None) -> TextLoss:
         """Loss in nats per token, perplexity, bits per byte; with `part` also those of each part of a sequence, `part` tokens long.
@@ -73,42 +93,33 @@ def over_rows(
 ) -> Measured:
     """The first `sequences` rows of a split (None: all), each read as in training; bytes are those of the targets."""
     count = len(reader) if sequences is None else min(sequences, len(reader))
-    device, found = model.lm_head.weight.device, Measured(by_place=np.zeros((3, reader.sequence_length)))
+    total = Measured(by_place=np.zeros((3, reader.sequence_length)))
     for start in range(0, count, batch):
         rows = np.arange(start, min(start + batch, count), dtype=np.int64)
         tokens, mask = reader.gather(rows), reader.targets(rows)
         documents = reader.documents(rows) if isolate else None
-        inputs, labels, *rest = to_batch(tokens, mask, device, documents)
-        nats, counted = _losses(model(inputs, *rest), labels)
-        found.nats += float(nats.sum())
-        found.targets += int(counted.sum())
-        size = token_bytes[tokens[:, 1:]] * counted
-        found.text_bytes += int(size.sum())
-        found.by_place += np.stack((nats.sum(axis=0), counted.sum(axis=0), size.sum(axis=0)))
+        inputs, labels, *rest = to_batch(tokens, mask, model.lm_head.weight.device, documents)
+        total.add(model(inputs, *rest), labels, token_bytes[tokens[:, 1:]])
         _report(int(rows[-1]) + 1, count, "rows")
-    return found
+    total.text_bytes = int(total.by_place[2].sum())
+    return total
 
 
 @torch.inference_mode()
-def over_text(model: Llama, ids: list[int], token_bytes: np.ndarray, text_bytes: int, length: int) -> Measured:
-    """A text whose first token is the end of the text before it, in rows of `length` that do not see one another.
+def over_text(model: Llama, ids: list[int], token_bytes: np.ndarray, total: Measured) -> None:
+    """Add a text whose first token is the end of the text before it, in rows that do not see one another.
 
     Every token but the first is predicted once, so the bits per byte are those of the whole text.
     """
-    device, found = model.lm_head.weight.device, Measured(text_bytes=text_bytes, by_place=np.zeros((3, length)))
+    length = total.by_place.shape[1]
     for start in range(0, len(ids) - 1, length):
-        row = torch.tensor([ids[start : start + length + 1]], device=device)
-        nats, counted = _losses(model(row[:, :-1]), row[:, 1:])
-        found.nats += float(nats.sum())
-        found.targets += int(counted.sum())
-        size = token_bytes[ids[start + 1 : start + length + 1]]
-        found.by_place[:, : nats.shape[1]] += np.stack((nats[0], counted[0], size))
-    return found
+        row = torch.tensor([ids[start : start + length + 1]], device=model.lm_head.weight.device)
+        total.add(model(row[:, :-1]), row[:, 1:], token_bytes[ids[start + 1 : start + length + 1]])
 
 
 @torch.inference_mode()
-def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
-    """The same text read as one, however long it is, in the constant state of Infini-attention.
+def streamed(model: Llama, ids: list[int], total: Measured) -> None:
+    """Add the same text read as one, however long it is, in the constant state of Infini-attention.
 
     Raises:
         ConfigError: the model's state would grow with the text.
@@ -118,18 +129,11 @@ def streamed(model: Llama, ids: list[int], text_bytes: int) -> Measured:
             "--stream reads a text of any length in constant state, which model.attention=softmax does not support; "
             "remove --stream."
         )
-    device, states, found = (
-        model.lm_head.weight.device,
-        model.new_states(1, capacity=0),
-        Measured(text_bytes=text_bytes),
-    )
+    states = model.new_states(1, capacity=0)
     for start in range(0, len(ids) - 1, PIECE):
-        piece = torch.tensor([ids[start : start + PIECE + 1]], device=device)
-        nats, counted = _losses(model.logits(model.read(piece[:, :-1], states)), piece[:, 1:])
-        found.nats += float(nats.sum())
-        found.targets += int(counted.sum())
+        piece = torch.tensor([ids[start : start + PIECE + 1]], device=model.lm_head.weight.device)
+        total.add(model.logits(model.read(piece[:, :-1], states)), piece[:, 1:])
         _report(min(start + PIECE, len(ids) - 1), len(ids) - 1, "tokens")
-    return found
 
 
 def texts_of(files: list[str], text_column: str) -> Iterator[str]:
@@ -165,25 +169,16 @@ def over_texts(
     total = Measured(by_place=np.zeros((3, length)))
     for text in texts:
         ids = [end_of_text, *tokenizer.encode(text, add_special_tokens=False).ids]
-        size = len(text.encode())
-        one = streamed(model, ids, size) if stream else over_text(model, ids, token_bytes, size, length)
-        total.nats += one.nats
-        total.targets += one.targets
-        total.text_bytes += one.text_bytes
-        if not stream:
-            total.by_place += one.by_place
+        total.text_bytes += len(text.encode())
+        if stream:
+            streamed(model, ids, total)
+        else:
+            over_text(model, ids, token_bytes, total)
     return total
 
 
 def _quotients(sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, ...]:
-    return tuple(float(one / count) if count else None for one, count in zip(sums, counts, strict=True))
-
-
-def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Nats float64 [B, T] of each label, 0 where there is none, and which count."""
-    nats = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
-    counted = labels != IGNORE_INDEX
-    return nats.view(labels.shape).double().cpu().numpy(), counted.cpu().numpy()
+    return tuple(float(value / count) if count else None for value, count in zip(sums, counts, strict=True))
 
 
 def _report(done: int, total: int, unit: str) -> None:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.passkey import passkey, passkey_across
+from infini_llama.tasks.evaluate.passkey import passkey, passkey_across, with_and_without_memory
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, random_words
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -36,7 +35,6 @@ from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairabl
 from infini_llama.tasks.storage.json_lines import append_line, read_lines
 
 log = logging.getLogger("infini_llama.evaluate")
-Result = TypeVar("Result")
 MOST_FILLER = 100_000  # tokens that filler has before it repeats
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SAMPLES = 10  # per length and depth
@@ -81,8 +79,7 @@ def evaluate(
         read = partial(repairable()(over_rows), model, reader, token_bytes, sequences, isolate)
         text, stream = f"{split} rows of {dataset.name}", False
     part = None if stream else part_of(model, length)
-    measured = with_and_without_memory(model, read)
-    losses = {name: one.results(part) for name, one in measured.items()}
+    losses = with_and_without_memory(model, lambda _: read().results(part))
     result = Perplexity.model_validate(dict(about) | {"text": text, "stream": stream} | losses)
     _append(run_dir, "evaluate", result, request)
     return result
@@ -168,39 +165,11 @@ def _retrieval(
 ) -> PasskeyRetrieval:
     model, tokenizer, about = _open(run_dir, checkpoint)
     measured = measure(model, tokenizer)
-    found = {name: tuple(cells[name] for cells in measured) for name in measured[0]}
+    results = {name: tuple(cells[name] for cells in measured) for name in measured[0]}
     row = {"trained_length": RunFolder(run_dir).require_lineage().dataset.sequence_length}
-    result = PasskeyRetrieval.model_validate(dict(about) | settings | row | found)
+    result = PasskeyRetrieval.model_validate(dict(about) | settings | row | results)
     _append(run_dir, "passkey", result, request)
-    draw_distances(run_dir, result)
     return result
-
-
-def draw_distances(run_dir: Path, result: PasskeyRetrieval) -> None:
-    """TensorBoard curves of what is found, where the run has TensorBoard: the axis of steps is that of boundaries."""
-    cells = [(words or "model", one) for words, found in result.measurements() for one in found]
-    exact = [(words, one) for words, one in cells if one.depth is None]
-    board_dir = RunFolder(run_dir).path / "tensorboard"
-    if not exact or not board_dir.is_dir():
-        return
-    from torch.utils.tensorboard import SummaryWriter  # only here: it takes a second to import
-
-    with SummaryWriter(board_dir, filename_suffix=".passkey") as board:
-        for words, one in exact:
-            name = f"found-by-segment-boundaries/{result.form}-{result.filler}-{words.replace(' ', '-')}"
-            board.add_scalar(name, one.found, one.boundaries)
-
-
-def with_and_without_memory(model: Llama, measure: Callable[[], Result]) -> dict[str, Result]:
-    """{"model": …}, or for a model with a memory {"memory": …, "no_memory": …}."""
-    if model.config.attention != "infini":
-        return {"model": measure()}
-    found = {}
-    for name, on in (("memory", True), ("no_memory", False)):
-        model.use_memory(on)
-        found[name] = measure()
-    model.use_memory(True)
-    return found
 
 
 def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, Evaluated]:
@@ -228,19 +197,19 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
     Raises:
         ConfigError, DataError: as `evaluate` and `find_passkeys` do.
     """
-    found: dict[str, Perplexity | PasskeyRetrieval] = {}
+    results: dict[str, Perplexity | PasskeyRetrieval] = {}
     for kind in config.after_training:
         request = _request(run_dir, config)
         if (before := _measured_before(run_dir, kind, request)) is not None:
             log.info("%s of %s was already measured", kind, request.checkpoint)
-            found[kind] = before
+            results[kind] = before
             continue
         log.info("measuring %s of %s", kind, request.checkpoint)
         if kind == "perplexity":
-            found[kind] = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
+            results[kind] = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
         else:
-            found[kind] = find_passkeys(run_dir, request.checkpoint, config.passkey_lengths, request=request)
-    return Evaluations.from_json({kind: result.to_json() for kind, result in found.items()})
+            results[kind] = find_passkeys(run_dir, request.checkpoint, config.passkey_lengths, request=request)
+    return Evaluations.from_json({kind: result.to_json() for kind, result in results.items()})
 
 
 def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
@@ -257,5 +226,5 @@ def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> Ev
     """The line of an earlier command with the same request; None if there is none."""
     run = RunFolder(run_dir)
     lines = reversed(read_lines(run.evaluations, EVALUATION_LINE, run.id))
-    wanted = (line for line in lines if isinstance(line, PerplexityLine) == (kind == "perplexity"))
-    return next((line for line in wanted if line.asked == request), None)
+    of_kind = (line for line in lines if isinstance(line, PerplexityLine) == (kind == "perplexity"))
+    return next((line for line in of_kind if line.asked == request), None)

@@ -66,23 +66,19 @@ def charts_of_run(run: RunRecord) -> list[Chart]:
 
 def charts_of_evaluations(run: RunRecord) -> list[Chart]:
     """Numbers found by distance, and bits per byte by segment; the newest measurement of each kind."""
-    found: dict[str, Chart] = {}
+    newest: dict[str, Chart] = {}
     for line in run.evaluations:
         if isinstance(line, PasskeyLine):
             curves = [_by_distance(words, cells) for words, cells in line.measurements()]
             title = f"Fraction found by segment boundaries: {line.form}, {line.filler} filler"
             chart = Chart(title, curves, "segment boundaries", log_x=True)
         else:
-            curves = [
-                Curve(
-                    words, range(1, 1 + len(one.bits_per_byte_by_part or ())), one.bits_per_byte_by_part or (), "points"
-                )
-                for words, one in line.measurements()
-            ]
+            parts = {words: loss.bits_per_byte_by_part or () for words, loss in line.measurements()}
+            curves = [Curve(words, range(1, 1 + len(bits)), bits, "points") for words, bits in parts.items()]
             chart = Chart("Bits per byte by part of a sequence", curves, "part")
         if any(curve.x for curve in curves):
-            found[chart.title] = chart
-    return list(found.values())
+            newest[chart.title] = chart
+    return list(newest.values())
 
 
 def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
@@ -135,8 +131,8 @@ def _curve(
     points: bool = False,
     x: Callable[[int], float] = float,
 ) -> Curve:
-    there = [(x(line.step), found * factor) for line in lines if (found := value(line)) is not None]
-    return Curve(label, [at for at, _ in there], [found for _, found in there], "points" if points else "line")
+    points_of = [(x(line.step), y * factor) for line in lines if (y := value(line)) is not None]
+    return Curve(label, [at for at, _ in points_of], [y for _, y in points_of], "points" if points else "line")
 
 
 def _gates(run: RunRecord) -> list[Curve]:

@@ -1,7 +1,6 @@
 """A run as a document: results, curves, time, attempts, checkpoints, samples, data, model, machine. Made while it goes on too."""
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import yaml
@@ -123,7 +122,7 @@ def headline(run: RunRecord) -> dict[str, str]:
     results, last = run.results, run.validated[-1] if run.validated else None
     loss, best, bits = results.train_loss, results.best_validation_loss, results.bits_per_byte
     speed, mfu, wall = results.tokens_per_second, results.mfu, results.seconds
-    found = {
+    numbers = {
         "training loss, nats per token": None if loss is None else f"{loss:.4f}",
         "validation loss, nats per token": last and ("not finite" if last.loss is None else f"{last.loss:.4f}"),
         "best validation loss": None if best is None else f"{best:.4f}",
@@ -135,7 +134,7 @@ def headline(run: RunRecord) -> dict[str, str]:
         "goodput": share(results.goodput) if wall else None,
         "since the first attempt": in_time(wall) if wall else None,
     }
-    return {name: text for name, text in found.items() if isinstance(text, str)}
+    return {name: text for name, text in numbers.items() if isinstance(text, str)}
 
 
 def _validations(run: RunRecord) -> list[Cells]:
@@ -188,37 +187,37 @@ def _attempts(attempts: list[AttemptRecord]) -> str:
 
 def _evaluations(run: RunRecord) -> Iterator[Part]:
     """Evaluations of the model: losses of text, and numbers found in it by length and depth."""
-    yield table(
-        list(chain.from_iterable(_losses(line) for line in run.evaluations if isinstance(line, PerplexityLine)))
-    )
     passkeys = [line for line in run.evaluations if isinstance(line, PasskeyLine)]
-    found, across = chain.from_iterable(map(_passkeys, passkeys)), chain.from_iterable(map(_distances, passkeys))
-    controls = chain.from_iterable(map(_controls, passkeys))
-    yield part("Passkey: numbers found, by length and depth", table(list(found)))
-    yield part("Passkey: numbers found, by segment boundaries", table(list(across)))
-    yield part("Passkey: numbers found with a memory that is not the text's own", table(list(controls)))
+    yield table(list(_losses(line for line in run.evaluations if isinstance(line, PerplexityLine))))
+    yield part("Passkey: numbers found, by length and depth", table(list(_passkeys(passkeys))))
+    yield part("Passkey: numbers found, by segment boundaries", table(list(_distances(passkeys))))
+    yield part("Passkey: numbers found with a memory that is not the text's own", table(list(_controls(passkeys))))
     yield from charts_of_evaluations(run)
 
 
-def _losses(line: PerplexityLine) -> Iterator[Cells]:
-    for words, measured in line.measurements():
-        kept = in_words(measured.model_dump(include={"loss", "perplexity", "bits_per_byte"}))
-        yield {"step": line.step, "": words, **kept, "text": shown(line.text)}
+def _losses(lines: Iterable[PerplexityLine]) -> Iterator[Cells]:
+    for line in lines:
+        for words, measured in line.measurements():
+            losses = in_words(measured.model_dump(include={"loss", "perplexity", "bits_per_byte"}))
+            yield {"step": line.step, "": words, **losses, "text": shown(line.text)}
 
 
-def _passkeys(line: PasskeyLine) -> Iterator[Cells]:
-    for words, cells in line.measurements():
-        yield from ({"step": line.step, "": words, **row} for row in passkey_rows(cells))
+def _passkeys(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
+    for line in lines:
+        for words, cells in line.measurements():
+            yield from ({"step": line.step, "": words, **row} for row in passkey_rows(cells))
 
 
-def _distances(line: PasskeyLine) -> Iterator[Cells]:
-    for words, cells in line.measurements():
-        about = {"step": line.step, "": words, "form": line.form, "filler": line.filler}
-        yield from (about | row for row in distance_rows(cells))
+def _distances(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
+    for line in lines:
+        for words, cells in line.measurements():
+            about = {"step": line.step, "": words, "form": line.form, "filler": line.filler}
+            yield from (about | row for row in distance_rows(cells))
 
 
-def _controls(line: PasskeyLine) -> Iterator[Cells]:
-    yield from ({"step": line.step, **row} for row in control_rows(line.memory or ()))
+def _controls(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
+    for line in lines:
+        yield from ({"step": line.step, **row} for row in control_rows(line.memory or ()))
 
 
 def _newest_first(samples: list[SampleLine]) -> Iterator[SampleLine]:

@@ -4,7 +4,6 @@ import re
 from random import Random
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import DataConfig
@@ -49,9 +48,9 @@ def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, monkeypatch, 
     monkeypatch.setattr(module, "PIECE", 11)
     asked = ask(tokenizer, 400, 0.3, "12345")
     written = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
-    assert right_tokens(model, Asked(asked.parts, asked.question, written)) == [True] * 4
+    assert right_tokens(model, begin(model, Asked(asked.parts, asked.question, written))) == [True] * 4
     other = [*written[:2], (written[2] + 1) % model.config.vocab_size, written[3]]
-    right = right_tokens(model, Asked(asked.parts, asked.question, other))
+    right = right_tokens(model, begin(model, Asked(asked.parts, asked.question, other)))
     assert right[:3] == [True, True, False]
 
 
@@ -63,7 +62,7 @@ def test_the_state_does_not_grow_with_the_text(run_of, monkeypatch):
     monkeypatch.setattr(model, "read", lambda ids, states: (read(ids, states), sizes.append(states.size_in_bytes()))[0])
     tokenizer = load_run(run_of("b")[0])[1]
     for length in (300, 3000):
-        right_tokens(model, ask(tokenizer, length, 0.0, "12345"))
+        right_tokens(model, begin(model, ask(tokenizer, length, 0.0, "12345")))
     assert len(set(sizes)) == 1
 
 
@@ -120,16 +119,6 @@ def test_every_token_of_the_answer_is_so_many_segment_boundaries_behind_its_last
     assert len(places) > 10
 
 
-def test_tensorboard_has_what_is_found_by_distance(run_of):
-    folder, _ = run_of(attention="infini", segment_length=64)
-    (folder / "tensorboard").mkdir()
-    record = find_passkeys_across(folder, "latest", [3, 5], samples=2, seed=3, filler="random")
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    name = "found-by-segment-boundaries/passkey-random-with-memory"
-    assert [(event.step, event.value) for event in events.Scalars(name)] == [(3, 0.0), (5, 0.0)]
-    assert len(events.Tags()["scalars"]) == 2 and len(record.memory) == 2
-
-
 def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="--segments"):
         ask_across(tokenizer, 4, 1, FORMS["passkey"](Random(0)), Random(0), [1])
@@ -154,7 +143,7 @@ def test_shares_are_those_of_the_samples(run_of, monkeypatch):
     _, model = run_of()
     tokenizer = load_run(run_of("b")[0])[1]
     answers = iter([[True, True], [True, False], [True, True], [False, False]])
-    monkeypatch.setattr(module, "_right", lambda model, begun: next(answers))
+    monkeypatch.setattr(module, "right_tokens", lambda model, begun: next(answers))
     (cell,) = passkey(model, tokenizer, [300], [0.5], samples=4)
     assert (cell["model"].found, cell["model"].right_tokens) == (0.5, 5 / 8)
     assert cell["model"].right_by_token == (3 / 4, 2 / 4)
@@ -178,10 +167,10 @@ def test_controls_read_the_question_with_the_memory_of_another_text_and_of_fille
     texts = [begin(model, ask(tokenizer, 400, 0.3, key)) for key in keys[:3]]
     held = {float(one.states.layers[-1].memory.z.sum()): one.asked.answer for one in texts}
     assert len(held) == 3
-    monkeypatch.setattr(module, "_written", SaysWhatTheMemoryHolds(held))
+    monkeypatch.setattr(module, "greedy_tokens", SaysWhatTheMemoryHolds(held))
     record = controls(model, texts)
     assert (record.swapped_own, record.swapped_other, record.filler_alone) == (0.0, 1.0, 0.0)
-    monkeypatch.setattr(module, "_written", lambda model, rest, states, count: texts[0].asked.answer)
+    monkeypatch.setattr(module, "greedy_tokens", lambda model, rest, states, count: texts[0].asked.answer)
     record = controls(model, texts)
     assert (record.swapped_own, record.swapped_other, record.filler_alone) == (1 / 3, 1 / 3, 1 / 3)
 
@@ -193,7 +182,7 @@ def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, fields):
     asked = ask(tokenizer, 400, 0.3, "12345")
     begun = begin(model, asked)
     expected = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
-    assert module._written(model, begun.rest, begun.states, 4) == expected
+    assert module.greedy_tokens(model, begun.rest, begun.states, 4) == expected
 
 
 def test_texts_are_made_the_same_each_time_and_cut_the_filler_between_any_two_words():

@@ -72,8 +72,9 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     in_rows = evaluate(folder, files=[str(text)]).memory
     assert in_rows.tokens == streamed.tokens and abs(in_rows.loss - streamed.loss) > 1e-4
     one_row = model(torch.tensor([ids[:16]]))[0].log_softmax(-1)[torch.arange(16), torch.tensor(ids[1:17])]
-    found = perplexity.over_text(model, ids[:17], np.ones(model.config.vocab_size), 1, 16)
-    assert found.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
+    total = perplexity.Measured(np.zeros((3, 16)))
+    perplexity.over_text(model, ids[:17], np.ones(model.config.vocab_size), total)
+    assert total.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
 
 
 def test_unreadable_files_are_named(run_of, tmp_path):
