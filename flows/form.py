@@ -134,10 +134,10 @@ def _explicit(field: Schema) -> Schema:
     if branches is None:
         return field
     field, branches = {**field}, [{**branch} for branch in branches]
-    given = [branch for branch in branches if branch.get("type") != "null"]
-    if field.get("default", "") is None and len(given) == 1 and "type" in given[0] and "enum" not in given[0]:
+    values = [branch for branch in branches if branch.get("type") != "null"]
+    if field.get("default", "") is None and len(values) == 1 and "type" in values[0] and "enum" not in values[0]:
         del field["default"]
-        branches = given
+        branches = values
     for limits, kinds in ((NUMBERS, ("integer", "number")), (TEXTS, ("string",))):
         limited = [branch for branch in branches if branch.get("type") in kinds]
         if len(limited) == 1:
@@ -157,7 +157,7 @@ def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler
             continue
         for part in (*field.get("anyOf", ()), field.get("items", {})):  # such as one source of a mixture
             inner = handler.resolve_ref_schema(part).get("properties", {})
-            inner.update({name: _explicit(one) for name, one in inner.items()})
+            inner.update({name: _explicit(part_field) for name, part_field in inner.items()})
         field = _explicit(field)
         field.pop("default", None)
         has_value = key in values and (values[key] is not None or "anyOf" in field)

@@ -132,19 +132,18 @@ def _progress(page: RunPage) -> Generator[None]:
 @contextlib.contextmanager
 def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
     """A slot of the server's limit for each GPU, where it has one; whether a GPU is really free is for its lock to say."""
-    wanted = len(plan.gpus) if plan.device == "cuda" else 0
-    limit = _gpu_limit() if wanted else None
+    slots = len(plan.gpus) if plan.device == "cuda" else 0
+    limit = _gpu_limit() if slots else None
     if limit is None:
         yield
         return
-    if wanted > limit:
+    if slots > limit:
         raise ConfigError(
-            f"the run needs {wanted} GPUs, but the server's limit {GPU_LIMIT} is {limit}; raise it by 'infini-llama "
-            "deploy --gpus "
-            f"{wanted}', or set environment.nproc_per_node."
+            f"the run needs {slots} GPUs, but the server's limit {GPU_LIMIT} is {limit}; raise it by 'infini-llama "
+            f"deploy --gpus {slots}', or set environment.nproc_per_node."
         )
     # A lease that cannot be renewed is no reason to end healthy training.
-    with concurrency(GPU_LIMIT, occupy=wanted, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
+    with concurrency(GPU_LIMIT, occupy=slots, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
         yield
 
 

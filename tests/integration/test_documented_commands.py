@@ -3,22 +3,21 @@
 The guide has its own test (test_first_hour.py), and so has what needs a server, a cluster or a second machine: ELSEWHERE.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from support.shell import shell
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "quickstart")]
 BLOCK = re.compile(r"^( *)```bash\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^ *(infini-llama .+?)(?: {2,}# .*)?$", re.MULTILINE)
-SPOKEN = re.compile(r"`(infini-llama [^`\n]+)`")
-MEANT = {"CONFIG": "configs/tiny.yaml", "RUN": "tiny", "DATASET": "latest", "TEXT": "import", "DIR": "exported"}
-MEANT |= {
+INLINE = re.compile(r"`(infini-llama [^`\n]+)`")
+PLACEHOLDERS = {"CONFIG": "configs/tiny.yaml", "RUN": "tiny", "DATASET": "latest", "TEXT": "import", "DIR": "exported"}
+PLACEHOLDERS |= {
     "A": "tiny",
     "B": "tiny_infini",
     "D": "latest",
@@ -45,31 +44,30 @@ SMALL["model"] |= {"num_key_value_heads": 2, "segment_length": 16}
 SMALL["train"] |= {"save_steps": 2}
 
 
-def meant(command: str) -> str:
-    """With names in place of what stands for them."""
-    return re.sub(r"(?<![\w/=-])[A-Z_]+\b|\bcuda\b", lambda word: MEANT.get(word[0], word[0]), command)
+def substituted(command: str) -> str:
+    """The command with names in place of placeholders."""
+    return re.sub(r"(?<![\w/=-])[A-Z_]+\b|\bcuda\b", lambda word: PLACEHOLDERS.get(word[0], word[0]), command)
 
 
 def commands() -> list[str]:
     """Of all pages, each once; a longer run after the plain one, and what removes something last."""
-    found = []
+    shown = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        spoken = [
-            one for one in SPOKEN.findall(text) if " " in one.removeprefix("infini-llama ") or one.endswith("runs")
-        ]
-        shown = [one for _, block in BLOCK.findall(text) for one in SHOWN.findall(block)]
-        found += [meant(one) for one in shown + spoken if not re.search(r"[…\[]", one)]
+        lines = [line for _, block in BLOCK.findall(text) for line in SHOWN.findall(block)]
+        inline = INLINE.findall(text)
+        lines += [line for line in inline if " " in line.removeprefix("infini-llama ") or line.endswith("runs")]
+        shown += [substituted(line) for line in lines if not re.search(r"[…\[]", line)]
 
     def place(command: str) -> int:
         if "max_steps=" in command or " gc " in command:
             return 60
         return next((n for n, name in enumerate(ORDER) if command.startswith(f"infini-llama {name}")), 50)
 
-    return sorted(dict.fromkeys(found), key=place)
+    return sorted(dict.fromkeys(shown), key=place)
 
 
-def a_place(folder: Path) -> None:
+def write_folder(folder: Path) -> None:
     """What a reader of the pages has: texts, configurations, a folder of Hugging Face's."""
     (folder / "texts").mkdir()
     for number in range(60):
@@ -96,27 +94,17 @@ def a_place(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_command_of_the_pages(tmp_path):
-    a_place(tmp_path)
-    place = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
-    if "PYTHONPATH" in os.environ:
-        place["PYTHONPATH"] = os.environ["PYTHONPATH"]
-
-    def run(command: str) -> None:
-        done = subprocess.run(
-            ["bash", "-ec", command], cwd=tmp_path, env=place, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-
-    here = [one for one in commands() if not any(re.search(words, one) for words in ELSEWHERE)]
-    assert len(here) > 40
-    run("infini-llama run configs/tiny.yaml --no-prefect")  # some pages begin with a run that others have shown
-    run("infini-llama run configs/tiny_infini.yaml --no-prefect")
-    run("infini-llama run configs/tiny.yaml --no-prefect runtime.name=long data.sequence_length=1024")
-    run("infini-llama export long --output models/Llama-3.2-1B")
-    for command in here:
+    write_folder(tmp_path)
+    local = [command for command in commands() if not any(re.search(words, command) for words in ELSEWHERE)]
+    assert len(local) > 40
+    for options in ("", " runtime.name=long data.sequence_length=1024"):  # some pages begin with a run of others
+        shell(f"infini-llama run configs/tiny.yaml --no-prefect{options}", tmp_path)
+    shell("infini-llama run configs/tiny_infini.yaml --no-prefect", tmp_path)
+    shell("infini-llama export long --output models/Llama-3.2-1B", tmp_path)
+    for command in local:
         if "--output start.yaml" in command:  # each is shown as the first one
             (tmp_path / "start.yaml").unlink(missing_ok=True)
-        run(command)
+        shell(command, tmp_path)
         if "--output start.yaml" in command:  # "name your text in it"
             config = yaml.safe_load((tmp_path / "start.yaml").read_text(encoding="utf-8"))
             config["data"] |= {"files": ["texts"]}
@@ -126,4 +114,4 @@ def test_every_command_of_the_pages(tmp_path):
 
 def test_commands_run_elsewhere_have_a_test():
     for words, test in ELSEWHERE.items():
-        assert (ROOT / test).is_file() and any(re.search(words, one) for one in commands()), words
+        assert (ROOT / test).is_file() and any(re.search(words, command) for command in commands()), words

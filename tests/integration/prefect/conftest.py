@@ -116,8 +116,8 @@ class House:
 
     def logs(self) -> list[str]:
         """The end of each; folders may come and go meanwhile."""
-        found = [Path(folder, name) for folder, _, names in os.walk(self.home) for name in names]
-        return [f"{log.name}:\n{log.read_text()[-3000:]}" for log in found if log.suffix == ".log"]
+        files = [Path(folder, name) for folder, _, names in os.walk(self.home) for name in names]
+        return [f"{log.name}:\n{log.read_text()[-3000:]}" for log in files if log.suffix == ".log"]
 
     def ours(self, *arguments: str) -> str:
         """`infini-llama`."""
@@ -128,9 +128,15 @@ class House:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def headers(self) -> dict[str, str]:
+        """Of a POST."""
+        return {}
+
     def post(self, path: str, **fields: object) -> Any:
-        tries = 0
-        while (answer := httpx.post(f"{self.api}/{path}", json=fields, timeout=60)).status_code == 503 and tries < 10:
+        url, tries = f"{self.api}/{path}", 0
+        while (
+            answer := httpx.post(url, json=fields, headers=self.headers(), timeout=60)
+        ).status_code == 503 and tries < 10:
             tries += 1  # a busy database; Prefect's own client retries as well
             time.sleep(1)
         answer.raise_for_status()
@@ -148,24 +154,22 @@ class House:
     def submit(self, name: str, *overrides: str) -> str:
         """Id of a new run of the deployment, with settings of its own."""
         config = load_config(self.config, [f"runtime.name={name}", *overrides])
-        address = f"{self.api}/deployments/{self.deployment()['id']}/create_flow_run"
-        made = httpx.post(address, json={"name": name, "parameters": Deployment(name, config).parameters()}, timeout=30)
-        return made.raise_for_status().json()["id"]
+        path = f"deployments/{self.deployment()['id']}/create_flow_run"
+        return self.post(path, name=name, parameters=Deployment(name, config).parameters())["id"]
 
     def get(self, run: str) -> dict:
         return httpx.get(f"{self.api}/flow_runs/{run}", timeout=30).json()
 
     def runs(self, **filters: object) -> list[dict]:
-        return httpx.post(f"{self.api}/flow_runs/filter", json=filters, timeout=30).json()
+        return self.post("flow_runs/filter", **filters)
 
     def deployment(self) -> dict:
         return httpx.get(f"{self.api}/deployments/name/pretrain/small", timeout=30).json()
 
     def artifacts(self, run: str) -> dict[str, dict]:
         """The newest of each key."""
-        asked = {"flow_runs": {"id": {"any_": [run]}}, "sort": "CREATED_DESC"}
-        found = httpx.post(f"{self.api}/artifacts/filter", json=asked, timeout=30).json()
-        return {one["key"]: one for one in reversed(found)}
+        query = {"flow_runs": {"id": {"any_": [run]}}, "sort": "CREATED_DESC"}
+        return {artifact["key"]: artifact for artifact in reversed(self.post("artifacts/filter", **query))}
 
     def state(self, run: str) -> str:
         return self.get(run)["state_type"]
@@ -290,5 +294,5 @@ def house(tmp_path_factory) -> Iterator[House]:
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("the buttons of the page are pressed in a browser: needs Chromium or Chrome on PATH")
-    with Browser() as one:
-        yield one
+    with Browser() as browser:
+        yield browser

@@ -23,26 +23,26 @@ MOVED_BY_WORKERS = (
 )
 
 
-def known(server) -> dict[str, list[dict]]:
+def stored(server) -> dict[str, list[dict]]:
     """What the database holds of deployments, schedules, runs, automations, pools and limits, without what a worker's polling moves."""
     tables = ("deployments", "flow_runs", "automations", "work_pools", "v2/concurrency_limits")
-    found = {table: server.post(f"{table}/filter") for table in tables}
-    for table, rows in found.items():
+    content = {table: server.post(f"{table}/filter") for table in tables}
+    for table, rows in content.items():
         for row in rows:
             for name in MOVED_BY_WORKERS if table != "automations" else ():
                 row.pop(name, None)
         rows.sort(key=lambda row: row["id"])
-    return found
+    return content
 
 
 def schedules(server) -> dict[str, dict]:
-    return {one["slug"]: one for one in server.deployment()["schedules"]}
+    return {schedule["slug"]: schedule for schedule in server.deployment()["schedules"]}
 
 
 def switch(server, name: str, active: bool) -> None:
     """As Prefect's command does."""
-    one = schedules(server)[name]
-    address = f"{server.api}/deployments/{server.deployment()['id']}/schedules/{one['id']}"
+    schedule = schedules(server)[name]
+    address = f"{server.api}/deployments/{server.deployment()['id']}/schedules/{schedule['id']}"
     httpx.patch(address, json={"active": active}, timeout=30).raise_for_status()
 
 
@@ -61,12 +61,13 @@ def test_deploying_again_and_serving_again_change_nothing(server):
     server.ours("deploy", str(server.config), "--gpus", "2")
     switch(server, "nightly", False)
     server.wait(lambda: len(server.runs()) >= 3, 120, "the scheduler makes no runs of the weekly schedule")
-    before = known(server)
+    before = stored(server)
     server.ours("deploy", str(server.config), "--gpus", "2")
-    assert known(server) == before
+    assert stored(server) == before
     server.begin_worker()
     server.end("serve")
-    assert known(server) == before
+    assert stored(server) == before
+    assert "home" not in server.deployment()["parameters"]["config"]["runtime"], "it is that of the machine that runs"
 
 
 def test_a_waiting_run_survives_deploying_again(server):
@@ -98,11 +99,6 @@ def test_a_changed_file_is_deployed_and_keeps_paused_schedules(server):
     assert changed["id"] == nightly["id"] and changed["schedule"]["cron"] == "0 4 * * *" and changed["active"]
 
 
-def test_home_is_that_of_the_machine_that_runs_unless_it_is_set(server):
-    server.ours("deploy", str(server.config))
-    assert "home" not in server.deployment()["parameters"]["config"]["runtime"]
-
-
 def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
     server.ours("deploy", str(server.config))
     switch(server, "weekly", False)
@@ -122,12 +118,12 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     server.ours("deploy", str(server.config))  # the work pool
     file = ROOT / "deploy" / "prefect.yaml"
     server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
-    found = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
+    stored = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
     settings = yaml.safe_load(file.read_text())["deployments"][0]["parameters"]["config"]
-    wanted = Deployment("pretrain", parse_config(settings)).to_prefect()
-    assert found["description"] == wanted.description and set(found["tags"]) == set(wanted.tags)
-    env = {name: value for name, value in wanted.job_variables["env"].items() if name != "PYTHONPATH"}
-    assert found["job_variables"] == {"env": env, "stream_output": wanted.job_variables["stream_output"]}
+    ours = Deployment("pretrain", parse_config(settings)).to_prefect()
+    assert stored["description"] == ours.description and set(stored["tags"]) == set(ours.tags)
+    env = {name: value for name, value in ours.job_variables["env"].items() if name != "PYTHONPATH"}
+    assert stored["job_variables"] == {"env": env, "stream_output": ours.job_variables["stream_output"]}
     sections = yaml.safe_load(server.config.read_text())
     del sections["deployment"]
     files = [str(server.home / "text" / "*.txt")]
@@ -136,7 +132,7 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     changes |= {"name": "by-prefect-yaml", "files": files}
     if "serve" not in server.processes:
         server.begin_worker()
-    run = server.post(f"deployments/{found['id']}/create_flow_run", parameters={"changes": changes})["id"]
+    run = server.post(f"deployments/{stored['id']}/create_flow_run", parameters={"changes": changes})["id"]
     ended = server.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=300)
     assert ended["state_type"] == "COMPLETED" and ended["name"] == "by-prefect-yaml", ended["state"]
     assert (server.home / "runs/by-prefect-yaml/summary.json").exists()

@@ -10,15 +10,13 @@ import httpx
 import pytest
 import yaml
 
-from infini_llama.configs.loading import load_config
-from infini_llama.flows.deployments import Deployment
 from support.laboratory import COMMAND, CONFIG, processes_of
 
 from .conftest import House, free_port
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 PARTS = {
-    "server": "prefect.server.api.server:create_app",
+    "server": "allowed_hosts:create_app",
     "worker": "worker start --pool",
     "flow": "prefect.engine",
     "torchrun": "torch.distributed.run",
@@ -42,35 +40,28 @@ class Served(House):
         self.begin("serve", COMMAND, "serve", str(self.config), "--port", str(self.port))
         self.wait(lambda: log.read_text().count("ready;") > before, 240, "serve does not come up")
 
-    def call(self, path: str, **fields: object) -> dict | list:
-        """A POST with the token that the server asks for, as docs/prefect.md shows it."""
+    def headers(self) -> dict[str, str]:
+        """With the token that the server asks for, as docs/prefect.md shows it."""
         self.wait(self._answers, 240, "the server does not answer")
         token = httpx.get(f"{self.api}/csrf-token", params={"client": "test"}, timeout=60).json()["token"]
-        headers = {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"}
-        answer = httpx.post(f"{self.api}/{path}", json=fields, headers=headers, timeout=60)
-        return answer.raise_for_status().json()
+        return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"}
 
     def get(self, run: str) -> dict:
-        found: list[dict] = []
+        answers: list[dict] = []
 
         def answered() -> bool:
             try:
-                found.append(super(Served, self).get(run))
+                answers.append(super(Served, self).get(run))
             except httpx.HTTPError:  # the server was killed, and is not up again
                 return False
-            return "state_type" in found[-1]
+            return "state_type" in answers[-1]
 
         self.wait(answered, 240, "the server does not answer")
-        return found[-1]
+        return answers[-1]
 
-    def start(self, name: str) -> str:
-        config = load_config(self.config, [f"runtime.name={name}"])
-        path = f"deployments/{self.deployment()['id']}/create_flow_run"
-        return self.call(path, parameters=Deployment(name, config).parameters())["id"]
-
-    def said(self, run: str) -> list[str]:
-        """The states of a flow run and of its tasks."""
-        tasks = self.call("task_runs/filter", task_runs={}, flow_runs={"id": {"any_": [run]}})
+    def states(self, run: str) -> list[str]:
+        """Of a flow run and of its tasks."""
+        tasks = self.post("task_runs/filter", task_runs={}, flow_runs={"id": {"any_": [run]}})
         return [task["state_type"] for task in tasks] + [self.state(run)]
 
 
@@ -96,7 +87,7 @@ def weights(house: Served, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(served) -> str:
-    run = served.start("undisturbed")
+    run = served.submit("undisturbed")
     assert served.wait_for(run, *FINAL, seconds=400)["state_type"] == "COMPLETED"
     return weights(served, "undisturbed")
 
@@ -104,7 +95,7 @@ def undisturbed(served) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_killed_process_costs_nothing(served, undisturbed, part):
-    run = served.start(part)
+    run = served.submit(part)
     served.wait_for_step(part, 20)
     killed = [pid for pid, command in processes_of(served.marker).items() if PARTS[part] in command]
     assert killed
@@ -115,9 +106,9 @@ def test_a_killed_process_costs_nothing(served, undisturbed, part):
         served.serve()
     if part in ("serve", "flow"):  # a person has to act; the rest mends itself
         served.wait_for(run, *FINAL, seconds=200)
-        served.wait(lambda: set(served.said(run)) <= set(FINAL), 90, f"{served.said(run)}")
-        run = served.start(part)  # the same name resumes
+        served.wait(lambda: set(served.states(run)) <= set(FINAL), 90, f"{served.states(run)}")
+        run = served.submit(part)  # the same name resumes
     assert served.wait_for(run, *FINAL, seconds=400)["state_type"] == "COMPLETED"
-    served.wait(lambda: set(served.said(run)) <= set(FINAL), 60, f"{served.said(run)}")
+    served.wait(lambda: set(served.states(run)) <= set(FINAL), 60, f"{served.states(run)}")
     assert weights(served, part) == undisturbed
     assert not served.processes_of_run(part)

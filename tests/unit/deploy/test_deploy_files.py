@@ -1,4 +1,4 @@
-"""Every file in deploy/ passes its linter, and keeps the promises that no linter knows of."""
+"""What the files in deploy/ promise, and no linter checks."""
 
 import re
 from pathlib import Path
@@ -22,11 +22,11 @@ def documents(text: str) -> list[dict]:
 
 
 def images() -> list[str]:
-    named = [service["image"] for service in COMPOSE["services"].values()]
-    named += re.findall(r"^FROM (\S+)", "\n".join(path.read_text() for path in DEPLOY.glob("Dockerfile.*")), re.M)
+    names = [service["image"] for service in COMPOSE["services"].values()]
+    names += re.findall(r"^FROM (\S+)", "\n".join(path.read_text() for path in DEPLOY.glob("Dockerfile.*")), re.M)
     kustomized = {image["name"] for image in yaml.safe_load((DEPLOY / "k8s/kustomization.yaml").read_text())["images"]}
-    found = [name for path in RESOURCES for name in re.findall(r"image: (\S+)", path.read_text())]
-    return [name for name in named + found if "${" not in name and name not in kustomized and name not in ("base",)]
+    names += [name for path in RESOURCES for name in re.findall(r"image: (\S+)", path.read_text())]
+    return [name for name in names if "${" not in name and name not in kustomized | {"base"}]
 
 
 def test_images_are_pinned():
@@ -46,7 +46,7 @@ def test_no_port_is_exposed():
 def test_a_server_refuses_other_origins():
     for path in (DEPLOY / "compose.yaml", DEPLOY / "k8s/server.yaml", DEPLOY / "systemd/infini-llama-server.service"):
         origins = re.findall(r"PREFECT_SERVER_CORS_ALLOWED_ORIGINS[=:] ?(\S+)", path.read_text())
-        assert origins and all(one.startswith("http://127.0.0.1:") for one in origins), path
+        assert origins and all(origin.startswith("http://127.0.0.1:") for origin in origins), path
 
 
 def test_no_secret_is_written_down():
@@ -81,15 +81,6 @@ def test_a_worker_may_take_longer_to_stop_than_its_runs():
     assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > allowed
 
 
-def test_the_deployment_is_a_configuration_of_the_flow():
-    project = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())
-    for deployment in project["deployments"]:
-        parse_config(deployment["parameters"]["config"])
-        path, function = deployment["entrypoint"].split(":")
-        assert f"def {function}(" in (ROOT / path).read_text()
-        assert f"--pool={deployment['work_pool']['name']}" in COMPOSE["services"]["worker"]["command"][-1]
-
-
 def variables_of(path: Path, kind: str) -> dict[str, str]:
     """Environment variables of the servers or workers of one file in deploy/."""
     if path.suffix == ".service":
@@ -97,18 +88,18 @@ def variables_of(path: Path, kind: str) -> dict[str, str]:
     if path.name == "compose.yaml":
         return COMPOSE["services"][kind]["environment"]
     if kind == "server":
-        (settings,) = [one["data"] for one in documents(path.read_text()) if one["kind"] == "ConfigMap"]
+        (settings,) = [document["data"] for document in documents(path.read_text()) if document["kind"] == "ConfigMap"]
         return settings
-    (worker,) = [one for one in documents(path.read_text()) if one["kind"] == "Deployment"]
+    (worker,) = [document for document in documents(path.read_text()) if document["kind"] == "Deployment"]
     (container,) = worker["spec"]["template"]["spec"]["containers"]
-    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("server", SERVER), ("worker", WORKER)])
 @pytest.mark.parametrize("folder", ["compose.yaml", "k8s/{}.yaml", "systemd/infini-llama-{}.service"])
 def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, settings):
-    found = variables_of(DEPLOY / folder.format(kind), kind)
-    assert {name: found.get(name) for name in settings} == settings
+    variables = variables_of(DEPLOY / folder.format(kind), kind)
+    assert {name: variables.get(name) for name in settings} == settings
 
 
 def test_every_worker_creates_the_automation_for_silent_runs_before_it_starts():
@@ -124,15 +115,17 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     from infini_llama.flows.deployments import Deployment
 
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    (found,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
-    limited = {"deployment": {"concurrency_limit": found["concurrency_limit"]["limit"]}}
-    wanted = Deployment(found["name"], parse_config(found["parameters"]["config"] | limited)).to_prefect()
-    assert found["description"] == wanted.description and found["tags"] == wanted.tags
-    assert wanted.version and found["version"] == wanted.version.partition("+")[0]
-    assert found["work_pool"]["name"] == wanted.work_pool_name
-    assert wanted.concurrency_options
-    assert found["concurrency_limit"]["collision_strategy"] == wanted.concurrency_options.collision_strategy
+    (file,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
+    path, function = file["entrypoint"].split(":")
+    assert f"def {function}(" in (ROOT / path).read_text()
+    assert f"--pool={file['work_pool']['name']}" in COMPOSE["services"]["worker"]["command"][-1]
+    limit = {"deployment": {"concurrency_limit": file["concurrency_limit"]["limit"]}}
+    ours = Deployment(file["name"], parse_config(file["parameters"]["config"] | limit)).to_prefect()
+    assert (file["description"], file["tags"]) == (ours.description, ours.tags)
+    assert ours.version and file["version"] == ours.version.partition("+")[0]
+    assert file["work_pool"]["name"] == ours.work_pool_name
+    assert ours.concurrency_options
+    assert file["concurrency_limit"]["collision_strategy"] == ours.concurrency_options.collision_strategy
     # the folder of a run is set by the step `pull`
-    assert found["work_pool"]["job_variables"] == {
-        name: value for name, value in wanted.job_variables.items() if name != "working_dir"
-    }
+    variables = {name: value for name, value in ours.job_variables.items() if name != "working_dir"}
+    assert file["work_pool"]["job_variables"] == variables
