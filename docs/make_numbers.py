@@ -116,10 +116,6 @@ def training_ratios(mode: str, peer: str, allocator: str) -> str:
 SETTINGS = {
     "precision=bf16 alone": "bf16",
     "GLIBC_TUNABLES alone": "glibc that keeps freed memory",
-    "allocator=jemalloc alone": "jemalloc",
-    "plan of tune: quick": "bf16 and jemalloc",
-    "plan, compile=block": "the same with `train.compile: block`",
-    "plan, compile=whole": "the same with `train.compile: whole`",
 }
 
 
