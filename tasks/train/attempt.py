@@ -29,10 +29,10 @@ from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import read_statuses
 from infini_llama.tasks.storage.json_lines import unreadable
 from infini_llama.tasks.storage.locks import Busy, Lock
+from infini_llama.tasks.train.hangs import HangDetector, Hung
 from infini_llama.tasks.train.launch import Workers, start
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.resolve import grace_period
-from infini_llama.tasks.train.supervisor import Hung, Watch
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
@@ -192,16 +192,16 @@ def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll:
     progress = Progress(RunFolder(resolved.run_dir), resolved.max_steps, config.train.log_every)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = plan.nnodes > 1 or config.environment.launcher == "srun"
-    ranks = Watch(attempt_dir, plan.world_size, config.runtime.hang_timeout, nodes_meet=waits)
+    hangs = HangDetector(attempt_dir, plan.world_size, config.runtime.hang_timeout, after_rendezvous=waits)
     ended = False
     while not ended:
         ended = workers.poll() is not None
         with suppress(OSError):  # the filesystem does not answer just now
             progress.poll()
         try:
-            ranks.poll()
+            hangs.poll()
         except Hung:
-            ranks.dump_stacks()
+            hangs.dump_stacks()
             raise
         each_poll()
         if not ended:

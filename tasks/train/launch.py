@@ -1,12 +1,9 @@
 """Starts the workers of an attempt as children of this process: torchrun on this machine, or by srun on every node."""
 
-import array
 import contextlib
-import fcntl
 import os
+import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -20,8 +17,8 @@ from infini_llama.tasks.records.status import Endpoint, RankStatus
 from infini_llama.tasks.runs.run_folder import resolved_path
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
+from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 
-JOIN_TIMEOUT = 600  # seconds that the nodes wait for each other
 ENDING_SECONDS = 60.0  # that srun may take to end its step on all nodes
 STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
 
@@ -45,12 +42,9 @@ def start(
         return SrunWorkers(
             spawn(command, log, plan.env, grace_period, lock_fds), attempt_dir, plan.world_size, plan.nnodes
         )
-    # nodes.py imports this module for the nodes that join.
-    from infini_llama.tasks.train.nodes import host, network
-
-    endpoint = host(attempt_dir, plan) if plan.nnodes > 1 else None
+    endpoint = host_rendezvous(attempt_dir, plan) if plan.nnodes > 1 else None
     command = torchrun(attempt_dir, plan, endpoint, is_host=True)
-    process = spawn(command, log, network(endpoint) | plan.env, grace_period, lock_fds)
+    process = spawn(command, log, gloo_interface(endpoint) | plan.env, grace_period, lock_fds)
     return Workers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
@@ -133,7 +127,7 @@ def spawn(
         ConfigError: the program is not installed.
     """
     environment = worker_environment(variables, grace_period)
-    if not sys.executable == command[0] and not _is_on_path(command[0], environment):
+    if shutil.which(command[0], path=environment.get("PATH", "")) is None:
         raise ConfigError(
             f"environment.launcher={command[0]}, but there is no {command[0]} on PATH; run this on a machine of the Slurm "
             "cluster, or use environment.launcher=local."
@@ -148,10 +142,6 @@ def spawn(
             stderr=output,
             start_new_session=True,
         )
-
-
-def _is_on_path(program: str, environment: dict[str, str]) -> bool:
-    return any(os.access(Path(folder) / program, os.X_OK) for folder in environment.get("PATH", "").split(os.pathsep))
 
 
 @dataclass(frozen=True)
@@ -283,45 +273,3 @@ def send(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process, which may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-SIOCGIFADDR = 0x8915  # the IPv4 address of an interface (netdevice(7), Linux)
-
-
-def own_address_towards(host: str) -> str | None:
-    """The address from which this machine reaches `host`; None where there is no route. Nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))
-            return probe.getsockname()[0]
-    except OSError:
-        return None
-
-
-def addresses() -> dict[str, str]:
-    """The address of each interface that has one, except the loopback's."""
-    by_interface: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = array.array("B", struct.pack("256s", name.encode()[:15]))
-            try:
-                fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
-            except OSError:  # it has none
-                continue
-            address = socket.inet_ntoa(bytes(request[20:24]))
-            if not address.startswith("127."):
-                by_interface[name] = address
-    return by_interface
-
-
-def interface_towards(host: str) -> str | None:
-    """The interface by which this machine reaches `host`, or by which others reach it where `host` is its own name."""
-    address = own_address_towards(host)
-    return next((name for name, own in addresses().items() if own == address), None)
-
-
-def own_address() -> str | None:
-    """The address by which other machines probably reach this one; None where it has only the loopback's."""
-    outward = own_address_towards("192.0.2.1")  # TEST-NET-1 (RFC 5737): takes the default route
-    known = list(addresses().values())
-    return outward if outward in known else next(iter(known), None)

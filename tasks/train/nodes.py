@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted
+from infini_llama.configs.errors import ExitCode, PipelineError, Preempted
 from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.plan import EnvironmentPlan
@@ -29,64 +29,20 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.exec_wrapper import LAUNCHER
-from infini_llama.tasks.train.launch import (
+from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, worker_environment
+from infini_llama.tasks.train.rendezvous import (
     JOIN_TIMEOUT,
-    STEP,
-    Workers,
-    interface_towards,
-    own_address,
-    spawn,
-    torchrun,
-    worker_environment,
+    await_endpoint,
+    gloo_interface,
+    host_rendezvous,
+    read_endpoint,
 )
 
-ENDPOINT = "rendezvous.json"
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 3.0
 # Codes after which the leader makes no further attempt, whatever it was asked to do.
 FINAL = (ExitCode.FINISHED, ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA)
 log = logging.getLogger("infini_llama.nodes")
-
-
-def host(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
-    """Choose where this node's torchrun listens, and write it down for the others.
-
-    Raises:
-        ConfigError: this machine has no address that others reach.
-        PipelineError: the port is in use.
-    """
-    name = socket.gethostname()
-    address = own_address() if plan.master_addr == "auto" else plan.master_addr
-    if address is None:
-        raise ConfigError(
-            f"environment.master_addr=auto, but {name} has only a loopback address; set it to the address at which "
-            "the other nodes reach this machine."
-        )
-    try:
-        with socket.create_server(("", 0 if plan.port == "auto" else plan.port)) as free:
-            port: int = free.getsockname()[1]
-    except OSError as fault:
-        raise PipelineError(
-            f"node 0 ({name}) cannot listen at environment.master_port={plan.port} ({fault.strerror}); end the program that "
-            "listens there, choose another port or use auto."
-        ) from fault
-    endpoint = Endpoint(address=address, port=port, host=name)
-    write_atomic(attempt_dir / ENDPOINT, endpoint.model_dump_json())
-    return endpoint
-
-
-def read_endpoint(attempt_dir: Path) -> Endpoint | None:
-    """The endpoint of the leading node; None before it does, or if the filesystem does not answer."""
-    try:
-        return Endpoint.model_validate_json((attempt_dir / ENDPOINT).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def network(endpoint: Endpoint | None) -> dict[str, str]:
-    """The variable that keeps gloo to the interface by which this node reaches the others."""
-    interface = interface_towards(endpoint.address) if endpoint else None
-    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
 def node_environment(plan: EnvironmentPlan, endpoint: Endpoint | None) -> dict[str, str]:
@@ -97,7 +53,7 @@ def node_environment(plan: EnvironmentPlan, endpoint: Endpoint | None) -> dict[s
             "the value of environment.env.%s is not stored, because it may be a secret; set it on this machine too",
             ", ".join(missing),
         )
-    return network(endpoint) | {name: value for name, value in plan.env.items() if name not in hidden}
+    return gloo_interface(endpoint) | {name: value for name, value in plan.env.items() if name not in hidden}
 
 
 def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
@@ -121,10 +77,10 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
         newest, ends = _open_attempt(run), attempts(run)
         last = ends[-1].code if ends else None
         if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):
-            here = changed(endpoint, address=master_addr or endpoint.address)
-            if _reaches(here, since):
+            endpoint = changed(endpoint, address=master_addr or endpoint.address)
+            if _is_reachable(endpoint, since):
                 taken.add(newest)
-                log.info("%s exited with %d on this node", newest.name, take_part(newest, here))
+                log.info("%s exited with %d on this node", newest.name, take_part(newest, endpoint))
                 since = time.monotonic()
                 led = True
         elif last is not None and led and not newest and (not is_led or last in FINAL):
@@ -146,7 +102,7 @@ def _open_attempt(run: RunFolder) -> Path | None:
     return folders[-1] if folders and number_of(folders[-1]) not in recorded else None
 
 
-def _reaches(endpoint: Endpoint, since: float) -> bool:
+def _is_reachable(endpoint: Endpoint, since: float) -> bool:
     """Whether the leading node's torchrun accepts connections; after half a minute without, the reason is logged."""
     try:
         with socket.create_connection((endpoint.address, endpoint.port), timeout=CONNECT_SECONDS):
@@ -204,7 +160,7 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
         write_atomic(attempt_dir / STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
     endpoint = None
     if plan.nnodes > 1:
-        endpoint = host(attempt_dir, plan) if is_host else _await_endpoint(attempt_dir)
+        endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun(attempt_dir, plan, endpoint, is_host)
     environment = worker_environment(node_environment(plan, endpoint), resolved.grace_period)
     environment[LAUNCHER] = str(os.getpid())
@@ -212,15 +168,6 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
         signal.SIGUSR1, signal.SIG_IGN
     )  # it is for the ranks, which install a handler; torchrun would die of it
     os.execve(command[0], command, environment)
-
-
-def _await_endpoint(attempt_dir: Path) -> Endpoint:
-    until = time.monotonic() + JOIN_TIMEOUT
-    while (endpoint := read_endpoint(attempt_dir)) is None:
-        if time.monotonic() > until:
-            raise PipelineError(f"node 0 has not started within {JOIN_TIMEOUT} s.")
-        time.sleep(POLL_SECONDS)
-    return endpoint
 
 
 def main() -> int:

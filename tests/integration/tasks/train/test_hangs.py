@@ -8,10 +8,10 @@ import pytest
 
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.storage.record_file import read_fields, write_fields
-from infini_llama.tasks.train.supervisor import Watch
+from infini_llama.tasks.train.hangs import HangDetector
 from support.waiting import wait_until
-from support.watched import clock as clock
-from support.watched import watch as watch
+from support.watched_ranks import clock as clock
+from support.watched_ranks import watch as watch
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_stopped_process_has_half_the_timeout(watch, clock, sleeper):
 
 def test_stacks_are_requested_from_live_workers_of_this_machine_only(tmp_path, monkeypatch):
     """Rank 0 is one; 1 has ended, and its number is another process's; 2's number is one of another machine."""
-    monkeypatch.setattr("infini_llama.tasks.train.supervisor.STACKS_SECONDS", 0.0)
+    monkeypatch.setattr("infini_llama.tasks.train.hangs.STACKS_SECONDS", 0.0)
     waiting = [sys.executable, "-c", "import time; time.sleep(100)"]  # a process that SIGUSR2 ends
     processes = [subprocess.Popen([*waiting, str(folder)]) for folder in (tmp_path, "elsewhere", tmp_path)]
     try:
@@ -47,7 +47,7 @@ def test_stacks_are_requested_from_live_workers_of_this_machine_only(tmp_path, m
             changed = {"pid": process.pid} | ({"machine": "another"} if rank == 2 else {})
             path = status_path(tmp_path, rank)
             write_fields(path, read_fields(path) | changed)
-        Watch(tmp_path, 3, patience=5.0).dump_stacks()
+        HangDetector(tmp_path, 3, timeout=5.0).dump_stacks()
         assert processes[0].wait(20) == -signal.SIGUSR2
         assert [process.poll() for process in processes[1:]] == [None, None]
     finally:

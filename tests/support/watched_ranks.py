@@ -4,7 +4,7 @@ import pytest
 
 from infini_llama.tasks.runs.heartbeat import LINE, heartbeat_path
 from infini_llama.tasks.runs.status import write_status
-from infini_llama.tasks.train.supervisor import Watch
+from infini_llama.tasks.train.hangs import HangDetector
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def passes(self, seconds: float, watch: Watch) -> None:
+    def passes(self, seconds: float, watch: HangDetector) -> None:
         """Moves on, with the looks that a supervisor takes meanwhile."""
         for _ in range(round(2 * seconds)):
             watch.hung()
@@ -38,7 +38,7 @@ def watch(tmp_path, clock):
     for rank in range(3):
         write_status(tmp_path, rank, "running", 70)
         place(tmp_path, rank, 7, "compute")
-    watch = Watch(tmp_path, 3, patience=5.0, clock=clock)
+    watch = HangDetector(tmp_path, 3, timeout=5.0, clock=clock)
     watch.longest = {"compute": 1.0, "data": 0.1}
     assert watch.hung() is None
     return watch

@@ -1,4 +1,4 @@
-"""Who is taken for hung, when, and which rank is named."""
+"""When a rank is taken for hung, and which one is named."""
 
 import faulthandler
 import time
@@ -10,11 +10,11 @@ from infini_llama.tasks.runs import heartbeat as heartbeat_module
 from infini_llama.tasks.runs.heartbeat import LINE, STACKS, Heartbeat, heartbeat_path, read_count, read_heartbeat
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.storage.record_file import read_fields, write_fields
-from infini_llama.tasks.train.supervisor import Hung, Watch
+from infini_llama.tasks.train.hangs import HangDetector, Hung
 from support.waiting import wait_until
-from support.watched import clock as clock
-from support.watched import place
-from support.watched import watch as watch
+from support.watched_ranks import clock as clock
+from support.watched_ranks import place
+from support.watched_ranks import watch as watch
 
 
 def test_a_heartbeat_round_trips(tmp_path):
@@ -58,7 +58,7 @@ def test_the_clock_of_another_host_is_not_used(watch, clock, tmp_path, moment):
     assert watch.hung().startswith("rank 1 ")
 
 
-def test_the_rank_in_the_earlier_step_or_phase_is_named_although_others_wait_longer(watch, clock, tmp_path):
+def test_the_rank_in_the_earlier_step_or_phase_is_named(watch, clock, tmp_path):
     clock.passes(1.0, watch)
     place(tmp_path, 1, 7, "data")
     watch.hung()
@@ -78,7 +78,7 @@ def test_a_rank_without_a_heartbeat_is_named_when_the_others_wait(tmp_path, cloc
     for rank in range(3):
         write_status(tmp_path, rank, "running", 70)
     place(tmp_path, 0, 0, "compute")
-    watch = Watch(tmp_path, 3, patience=5.0, longest={"compute": 1.0}, clock=clock)
+    watch = HangDetector(tmp_path, 3, timeout=5.0, longest={"compute": 1.0}, clock=clock)
     watch.hung()
     clock.passes(100.0, watch)
     assert "rank 1, 2 " in watch.hung()
@@ -91,7 +91,7 @@ def test_a_slow_poll_is_no_absence(watch, clock, tmp_path, monkeypatch):
         clock.now += 3.0
         return read_heartbeat(path)
 
-    monkeypatch.setattr("infini_llama.tasks.train.supervisor.read_heartbeat", slowly)
+    monkeypatch.setattr("infini_llama.tasks.train.hangs.read_heartbeat", slowly)
     watch.hung()
     place(tmp_path, 0, 8, "compute", 4.0)
     watch.hung()
@@ -138,7 +138,7 @@ def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
     assert (tmp_path / STACKS).exists()
 
 
-def test_a_rank_publishes_its_heartbeat_and_writes_its_stacks_when_they_are_requested(tmp_path, monkeypatch):
+def test_a_rank_publishes_its_heartbeat_and_writes_stacks_on_request(tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat_module, "PUBLISH_SECONDS", 0.01)
     (tmp_path / STACKS).touch()
     with (tmp_path / "log").open("w") as log:
@@ -148,13 +148,13 @@ def test_a_rank_publishes_its_heartbeat_and_writes_its_stacks_when_they_are_requ
         wait_until(lambda: read_count(heartbeat_path(tmp_path, 0)) > 2)
     heartbeat.beat("save", 12)
     assert read_heartbeat(heartbeat_path(tmp_path, 0))[:2] == (12, "save")
-    assert "test_supervisor.py" in (tmp_path / "log").read_text()
+    assert "test_hangs.py" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("phase", ["start", "compile", "save"])
 def test_one_visit_of_start_up_or_save_does_not_limit_the_next(tmp_path, clock, phase):
     """Imports follow the first "start"; a save that only copies is followed by one that waits for the disk."""
-    watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
+    watch = HangDetector(tmp_path, 1, timeout=5.0, clock=clock)
     write_status(tmp_path, 0, "running", 70)
     for moment, entered in enumerate([phase, "data", phase]):
         place(tmp_path, 0, 0, entered, float(moment))
@@ -166,7 +166,7 @@ def test_one_visit_of_start_up_or_save_does_not_limit_the_next(tmp_path, clock, 
 
 
 def test_a_single_rank_that_never_starts_is_found(tmp_path, clock):
-    watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
+    watch = HangDetector(tmp_path, 1, timeout=5.0, clock=clock)
     clock.passes(140.0, watch)
     assert watch.hung() is None
     clock.passes(15.0, watch)
@@ -174,14 +174,14 @@ def test_a_single_rank_that_never_starts_is_found(tmp_path, clock):
 
 
 def test_rank_timeouts_start_after_the_rendezvous(tmp_path, clock):
-    watch = Watch(tmp_path, 2, patience=5.0, clock=clock, nodes_meet=True)
+    watch = HangDetector(tmp_path, 2, timeout=5.0, clock=clock, after_rendezvous=True)
     clock.passes(1000.0, watch)
     assert watch.hung() is None
 
 
 def test_a_launcher_that_outlives_its_ranks_is_found(tmp_path, clock):
     """A stopped torchrun never ends, and no rank is there to be silent."""
-    watch = Watch(tmp_path, 1, patience=5.0, clock=clock)
+    watch = HangDetector(tmp_path, 1, timeout=5.0, clock=clock)
     write_status(tmp_path, 0, "done", 0)
     clock.passes(140.0, watch)
     assert watch.hung() is None

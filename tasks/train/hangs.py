@@ -1,0 +1,167 @@
+"""Finds hung ranks from outside torchrun: by their heartbeats, and which rank holds up the others."""
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infini_llama.tasks.runs.heartbeat import (
+    PHASES,
+    STACKS,
+    HeartbeatRecord,
+    heartbeat_path,
+    read_count,
+    read_heartbeat,
+)
+from infini_llama.tasks.runs.status import is_here, read_status
+from infini_llama.tasks.train.launch import is_rank, is_stopped, send
+
+REMOTE_SECONDS = 1.0  # between two looks at ranks on other machines
+# Without a published heartbeat, after which a process on another machine is taken for stopped.
+UNPUBLISHED_SECONDS = 5.0
+# Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.
+LONGEST_GAP = 5.0
+STOPPED_SHARE = 0.5  # of the timeout, for a rank whose process is stopped: that is seen, not guessed from its silence
+STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
+# The duration of one visit does not limit the next: start-up is entered for other work each time (imports, compilation, reporters),
+# and a save waits for a disk, mostly for a copy, and once for all that is still written in the background.
+NOT_LEARNED = ("start", "compile", "save")
+
+
+class Hung(Exception):
+    """A rank does not move; the message names it."""
+
+
+@dataclass
+class HangDetector:
+    """Learns how long each phase takes from the ranks' heartbeats, and reports when one takes too long.
+
+    A rank's silence is counted from when its newest heartbeat was first read here: ranks may be on other machines, whose clocks
+    have nothing to do with this one's. Only two heartbeats of one rank are compared by the times in them.
+
+    Args:
+        attempt_dir: where the ranks write.
+        world_size: how many there are.
+        timeout: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that, and so
+            have start-up and saves. A rank whose process is stopped (SIGSTOP) has half of it.
+        after_rendezvous: the nodes find each other before any rank starts, which has no limit.
+
+    Attributes:
+        longest: seconds that each phase has taken at most.
+        newest, silent_since: each rank's newest heartbeat, and when it was first read.
+        published: the newest count that each rank of another machine has published, and when it was first read.
+        ended_at: when all ranks were first seen to have ended.
+    """
+
+    attempt_dir: Path
+    world_size: int
+    timeout: float
+    after_rendezvous: bool = False
+    clock: Callable[[], float] = time.monotonic
+    longest: dict[str, float] = field(default_factory=dict[str, float])
+    newest: dict[int, HeartbeatRecord] = field(default_factory=dict[int, HeartbeatRecord])
+    silent_since: dict[int, float] = field(default_factory=dict[int, float])
+    published: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    polled_at: float = float("-inf")
+    ended_at: float | None = None
+
+    def limit(self, phase: str, stopped: bool = False) -> float:
+        """Seconds after which a rank in `phase` is taken for hung."""
+        if stopped:
+            return STOPPED_SHARE * self.timeout
+        longest = None if phase in NOT_LEARNED else self.longest.get(phase)
+        return 30 * self.timeout if longest is None else self.timeout + 2 * longest
+
+    def poll(self) -> None:
+        """Raises Hung where `hung` has a sentence; once a second where ranks are on other machines."""
+        if self.published and self.clock() - self.polled_at < REMOTE_SECONDS:
+            return
+        if sentence := self.hung():
+            raise Hung(sentence)
+
+    def hung(self) -> str | None:
+        """A sentence naming the rank that holds up the others, None while all of them move."""
+        try:
+            return self._look(self.clock())
+        finally:
+            self.polled_at = self.clock()  # a look may itself take seconds, at many ranks on a network filesystem
+
+    def _look(self, now: float) -> str | None:
+        gap = max(0.0, now - self.polled_at - LONGEST_GAP) if self.silent_since else 0.0
+        self.silent_since = {rank: since + gap for rank, since in self.silent_since.items()}
+        heartbeats: dict[int, HeartbeatRecord] = {}
+        overdue, ended = False, 0
+        for rank in range(self.world_size):
+            status = read_status(self.attempt_dir, rank)
+            if status is None:
+                if self.newest or not self.after_rendezvous:
+                    overdue |= now - self.silent_since.setdefault(rank, now) > self.limit("start")
+                continue
+            if status.state != "running":
+                ended += 1
+                continue
+            path = heartbeat_path(self.attempt_dir, rank)
+            heartbeat = read_heartbeat(path)
+            if not is_here(status):
+                count = read_count(path)
+                if count != self.published.get(rank, (None, 0.0))[0]:
+                    self.published[rank] = count, now
+            if heartbeat is None:
+                continue
+            heartbeats[rank] = heartbeat
+            before = self.newest.get(rank)
+            if before != heartbeat:
+                if before is not None and not gap:  # else it may have been stopped, too
+                    seconds = heartbeat.time - before.time
+                    self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), seconds)
+                self.newest[rank], self.silent_since[rank] = heartbeat, now
+            silence = now - self.silent_since[rank]
+            # Whether it is stopped is only read of one that has been silent as long as that would matter.
+            stopped = silence > self.limit(heartbeat.phase, stopped=True) and is_stopped(self._pid(rank))
+            overdue |= silence > self.limit(heartbeat.phase, stopped)
+        if ended == self.world_size:
+            self.ended_at = now if self.ended_at is None else self.ended_at + gap
+            late = now - self.ended_at > self.limit("finish")
+            return "torchrun has not ended although all its ranks have" if late else None
+        return self._describe(heartbeats, now) if overdue else None
+
+    def _describe(self, heartbeats: dict[int, HeartbeatRecord], now: float) -> str:
+        """A sentence about the rank that holds up the others."""
+        if silent := [rank for rank in range(self.world_size) if rank not in self.newest]:
+            return f"rank {', '.join(map(str, silent))} has sent no heartbeat since the attempt started"
+
+        def progress(rank: int) -> tuple[int, int, bool, float]:
+            step, phase, _ = heartbeats[rank]
+            return step, PHASES.index(phase), not self._is_stopped(rank), self.silent_since[rank]
+
+        # In the earliest step and phase; of several, one whose process is stopped, else the longest silent one.
+        rank = min(heartbeats, key=progress)
+        step, phase, _ = heartbeats[rank]
+        status = read_status(self.attempt_dir, rank)
+        host = f" on {status.host} (node {status.node})" if status and not is_here(status) else ""
+        stopped = " (the process is stopped)" if self._is_stopped(rank) else ""
+        silence = now - self.silent_since[rank]
+        return (
+            f"rank {rank}{host}{stopped} has sent no heartbeat for {silence:.0f} s in phase '{phase}' after step {step}"
+        )
+
+    def _pid(self, rank: int) -> int:
+        """0 where it has none on this machine, or has ended: its number may be another process's by now."""
+        status = read_status(self.attempt_dir, rank)
+        is_local = status is not None and is_here(status) and is_rank(status.pid, self.attempt_dir)
+        return status.pid if status and is_local else 0
+
+    def _is_stopped(self, rank: int) -> bool:
+        if rank in self.published:
+            return self.clock() - self.published[rank][1] > UNPUBLISHED_SECONDS
+        return is_stopped(self._pid(rank))
+
+    def dump_stacks(self) -> None:
+        """Have every rank write its stacks into its log: by a signal on this machine, by a file that ranks on others look for."""
+        if self.published:
+            (self.attempt_dir / STACKS).touch()
+        for rank in range(self.world_size):
+            if pid := self._pid(rank):
+                send(pid, signal.SIGUSR2)
+        time.sleep(STACKS_SECONDS + (REMOTE_SECONDS if self.published else 0))
