@@ -187,7 +187,7 @@ def test_shards_with_an_index_hold_every_tensor_once(run_of, tmp_path):
     assert all(torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items())
 
 
-def test_bfloat16_is_what_transformers_then_computes_in_and_gates_stay_fp32(run_of, tmp_path):
+def test_bfloat16_exports_compute_in_bfloat16_and_keep_gates_fp32(run_of, tmp_path):
     run, model = run_of(attention="infini")
     exported(run, tmp_path / "out", dtype="bfloat16")
     theirs = opened(tmp_path / "out", trust_remote_code=True)

@@ -100,7 +100,7 @@ def other_answers(tokenizer, statement):
         (9, "variables"),
     ],
 )
-def test_every_token_of_the_answer_is_so_many_segment_boundaries_behind_its_last_mention(tokenizer, ends, form):
+def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, ends, form):
     size, places = 64 if ends else 128, set()
     for seed in range(30):
         statement = FORMS[form](Random(seed))
@@ -127,7 +127,7 @@ def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
 @pytest.mark.parametrize(
     ("form", "filler"), [("passkey", "repeated"), ("overwritten", "random"), ("variables", "text")]
 )
-def test_retrieval_by_segment_ends_with_and_without_memory(run_of, read_page, form, filler):
+def test_retrieval_by_segment_boundaries_with_and_without_memory(run_of, read_page, form, filler):
     folder, _ = run_of(attention="infini", segment_length=64)
     record = find_passkeys_across(folder, "latest", [3, 5], samples=2, seed=3, form=form, filler=filler)
     assert (record.form, record.filler) == (form, filler)
@@ -159,7 +159,7 @@ class SaysWhatTheMemoryHolds:
         return self.answers.get(float(states.layers[-1].memory.z.sum()), [0] * count)
 
 
-def test_controls_read_the_question_with_the_memory_of_another_text_and_of_filler(run_of, monkeypatch):
+def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, monkeypatch):
     folder, model = run_of(**INFINI)
     tokenizer = load_run(folder)[1]
     size = len(tokenizer.encode(" 12345").ids)
@@ -185,7 +185,7 @@ def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, fields):
     assert module.greedy_tokens(model, begun.rest, begun.states, 4) == expected
 
 
-def test_texts_are_made_the_same_each_time_and_cut_the_filler_between_any_two_words():
+def test_texts_are_reproducible_and_cut_the_filler_between_words():
     texts = list(PasskeyTexts(300, 3))
     assert texts == list(PasskeyTexts(300, 3))
     after = []
@@ -226,7 +226,7 @@ def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
     assert between == [filler[(start + place) % 50] for place in range(before + after)]
 
 
-def test_a_dataset_from_rank_files(data, tmp_path):
+def test_a_passkey_dataset_is_built_from_its_settings(data, tmp_path):
     settings = data() | {"source": "passkey", "passkey": {"documents": 60, "repetitions": 2}}
     (source,), held_out = files_of(DataConfig.model_validate(settings))
     assert not held_out and list(source.records()) == list(PasskeyTexts(60, 2))

@@ -274,7 +274,7 @@ def test_a_run_that_began_without_weights_refuses_some(starting):
         begin()
 
 
-def test_another_architecture_or_tokenizer_is_refused_before_anything_starts(starting, built):
+def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, built):
     path, run, begin = starting
     with pytest.raises(ConfigError, match=r"model.num_key_value_heads: 4 here, 2 there"):
         begin(model={"num_key_value_heads": 4})

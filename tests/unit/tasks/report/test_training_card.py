@@ -46,7 +46,7 @@ def train_to(run: Path, steps: int) -> None:
     (run / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ends))
 
 
-def test_a_finished_run_shows_curve_metrics_checkpoints_attempts_samples_and_places(run):
+def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
     train_to(run, 20)
     add_result(RunFolder(run), 20, parameters=1234567, weights_sha256="ab" * 32, samples=["def ```f():", "2"])
     text = card(run, "Training finished: 20 steps.")
