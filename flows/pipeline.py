@@ -13,7 +13,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
-from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged

@@ -30,7 +30,7 @@ from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.preprocess.task import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.report.task import closing_card
-from infini_llama.tasks.runs.mirroring import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.task import lasting_suspension, with_retries

@@ -32,7 +32,7 @@ from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkp
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged, read_manifest, read_row_table
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
-from infini_llama.tasks.storage.json_lines import append_line, read_lines
+from infini_llama.tasks.storage.record_files import append_line, read_lines
 
 log = logging.getLogger("infini_llama.evaluate")
 MOST_FILLER = 100_000  # tokens that filler has before it repeats

@@ -40,7 +40,7 @@ from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, checksum_of
-from infini_llama.tasks.storage.record_file import read_record, write_record
+from infini_llama.tasks.storage.record_files import read_record, write_record
 
 log = logging.getLogger("infini_llama.preprocess")
 

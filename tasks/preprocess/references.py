@@ -7,7 +7,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.tables import dataset_ref, table_ref, with_curriculum
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.storage.artifacts import is_moved_aside, read_manifest, read_row_table
+from infini_llama.tasks.storage.artifacts import read_manifest, read_row_table, row_tables
 
 
 def references(dataset: Path, home: Path) -> list[DatasetRef]:
@@ -17,7 +17,7 @@ def references(dataset: Path, home: Path) -> list[DatasetRef]:
         DataError: no dataset is there, or it has no row table.
     """
     read_manifest(dataset, "dataset")
-    tables = [path for path in sorted((dataset / "chunks").glob("[!.]*")) if path.is_dir() and not is_moved_aside(path)]
+    tables = row_tables(dataset)
     if not tables:
         raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
     return [dataset_ref(dataset, table, home, built=[], curriculum=[]) for table in tables]

@@ -45,10 +45,10 @@ from infini_llama.tasks.storage.artifacts import (
     check,
     commit,
     is_complete,
-    is_moved_aside,
     move_aside,
     read_dataset,
     remove,
+    row_tables,
     set_pointer,
     staging,
 )
@@ -180,8 +180,10 @@ class Preparation:
     def _set_damaged_aside(self, planned: DatasetPlan) -> None:
         """Moves what does not have the bytes of its manifest aside; units that are damaged, too, are found when they are used."""
         folder = self._folder(planned)
-        tables = [table for table in sorted((folder / "chunks").glob("[!.]*")) if not is_moved_aside(table)]
-        for path, kind, key in [*((table, "chunks", None) for table in tables), (folder, "dataset", planned.key)]:
+        for path, kind, key in [
+            *((table, "chunks", None) for table in row_tables(folder)),
+            (folder, "dataset", planned.key),
+        ]:
             try:
                 if path.exists():
                     check(path, kind, checksums=True, key=key)

@@ -35,7 +35,7 @@ from infini_llama.tasks.records.dataset import (
     VerifyReport,
 )
 from infini_llama.tasks.records.manifest import SPLITS, BySplit, DatasetContent, LeftOut, Provenance, SplitContent
-from infini_llama.tasks.storage.artifacts import is_complete, read_dataset, read_row_table
+from infini_llama.tasks.storage.artifacts import is_complete, read_dataset, read_row_table, row_tables
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, read_tokenizer, verify_dataset
 
 SAMPLES = 3
@@ -52,7 +52,7 @@ def describe(path: Path) -> DatasetSummary:
     """
     manifest = read_dataset(path)
     content, meta = manifest.content, manifest.meta
-    tables = [table for table in sorted((path / "chunks").glob("[!.]*")) if is_complete(table, "chunks")]
+    tables = [table for table in row_tables(path) if is_complete(table, "chunks")]
     summary = DatasetSummary(
         path=str(path),
         digest=manifest.digest,

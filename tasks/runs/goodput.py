@@ -12,8 +12,8 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of, read_resolved
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.json_lines import read_lines, with_checksum
 from infini_llama.tasks.storage.locks import this_machine
+from infini_llama.tasks.storage.record_files import read_lines, with_checksum
 
 # Parts of the wall time, by the phase of `worker.heartbeat` that is counted to each.
 PHASE_OF = {

@@ -35,8 +35,8 @@ from infini_llama.tasks.runs.run_folder import (
     size_of,
 )
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_row_table
-from infini_llama.tasks.storage.json_lines import read_lines
 from infini_llama.tasks.storage.locks import lock_holder
+from infini_llama.tasks.storage.record_files import read_lines
 
 log = logging.getLogger("infini_llama.runs")
 

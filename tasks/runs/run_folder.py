@@ -24,8 +24,16 @@ from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.storage.artifacts import Damaged, readable
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.storage.json_lines import Kind, append_line, read_lines, scan, unreadable
-from infini_llama.tasks.storage.record_file import as_record, read_fields, write_fields
+from infini_llama.tasks.storage.record_files import (
+    Kind,
+    append_line,
+    as_record,
+    read_fields,
+    read_lines,
+    scan,
+    unreadable,
+    write_fields,
+)
 
 RUN_ID = "run_id"  # a field of each record of a run; the checksums of its lines depend on it
 RecordType = TypeVar("RecordType", bound=Record)

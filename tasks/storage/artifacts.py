@@ -119,18 +119,26 @@ def commit(
     fields |= {"digest": checksum_of(fields), "created": created, "meta": meta}
     fields[SELF_CHECKSUM] = checksum_of(fields)
     (staged / MANIFEST).write_bytes(_serialized(fields))
-    for relative in [*files, MANIFEST]:
-        sync(staged / relative)
-    for folder, _, _ in os.walk(staged, topdown=False):
+    return publish(staged, target, AnyManifest.model_validate(fields))
+
+
+def publish(staged: Path, target: Path, manifest: AnyManifest) -> AnyManifest:
+    """Gives a complete staged folder the name of its artifact, once all of it is on the disk.
+
+    Returns:
+        the manifest of the artifact that has the name, see `commit`.
+    """
+    for folder, _, files in os.walk(staged, topdown=False):
+        for name in files:
+            sync(Path(folder, name))
         sync(Path(folder))
-    manifest = AnyManifest.model_validate(fields)
     try:
         staged.rename(target)  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
         try:
-            existing = check(target, kind, checksums=True)
+            existing = check(target, manifest.kind, checksums=True)
             fault = f"{target} has digest {existing.digest}, and {manifest.digest} was written."
         except Damaged as damaged:
             existing, fault = None, str(damaged)
@@ -278,9 +286,9 @@ def move_aside(path: Path) -> Path:
     return path.rename(next(aside for aside in names if not aside.exists()))
 
 
-def is_moved_aside(path: Path) -> bool:
-    """Whether `path` has a name that `move_aside` gives, or a person who follows the advice of `verify`."""
-    return ".damaged" in path.name
+def row_tables(dataset: Path) -> list[Path]:
+    """The row tables of a dataset, but those that `move_aside` has renamed, or a person who followed the advice of `verify`."""
+    return [path for path in sorted((dataset / NESTED).glob("[!.]*")) if path.is_dir() and ".damaged" not in path.name]
 
 
 def remove(path: Path) -> None:

@@ -14,7 +14,6 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.outcome import Outcome, classify
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
@@ -26,9 +25,9 @@ from infini_llama.tasks.runs.run_folder import (
     write_resolved,
 )
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
-from infini_llama.tasks.runs.status import read_statuses
-from infini_llama.tasks.storage.json_lines import unreadable
+from infini_llama.tasks.runs.status import Outcome, classify, read_statuses
 from infini_llama.tasks.storage.locks import Busy, Lock
+from infini_llama.tasks.storage.record_files import unreadable
 from infini_llama.tasks.train.hangs import HangDetector, Hung
 from infini_llama.tasks.train.launch import Workers, start
 from infini_llama.tasks.train.progress import Progress

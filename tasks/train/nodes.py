@@ -18,7 +18,6 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint
-from infini_llama.tasks.runs.outcome import classify
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
@@ -27,6 +26,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_resolved,
     resolved_path,
 )
+from infini_llama.tasks.runs.status import classify
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.exec_wrapper import LAUNCHER
 from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, worker_environment

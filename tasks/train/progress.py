@@ -8,7 +8,7 @@ from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, TrainLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.json_lines import parse_line
+from infini_llama.tasks.storage.record_files import parse_line
 
 log = logging.getLogger("infini_llama.train")
 SHORT = 60.0  # seconds: a run that ends sooner needs no announcement

@@ -14,8 +14,8 @@ from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.status import Outcome
 from infini_llama.tasks.train.resolve import resolve_again
 
 LONGEST_DELAY = 600.0

@@ -153,7 +153,7 @@ def test_help_imports_nothing_heavy():
 def test_without_a_mirror_fsspec_is_not_even_imported():
     config = "PipelineConfig(data=DataConfig(source='python-stdlib'))"
     script = (
-        "from infini_llama import DataConfig, PipelineConfig\nfrom infini_llama.tasks.runs.mirroring import mirrored\n"
+        "from infini_llama import DataConfig, PipelineConfig\nfrom infini_llama.tasks.runs.mirror import mirrored\n"
     )
     assert "fsspec" not in loaded_by(f"{script}with mirrored({config}, None): pass")
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from infini_llama.tasks.runs.mirroring import RECORDS
+from infini_llama.tasks.runs.mirror import RECORDS
 from support.laboratory import exact_metrics
 
 

@@ -3,8 +3,10 @@
     python mutations.py HOME SEED COUNT RESULTS     writes one line of JSON per case into RESULTS
 
 A case is a file, a mutation and a command. It passes if the command refuses with a sentence (64, 65), or succeeds with the output of
-the undamaged run, or with another output and a warning. HOME has `config.yaml`, the finished runs `one` and `other`, each with a
-dataset of its own, and nothing else; every case starts from a copy.
+the undamaged run, or with another output and a warning. Lines that are gone from a file of lines leave no trace.
+
+HOME has `config.yaml`, the finished runs `one` and `other`, each with a dataset of its own, and nothing else; every case starts from
+a copy.
 """
 
 import copy
@@ -30,6 +32,7 @@ SECONDS = 120.0  # for one command
 # Commands that read nothing of a dataset, or nothing of a run; all others read what else is in the home. `gc` lists what is there.
 NO_DATASET, NO_RUN = {"runs", "gc", "doctor"}, {"report of a dataset", "verify", "preprocess", "repair"}
 ALLOWED = {("dry run", ".cached.dataset")}  # a damaged dataset is none: it is built again
+LOSES_LINES = {"drop_a_line", "truncate", "empty", "remove"}
 Leaf = tuple[Any, Any]  # a container and the key or index of one of its values
 
 
@@ -288,8 +291,10 @@ class Engine:
             verdict = "failed"
         elif not differing:
             verdict = "healed" if warned else "harmless"
+        elif warned:
+            verdict = "warned"
         else:
-            verdict = "warned" if warned else "silent"
+            verdict = "lost" if relative.suffix == ".jsonl" and mutation in LOSES_LINES else "silent"
         case = {"file": relative.as_posix(), "mutation": mutation, "command": command, "seed": seed}
         shown = copy.deepcopy(dict(list(differing.items())[:3]))
         return case | {"verdict": verdict, "code": code, "differing": str(shown)[:300], "log": log[-600:]}

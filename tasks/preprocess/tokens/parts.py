@@ -23,7 +23,7 @@ from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, checksum_of
-from infini_llama.tasks.storage.record_file import read_record, write_record
+from infini_llama.tasks.storage.record_files import read_record, write_record
 
 UNIT_BYTES = 32 * 2**20  # of text at most in a unit, unless a single document is longer; of a file in a range of it
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average

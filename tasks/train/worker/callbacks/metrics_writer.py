@@ -22,7 +22,7 @@ from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpr
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.storage.json_lines import with_checksum
+from infini_llama.tasks.storage.record_files import with_checksum
 
 Curves = list[tuple[str, float | None]]
 MOST_HEADS = 64  # of a model whose gates are curves of their own

@@ -1,12 +1,52 @@
-"""Commits and pointers whose processes are killed at every step, and several that commit at once."""
+"""Artifacts are whole or not there: damaged by every bit, committed by several at once, and killed at every step."""
 
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import (
+    MANIFEST,
+    Damaged,
     check,
+    checksum_of,
+    commit,
+    file_checksum,
+    is_complete,
+    move_aside,
+    read_manifest,
+    remove,
+    set_pointer,
+    staging,
 )
+from infini_llama.tasks.storage.files import write_atomic
+
+FILES = {"a.bin": b"first", "empty": b"", "train/x/deep.bin": bytes(range(40))}
+names = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.bin", fullmatch=True)
+trees = st.dictionaries(names, st.binary(max_size=200), max_size=6)
+
+
+def make(folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None, content: dict | None = None) -> dict:
+    staged = staging(folder)
+    for name, data in files.items():
+        (staged / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged / name).write_bytes(data)
+    return commit(staged, folder, "dataset", meta or {}, content)
+
+
+def forge(folder: Path, **changes: object) -> None:
+    """A manifest that agrees with itself and says something else."""
+    manifest = json.loads((folder / MANIFEST).read_bytes()) | changes
+    manifest["self_checksum"] = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def names_in(folder: Path) -> list[str]:
@@ -15,6 +55,273 @@ def names_in(folder: Path) -> list[str]:
 
 def leftovers(folder: Path) -> list[str]:
     return [name for name in names_in(folder) if name.startswith(".")]
+
+
+@pytest.fixture
+def synced(monkeypatch) -> list[tuple[str, list[str]]]:
+    """What fsync waited for, in order, and what its folder held at that moment; only a power cut shows what is not on the disk."""
+    found: list[tuple[str, list[str]]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        found.append((path.name, names_in(path.parent if path.is_file() else path)))
+
+    monkeypatch.setattr(os, "fsync", record)
+    return found
+
+
+def test_a_committed_artifact_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, synced):
+    make(tmp_path / "one")
+    paths = [name for name, _ in synced]
+    staged, parent = synced[-2:]
+    assert {"a.bin", "empty", "deep.bin", MANIFEST, "x", "train"} <= set(paths[:-2])
+    assert staged[0].startswith(".") and staged[1] == sorted(["a.bin", "empty", "train", MANIFEST])
+    assert parent == (tmp_path.name, ["one"])
+
+
+def test_a_replaced_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, synced):
+    write_atomic(tmp_path / "file", "text")
+    (temporary, _), parent = synced
+    assert temporary.startswith(".file") and parent == (tmp_path.name, ["file"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(files=trees)
+def test_a_committed_artifact_is_complete_and_its_digest_depends_on_content_only(tmp_path_factory, files):
+    home = tmp_path_factory.mktemp("commit")
+    first = make(home / "one", files, meta={"at": 1}, content={"tokens": 3})
+    second = make(home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3})
+    assert check(home / "one", "dataset", checksums=True) == first
+    assert {name: (home / "one" / name).read_bytes() for name in first.files} == files
+    assert all(entry.size == len(files[name]) for name, entry in first.files.items())
+    assert first.digest == second.digest and first.self_checksum != second.self_checksum
+    assert make(home / "three", files, content={"tokens": 4}).digest != first.digest
+    assert make(home / "four", files | {"more.bin": b""}, content={"tokens": 3}).digest != first.digest
+    assert leftovers(home) == []
+
+
+def test_a_flipped_bit_in_any_byte_is_found(tmp_path):
+    folder = tmp_path / "data"
+    # Values that some flipped bits leave equal: an exponent's letter, the last digit of a long number.
+    make(folder, meta={"rate": 1e-05, "entropy": 9.491234166938838, "text": "ä\n"}, content={"n": 0.1 + 0.2})
+    found = 0
+    for path in [folder / name for name in FILES] + [folder / MANIFEST]:
+        data = path.read_bytes()
+        for byte in range(len(data)):
+            damaged = bytearray(data)
+            damaged[byte] ^= 1 << byte % 8
+            path.write_bytes(damaged)
+            with pytest.raises(Damaged, match=str(folder)):
+                check(folder, "dataset", checksums=True)
+            found += 1
+        path.write_bytes(data)
+    assert found > 600
+    check(folder, "dataset", checksums=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_manifest_cut_short_or_overwritten_is_damaged(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("manifest") / "data"
+    make(folder)
+    text = (folder / MANIFEST).read_bytes()
+    start = data.draw(st.integers(0, len(text) - 1))
+    piece = data.draw(st.binary(max_size=20))
+    damaged = text[:start] + piece + data.draw(st.sampled_from([b"", text[start + len(piece) :], text[start:]]))
+    (folder / MANIFEST).write_bytes(damaged)
+    if damaged == text:
+        assert is_complete(folder, "dataset")
+    else:
+        with pytest.raises(Damaged):
+            read_manifest(folder, "dataset")
+
+
+@settings(max_examples=60, deadline=None)
+@given(files=trees.filter(bool), data=st.data())
+def test_any_truncated_missing_or_extra_file_is_found_by_size(tmp_path_factory, files, data):
+    folder = tmp_path_factory.mktemp("sizes") / "data"
+    make(folder, files)
+    name = data.draw(st.sampled_from(sorted(files)))
+    fault = data.draw(st.sampled_from(["cut", "missing", "extra"]))
+    if fault == "cut" and files[name]:
+        (folder / name).write_bytes(files[name][: data.draw(st.integers(0, len(files[name]) - 1))])
+        pattern = f"{folder / name} .*{len(files[name])}"
+    elif fault == "extra":
+        name = f"{name.removesuffix('.bin')}.more"
+        (folder / name).write_bytes(b"")
+        pattern = f"{folder / name} "
+    else:
+        (folder / name).unlink()
+        pattern = f"{folder / name} "
+    with pytest.raises(Damaged, match=pattern):
+        check(folder, "dataset", checksums=False)
+
+
+FAULTS = {
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST),
+    "half a manifest": (lambda folder: (folder / MANIFEST).write_text("{"), MANIFEST),
+    "a manifest without end": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), MANIFEST),
+    "a list": (lambda folder: (folder / MANIFEST).write_text("[1]"), MANIFEST),
+    "not all fields": (lambda folder: (folder / MANIFEST).write_text('{"files": {}}'), MANIFEST),
+    "one more line": (lambda folder: (folder / MANIFEST).write_text((folder / MANIFEST).read_text() + "\n"), MANIFEST),
+    "a later format": (lambda folder: forge(folder, format_version=99), "version 99"),
+    "a missing file": (lambda folder: (folder / "a.bin").unlink(), "a.bin"),
+    "a longer file": (lambda folder: (folder / "a.bin").write_bytes(b"longer"), "a.bin has 6 bytes"),
+    "another file": (lambda folder: (folder / "train/more.arrow").write_bytes(b""), "train/more.arrow"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_of_a_folder_names_the_file(tmp_path, fault):
+    make(tmp_path / "data")
+    spoil, named = FAULTS[fault]
+    spoil(tmp_path / "data")
+    with pytest.raises(Damaged, match=re.escape(named)):
+        check(tmp_path / "data", "dataset", checksums=False)
+    assert not is_complete(tmp_path / "data", "dataset")
+
+
+def test_sizes_do_not_reveal_a_changed_byte_or_type(tmp_path):
+    make(tmp_path / "data")
+    with pytest.raises(Damaged, match=r"dataset.*checkpoint"):
+        check(tmp_path / "data", "checkpoint", checksums=False)
+    (tmp_path / "data" / "a.bin").write_bytes(b"First")
+    assert is_complete(tmp_path / "data", "dataset")
+    with pytest.raises(Damaged, match=r"a\.bin"):
+        check(tmp_path / "data", "dataset", checksums=True)
+
+
+def test_a_file_replaced_by_a_link_or_a_folder_is_missing(tmp_path):
+    folder = tmp_path / "data"
+    make(folder)
+    (tmp_path / "elsewhere").write_bytes(b"first")
+    (folder / "a.bin").unlink()
+    (folder / "a.bin").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Damaged, match=r"a\.bin"):
+        check(folder, "dataset", checksums=True)
+    (folder / "a.bin").unlink()
+    (folder / "a.bin").mkdir()
+    with pytest.raises(Damaged, match=r"a\.bin"):
+        check(folder, "dataset", checksums=True)
+
+
+@pytest.mark.parametrize("name", ["../outside", "train/../../outside", "/etc/hostname", ".."])
+def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path, name):
+    folder = tmp_path / "data"
+    make(folder)
+    (tmp_path / "outside").write_bytes(b"")
+    forge(folder, files={name: {"size": 0, "checksum": file_checksum(tmp_path / "outside")}})
+    with pytest.raises(Damaged, match="outside"):
+        read_manifest(folder, "dataset")
+
+
+def test_nested_artifacts_and_user_files_are_ignored_at_their_places_only(tmp_path):
+    folder = tmp_path / "data"
+    make(folder)
+    make(folder / "chunks" / "k", {"rows": b"1"})
+    (folder / "train" / "cache-0123456789abcdef.arrow").write_bytes(b"a user's map()")
+    (folder / "train" / ".DS_Store").write_bytes(b"Finder")
+    check(folder, "dataset", checksums=True)
+    (folder / "train" / "chunks").mkdir()
+    (folder / "train" / "chunks" / "x").write_bytes(b"")
+    with pytest.raises(Damaged, match="train/chunks/x"):
+        check(folder, "dataset", checksums=False)
+
+
+def test_a_target_that_another_builder_finished_with_the_same_bytes_is_kept(tmp_path):
+    first = make(tmp_path / "data", meta={"by": "first"})
+    assert make(tmp_path / "data", meta={"by": "second"}) == first
+    assert names_in(tmp_path) == ["data"]
+
+
+@pytest.mark.parametrize("there", ["other content", "other bytes", "a file is missing", "no manifest", "a file"])
+def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, there):
+    target = tmp_path / "data"
+    if there == "a file":
+        target.write_bytes(b"x")
+    else:
+        make(target, content={"step": 8 if there == "other content" else 16})
+    if there == "other bytes":
+        (target / "a.bin").write_bytes(b"First")
+    elif there in ("a file is missing", "no manifest"):
+        (target / ("a.bin" if there == "a file is missing" else MANIFEST)).unlink()
+    written = make(target, content={"step": 16})
+    assert check(target, "dataset", checksums=True) == written and written.content == {"step": 16}
+    assert names_in(tmp_path) == ["data", "data.damaged-1"] and str(tmp_path / "data.damaged-1") in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": {"a.bin": 5}},
+        {"files": {"a.bin": {"size": "5", "checksum": "x"}}},
+        {"files": {"a.bin": {"size": -1, "checksum": "x"}}},
+        {"files": {"a.bin": {"size": True, "checksum": "x"}}},
+        {"files": {"a\0.bin": {"size": 5, "checksum": "x"}}},
+        {"content": None},
+        {"meta": [1]},
+        {"digest": 7},
+        {"digest": "blake3:0"},
+        {"created": {}},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_wrong_types_is_damaged_although_its_checksum_holds(tmp_path, change):
+    folder = tmp_path / "data"
+    make(folder)
+    forge(folder, **change)
+    with pytest.raises(Damaged, match=MANIFEST):
+        check(folder, "dataset", checksums=True)
+    assert not is_complete(folder, "dataset")
+
+
+def test_write_atomic_replaces_the_whole_text_and_a_failure_leaves_the_old_one(tmp_path):
+    path = tmp_path / "status.json"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "new" * 10_000 + "\ud800")
+    assert path.read_text() == "old" and names_in(tmp_path) == ["status.json"]
+    write_atomic(path, "newer ü")
+    assert path.read_text(encoding="utf-8") == "newer ü"
+
+
+def test_pointers_are_relative_and_replaced(tmp_path):
+    for name in ("one", "two"):
+        make(tmp_path / name)
+        set_pointer(tmp_path, "latest", name)
+        assert (tmp_path / "latest").readlink() == Path(name)
+    assert (tmp_path / "latest" / "a.bin").read_bytes() == b"first"
+    assert leftovers(tmp_path) == []
+
+
+def test_a_pointer_in_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        set_pointer(tmp_path / "nowhere", "latest", "x")
+
+
+def test_moving_aside_loses_nothing_and_removing_leaves_nothing(tmp_path):
+    for number in (1, 2):
+        make(tmp_path / "data")
+        (tmp_path / "data" / "a.bin").write_bytes(bytes([number]))
+        assert move_aside(tmp_path / "data") == tmp_path / f"data.damaged-{number}"
+    assert [(tmp_path / f"data.damaged-{number}" / "a.bin").read_bytes() for number in (1, 2)] == [b"\1", b"\2"]
+    remove(tmp_path / "data.damaged-1")
+    assert names_in(tmp_path) == ["data.damaged-2"]
+
+
+def test_a_temporarily_unreadable_file_is_not_damaged(tmp_path, monkeypatch):
+    make(tmp_path / "data")
+
+    def denied(path):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(artifacts, "file_checksum", denied)
+    with pytest.raises(OSError, match="Too many open files"):
+        check(tmp_path / "data", "dataset", checksums=True)
+    assert issubclass(Damaged, PipelineError) and Damaged.exit_code == 65
 
 
 # The parent forks one child for each step of a commit and kills it there, for real; prints what a reader then finds.

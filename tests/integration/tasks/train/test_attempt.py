@@ -13,9 +13,8 @@ from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.status import AttemptRecord, RankError
-from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
-from infini_llama.tasks.runs.status import read_status, status_path, write_status
+from infini_llama.tasks.runs.status import Outcome, read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, attempt, record_attempt, record_killed_attempts
 from infini_llama.tasks.train.retries import Retries

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from infini_llama.tasks.runs.status import status_path, write_status
-from infini_llama.tasks.storage.record_file import read_fields, write_fields
+from infini_llama.tasks.storage.record_files import read_fields, write_fields
 from infini_llama.tasks.train.hangs import HangDetector
 from support.waiting import wait_until
 from support.watched_ranks import clock as clock

@@ -7,7 +7,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.report.comparison import compare, comparison_document
 from infini_llama.tasks.report.page import page as as_page
-from infini_llama.tasks.storage.record_file import read_fields, write_fields
+from infini_llama.tasks.storage.record_files import read_fields, write_fields
 from support.records import make_plan
 
 

@@ -23,8 +23,8 @@ from infini_llama.tasks.runs.run_folder import (
     write_resolved,
 )
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.json_lines import append_line
 from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.storage.record_files import append_line
 from infini_llama.tasks.train.attempt import record_killed_attempts
 from infini_llama.tasks.train.stage import write_summary
 from support.made_up_runs import LINEAGE, add_checkpoint, add_result

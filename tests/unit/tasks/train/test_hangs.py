@@ -9,7 +9,7 @@ import pytest
 from infini_llama.tasks.runs import heartbeat as heartbeat_module
 from infini_llama.tasks.runs.heartbeat import LINE, STACKS, Heartbeat, heartbeat_path, read_count, read_heartbeat
 from infini_llama.tasks.runs.status import status_path, write_status
-from infini_llama.tasks.storage.record_file import read_fields, write_fields
+from infini_llama.tasks.storage.record_files import read_fields, write_fields
 from infini_llama.tasks.train.hangs import HangDetector, Hung
 from support.waiting import wait_until
 from support.watched_ranks import clock as clock

@@ -11,8 +11,8 @@ from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
-from infini_llama.tasks.runs.outcome import Outcome
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
+from infini_llama.tasks.runs.status import Outcome
 from infini_llama.tasks.train.resolve import resolve_again
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.worker.data.order import next_sample

@@ -3,7 +3,7 @@
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
-from infini_llama.tasks.runs.outcome import Outcome
+from infini_llama.tasks.runs.status import Outcome
 from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, failure
 
 

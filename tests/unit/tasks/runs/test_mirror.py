@@ -12,9 +12,8 @@ from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.mirroring import RECORDS, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.mirror import RECORDS, Mirror, mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
-from infini_llama.tasks.storage.mirror import Mirror
 from support.remote import s3_server
 
 

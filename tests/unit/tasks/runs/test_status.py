@@ -1,7 +1,7 @@
 """Every end of an attempt gets its class, also one without a word."""
 
 from infini_llama.tasks.records.status import RankError, RankStatus
-from infini_llama.tasks.runs.outcome import classify
+from infini_llama.tasks.runs.status import classify
 
 
 def word(rank, state, code=0, step=5, time=1.0, message=None, kind="RuntimeError", peer_lost=False):

@@ -1,0 +1,295 @@
+"""The mirror: a run and its dataset are copied beyond this machine while it trains, and come back to a machine that has neither.
+
+It is on any filesystem that fsspec knows. An object store has no rename, so there the manifest is the commit: it is copied last and
+deleted first, and a folder without one does not exist for a reader. A fetched artifact is used once every checksum of its manifest
+holds.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.checkpoints import KIND
+from infini_llama.tasks.storage.artifacts import (
+    MANIFEST,
+    Damaged,
+    check,
+    is_complete,
+    publish,
+    read_manifest,
+    staging,
+)
+from infini_llama.tasks.storage.files import sync, temporary_name
+
+log = logging.getLogger("infini_llama.mirror")
+LOOK_EVERY = 1.0  # seconds
+# What a run is beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
+# The lineage comes back last: where it is, everything is.
+RECORDS = (
+    "config.yaml",
+    "environment.json",
+    "compile.json",
+    "attempts.jsonl",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "wandb.json",
+    "result.json",
+    "summary.json",
+    "evaluations.jsonl",
+    "lineage.json",
+)
+
+
+class Mirror:
+    """A place to which artifacts below `home` are copied under the same relative paths.
+
+    Args:
+        url: as fsspec writes it, for example s3://bucket/project, memory://project or a path.
+        home: the local counterpart.
+
+    Raises:
+        ConfigError: the protocol is unknown or its package is not installed.
+    """
+
+    def __init__(self, url: str, home: Path) -> None:
+        import fsspec
+
+        self.home, self.url = home, url
+        try:
+            place: tuple[Any, str] = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as fault:
+            raise ConfigError(f"storage.mirror={url}: {fault}") from None
+        self.files, self.root = place
+
+    def place(self, path: Path) -> str:
+        """The place in the mirror of `path`, below home."""
+        return f"{self.root.rstrip('/')}/{path.relative_to(self.home).as_posix()}"
+
+    def has(self, path: Path, of: Path | None = None) -> bool:
+        """Whether the artifact that is committed at `path` is kept whole, byte for byte the same manifest.
+
+        Args:
+            of: where it has been moved to since.
+        """
+        place = f"{self.place(path)}/{MANIFEST}"
+        return self._exists(place) and self.files.cat_file(place) == ((of or path) / MANIFEST).read_bytes()
+
+    def keep(self, path: Path, kind: str) -> int:
+        """Copies the artifact at `path`, manifest last; returns the bytes that were sent, 0 where it was kept before.
+
+        Raises:
+            Damaged: it is not what its manifest says by sizes; a copy of it would be worthless.
+            OSError: the mirror does not take it.
+        """
+        if self.has(path):
+            return 0
+        manifest = check(path, kind, checksums=False)
+        place, sent = self.place(path), 0
+        self._remove_file(f"{place}/{MANIFEST}")  # of an artifact of this name that was built anew
+        for name, expected in manifest.files.items():
+            self.keep_file(path / name)
+            if (size := self.files.size(f"{place}/{name}")) != expected.size:
+                raise OSError(f"{place}/{name} has {size} bytes after it was copied, not {expected.size}")
+            sent += expected.size
+        self.keep_file(path / MANIFEST)
+        return sent
+
+    def keep_file(self, path: Path) -> None:
+        """Copies one file."""
+        place = self.place(path)
+        self.files.makedirs(str(PurePosixPath(place).parent), exist_ok=True)
+        self.files.put_file(str(path), place)
+
+    def kept(self, folder: Path) -> list[Path]:
+        """The artifacts that are kept whole directly below `folder`, as the local paths they would have."""
+        place = self.place(folder)
+        self.files.invalidate_cache()
+        if not self._exists(place):
+            return []
+        names = [PurePosixPath(entry["name"]).name for entry in self.files.ls(place, detail=True)]
+        return [folder / name for name in sorted(names) if self._exists(f"{place}/{name}/{MANIFEST}")]
+
+    def restore(self, path: Path, kind: str) -> bool:
+        """Fetches the artifact to `path`, unless it is there, if the mirror has it; used only once every checksum holds.
+
+        Returns:
+            whether it is there now.
+        """
+        if is_complete(path, kind):  # of a restoring that was cut off behind it
+            return True
+        if not self._exists(f"{self.place(path)}/{MANIFEST}"):
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = staging(path)
+        try:
+            self._fetch(path / MANIFEST, staged / MANIFEST)
+            manifest = read_manifest(staged, kind)
+            for name in manifest.files:  # none is outside the folder
+                self._fetch(path / name, staged / name)
+            check(staged, kind, checksums=True)
+        except (Damaged, FileNotFoundError) as fault:
+            log.warning("the copy of %s in %s is damaged and not used: %s", path.name, self.url, fault)
+            shutil.rmtree(staged)
+            return False
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        publish(staged, path, manifest)
+        log.info("%s was restored from %s", path.relative_to(self.home), self.url)
+        return True
+
+    def restore_file(self, path: Path) -> bool:
+        """Fetches one file where it is kept, in place of any that is here."""
+        if not self._exists(self.place(path)):
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        self._fetch(path, temporary)
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+        return True
+
+    def delete(self, path: Path) -> None:
+        """Deletes a kept artifact, its manifest first."""
+        self._remove_file(f"{self.place(path)}/{MANIFEST}")
+        self.files.rm(self.place(path), recursive=True)
+
+    def _fetch(self, path: Path, to: Path) -> None:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        self.files.get_file(self.place(path), str(to))
+
+    def _exists(self, place: str) -> bool:
+        return bool(self.files.exists(place))
+
+    def _remove_file(self, place: str) -> None:
+        if self._exists(place):
+            self.files.rm_file(place)
+
+
+def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> None:
+    """Fetches the planned dataset where the mirror has it and home has not. `plan` may read the text; without a mirror it is not called."""
+    if (mirror := _mirror(config)) is None:
+        return
+    planned = plan()
+    folder = mirror.home / "datasets" / planned.name
+    if not folder.exists():
+        mirror.restore(folder, "dataset")
+    for table in planned.row_tables:
+        chunks = folder / "chunks" / table.chunks
+        if folder.exists() and not chunks.exists():
+            mirror.restore(chunks, "chunks")
+
+
+def restore_run(config: PipelineConfig) -> None:
+    """Fetches the run's records and its newest whole checkpoint where home knows nothing of the run."""
+    if (mirror := _mirror(config)) is None:
+        return
+    run = mirror.home / "runs" / config.runtime.name
+    if (run / "lineage.json").exists():
+        if ahead := _of_another(mirror, run):
+            log.warning(
+                "the mirror has step %d of run %s, but this machine continues from step %d; to use the mirror's "
+                "copy, move %s away. Nothing is copied to the mirror until this machine has passed that step.",
+                checkpoints.step_of(ahead),
+                run.name,
+                checkpoints.latest_step(run / "checkpoints"),
+                run,
+            )
+        return
+    for path in reversed(mirror.kept(run / "checkpoints")):
+        if mirror.restore(path, KIND):
+            for name in RECORDS:
+                mirror.restore_file(run / name)
+            return
+
+
+@contextmanager
+def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
+    """Inside, what is committed is copied in the background; leaving waits for the last copy.
+
+    A mirror that does not answer never stops training: it is said, and tried again with the next checkpoint.
+    """
+    if (mirror := _mirror(config)) is None:
+        yield
+        return
+    dataset = mirror.home / reference.path
+    tables = [(dataset / "chunks" / table.chunks, "chunks") for table in reference.row_tables]
+    artifacts = [(dataset, "dataset"), *tables]
+    run, over = mirror.home / "runs" / config.runtime.name, threading.Event()
+
+    def copy() -> None:
+        while True:
+            last = over.is_set()
+            try:
+                for path, kind in artifacts:
+                    _keep(mirror, run, path, kind)
+                if not _of_another(mirror, run):
+                    for checkpoint in reversed(checkpoints.committed(run / "checkpoints")):
+                        _keep(mirror, run, checkpoint.path, KIND)
+                    if last:
+                        _records(mirror, run)
+                    _delete_pruned(mirror, run)
+            except Exception as fault:  # of any filesystem's making
+                log.warning("storage.mirror=%s: %s; it will be retried", mirror.url, fault)
+            if last:
+                return
+            over.wait(LOOK_EVERY)
+
+    thread = threading.Thread(target=copy, name="mirror", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _keep(mirror: Mirror, run: Path, path: Path, kind: str) -> None:
+    if not path.exists() or mirror.has(path):  # a checkpoint may have been pruned since
+        return
+    if kind == KIND:
+        _records(mirror, run)
+    if sent := mirror.keep(path, kind):
+        log.info("%s was copied to %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
+
+
+def _records(mirror: Mirror, run: Path) -> None:
+    for name in RECORDS:
+        if (run / name).exists():
+            mirror.keep_file(run / name)
+
+
+def _of_another(mirror: Mirror, run: Path) -> Path | None:
+    """The newest copy of a later step that this folder never had: another machine took the run further, and its copy is left whole."""
+    here = checkpoints.latest_step(run / "checkpoints")
+    ahead = [path for path in mirror.kept(run / "checkpoints") if checkpoints.step_of(path) > here]
+    return next((path for path in reversed(ahead) if not _abandoned(mirror, path)), None)
+
+
+def _delete_pruned(mirror: Mirror, run: Path) -> None:
+    """Follows the pruning of this run's checkpoints, and its going back to an older one."""
+    here = [checkpoint.path for checkpoint in checkpoints.committed(run / "checkpoints")]
+    newest = checkpoints.step_of(here[0]) if here else 0
+    for path in mirror.kept(run / "checkpoints"):
+        if path not in here and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):
+            mirror.delete(path)
+
+
+def _abandoned(mirror: Mirror, path: Path) -> bool:
+    """Whether the copy of this checkpoint is of one that this run has gone back from."""
+    return any(mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*"))
+
+
+def _mirror(config: PipelineConfig) -> Mirror | None:
+    url = config.storage.mirror
+    return Mirror(url, config.runtime.home) if url else None
