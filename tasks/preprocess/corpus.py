@@ -199,13 +199,13 @@ class Corpus:
     def left_out(self, duplicates: int = 0, also_validation: int = 0) -> LeftOut:
         """Which records are left out; the counts of duplicates are of a selection of the units."""
         reports = [self.reports[part] for part in self.parts if part in self.reports]
-        found = Counter[str]()
+        counts = Counter[str]()
         for report in reports:
-            found.update(
+            counts.update(
                 {name: getattr(report, name) for name in ("records", "empty", "too_short", "bad_records", "bad_files")}
             )
         return LeftOut(
-            **found,
+            **counts,
             duplicates=duplicates,
             also_validation=also_validation,
             bad=tuple(chain.from_iterable(report.bad for report in reports))[:NAMED],
@@ -261,8 +261,8 @@ class Corpus:
                     hashes = list(map(xxh3_128_digest, documents.texts))
                     table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
                     is_validation = is_held_out(table, part.held_out).tolist()
-                    for text, own, is_out in zip(documents.texts, hashes, is_validation, strict=True):
-                        if not is_out and own not in held_out:
+                    for text, digest, is_out in zip(documents.texts, hashes, is_validation, strict=True):
+                        if not is_out and digest not in held_out:
                             yield text.decode()
                 done += part.size
                 log.info("reading text for the tokenizer", extra={"progress": megabytes(done, total)})

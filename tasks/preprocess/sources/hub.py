@@ -116,9 +116,9 @@ def _opened(source: HubSplit) -> Any:
 
 
 def _of_the_network(error: Exception) -> bool:
-    return any(isinstance(one, ConnectionError | TimeoutError) for one in (error, error.__cause__))
+    return any(isinstance(fault, ConnectionError | TimeoutError) for fault in (error, error.__cause__))
 
 
 def _words(error: Exception) -> str:
-    known = isinstance(error, OSError | ValueError | KeyError)
-    return " ".join(str(error if known else error.__cause__ or error).split())
+    is_plain = isinstance(error, OSError | ValueError | KeyError)
+    return " ".join(str(error if is_plain else error.__cause__ or error).split())

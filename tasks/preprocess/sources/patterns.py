@@ -104,9 +104,9 @@ def _remote(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[bo
     except PermissionError as error:
         raise DataError(f"{key}: '{pattern}' cannot be listed ({error.strerror}).") from None
     kept = []
-    for one in files:
-        if not folder or _is_text(name := one[1].rpartition("/")[2], form):
-            kept.append(one)
+    for file in files:
+        if not folder or _is_text(name := file[1].rpartition("/")[2], form):
+            kept.append(file)
         else:
             _count(name, others)
     return folder, kept

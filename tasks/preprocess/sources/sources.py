@@ -150,21 +150,21 @@ def files_of(
     if not held_out:
         return training, held_out
     real = RealPaths()
-    own = {real.of(file.path) for file in held_out}
-    return [file for file in training if real.of(file.path) not in own], held_out
+    validation = {real.of(file.path) for file in held_out}
+    return [file for file in training if real.of(file.path) not in validation], held_out
 
 
 def describe(data: DataConfig) -> Provenance:
     """Provenance of the source or sources, for the manifest."""
     if not data.sources:
         return _provenance(data)
-    several = []
+    sources = []
     for source in _by_name(data):
-        own = _provenance(source)
-        license = source.license if source.license != "not stated" else own.license
-        several.append(changed(own, name=source.name, weight=source.weight, license=license))
-    licenses = sorted({source.license for source in several})
-    return Provenance(source="mixture", sources=tuple(several), license="; ".join(licenses))
+        provenance = _provenance(source)
+        license = source.license if source.license != "not stated" else provenance.license
+        sources.append(changed(provenance, name=source.name, weight=source.weight, license=license))
+    licenses = sorted({source.license for source in sources})
+    return Provenance(source="mixture", sources=tuple(sources), license="; ".join(licenses))
 
 
 def _provenance(text: TextConfig) -> Provenance:

@@ -145,7 +145,7 @@ def parts_of(files: Iterable[TextFile], held_out: float) -> list[Part]:
             for span in spans or (None,):
                 parts.append(_part([file], span, held_out, size // len(spans) if spans else size))
             continue
-        if sum(own + PER_FILE for _, own in run) + size > UNIT_BYTES:
+        if sum(file_size + PER_FILE for _, file_size in run) + size > UNIT_BYTES:
             end_run()
         run.append((file, size))
         if xxh3_64_intdigest(file.name.encode()) < (size + PER_FILE) / RUN_BYTES * 2**64:
@@ -171,7 +171,7 @@ class PartReader:
 
     def __init__(self, part: Part, filters: Filters) -> None:
         self.part, self.filters = part, filters
-        self.found: list[UnitReport] = []
+        self.reports: list[UnitReport] = []
         self.waiting, self.files, self.size = list[bytes](), list[tuple[TextFile, int]](), 0
         self.records = self.empty = self.too_short = self.bad_records = self.bad_files = 0
         self.bad: list[str] = []
@@ -191,7 +191,7 @@ class PartReader:
     def report(self) -> PartReport:
         """What was read, once all units were."""
         return PartReport(
-            units=tuple(self.found),
+            units=tuple(self.reports),
             records=self.records,
             empty=self.empty,
             too_short=self.too_short,
@@ -206,18 +206,18 @@ class PartReader:
         texts, size, first = list[bytes](), 0, None  # first: number of its first unit, where it has units of its own
         try:
             for batch in file.batches(self.part.span):
-                several = self._documents(batch, file)
-                together = sum(map(len, several)) + len(several) * PER_DOCUMENT
+                documents = self._documents(batch, file)
+                together = sum(map(len, documents)) + len(documents) * PER_DOCUMENT
                 if size + together <= UNIT_BYTES:
-                    texts += several
+                    texts += documents
                     size += together
                     continue
-                for text in several:
+                for text in documents:
                     size += len(text) + PER_DOCUMENT
                     if size > UNIT_BYTES and texts:
                         if first is None:
                             yield from self._end()
-                            first = len(self.found)
+                            first = len(self.reports)
                         yield self._unit(texts, [(file, len(texts))])
                         texts, size = [], len(text) + PER_DOCUMENT
                     texts.append(text)
@@ -230,7 +230,7 @@ class PartReader:
                 raise DataError(f"{reason}; {verb} it, or remove it from {file.key}.") from None
             self.records, self.empty, self.too_short, self.bad_records, named = before
             if first is not None:
-                del self.found[first:]
+                del self.reports[first:]
             self.bad[named:] = [reason]
             self.bad_files += 1
             return
@@ -250,7 +250,7 @@ class PartReader:
 
     def _unit(self, texts: list[bytes], files: list[tuple[TextFile, int]]) -> Documents:
         documents = Documents(texts, files, self.part.held_out)
-        self.found.append(UnitReport(name=documents.name, documents=len(texts), bytes=sum(map(len, texts))))
+        self.reports.append(UnitReport(name=documents.name, documents=len(texts), bytes=sum(map(len, texts))))
         return documents
 
     def _documents(self, batch: Sequence[str | Fault], file: TextFile) -> list[bytes]:

@@ -120,15 +120,17 @@ def write_unit(recipe: Recipe, documents: Documents) -> None:
         ("train", slice(0, count), slice(0, tokens)),
         ("validation", slice(count, None), slice(tokens, stream.filled)),
     ):
-        own = lengths[of_documents]
+        split_lengths = lengths[of_documents]
         content[split] = {
-            "documents": len(own),
-            "tokens": int(own.sum()),
+            "documents": len(split_lengths),
+            "tokens": int(split_lengths.sum()),
             "bytes": int(table["bytes"][of_documents].sum()),
         }
-        if len(own):
-            own_prompts = None if prompts is None else prompts[of_documents]
-            write_shard(staged / f"{split}.arrow", stream.values[: stream.filled][of_tokens], own, own_prompts)
+        if len(split_lengths):
+            split_prompts = None if prompts is None else prompts[of_documents]
+            write_shard(
+                staged / f"{split}.arrow", stream.values[: stream.filled][of_tokens], split_lengths, split_prompts
+            )
     save_array(staged / TABLE, table)
     commit(staged, recipe.unit(name), "unit", {"key": name}, content)
 

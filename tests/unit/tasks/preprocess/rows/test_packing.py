@@ -95,6 +95,10 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     assert costs["efficiency"] == pytest.approx(sum(size for row in found for _, size in row) / max(1, places))
 
 
+def test_offsets_beyond_32_bits_are_exact():
+    assert row_starts(1023, 2**42 + 1)[-1] == 1022 * (2**42 + 1)
+
+
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS, length=st.integers(2, 20), stride=st.integers(1, 20))
 def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length, stride):
