@@ -30,6 +30,10 @@ class ExitCode(IntEnum):
     HUNG = 76
 
 
+# What went wrong may not go wrong again: these ends are retried, as often as runtime.retries says.
+TRANSIENT = (ExitCode.UNEXPECTED, ExitCode.HUNG)
+
+
 class PipelineError(Exception):
     """An error with a message for the user; a traceback is printed only with --verbose."""
 

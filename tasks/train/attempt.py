@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError, Preempted, no_space
@@ -67,24 +68,59 @@ def attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[]
         raise
     if plan.nnodes > 1 and settings.launcher == "local":
         log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
-    code, interrupted, hang = supervise(resolved, workers, attempt_dir, each_poll)
-    outcome = classify(code, read_statuses(attempt_dir, plan.world_size), str(attempt_dir), workers.hint())
-    if hang and outcome.culprit is None:  # else the others hung since a rank had failed
-        outcome = Outcome("failed", ExitCode.HUNG, hang)
-    fault = interrupted if isinstance(interrupted, Exception) and outcome.kind != "done" else None
-    if fault is not None:
-        outcome = Outcome("failed", ExitCode.UNEXPECTED, f"watching the workers failed: {fault!r}", outcome.step)
-    elif (
-        interrupted is not None and outcome.code == ExitCode.UNEXPECTED and outcome.error is None
-    ):  # no rank had begun, or had time
-        outcome = Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", outcome.step)
+    watched = supervise(resolved, workers, attempt_dir, each_poll)
+    reported = classify(watched.code, read_statuses(attempt_dir, plan.world_size), str(attempt_dir), workers.hint())
+    outcome = decide(reported, watched)
     step = record_attempt(resolved, attempt_dir, outcome)
-    if fault is not None:
-        raise fault
-    if interrupted is not None and outcome.kind != "done":
+    if watched.fault is not None and outcome.kind == "failed" and outcome.culprit is None:
+        raise watched.fault
+    # Where a rank refused its settings or data, the same command would not resume: that is what is reported.
+    resumable = outcome.kind != "done" and outcome.code not in (ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA)
+    if watched.stop_request is not None and resumable:
+        if outcome.kind == "failed":
+            log.error("the attempt failed while it was stopped: %s", outcome.message)
         newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
-        raise Preempted(f"run {run.path.name} was stopped; {newest}. Run the same command to resume.") from interrupted
+        stopped = Preempted(f"run {run.path.name} was stopped; {newest}. Run the same command to resume.")
+        raise stopped from watched.stop_request
     return outcome
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How the watch over the workers ended.
+
+    Attributes:
+        code: torchrun's exit code.
+        hang: which rank hung, if one did.
+        fault: what went wrong in this process while it watched.
+        stop_request: what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation).
+    """
+
+    code: int
+    hang: str | None = None
+    fault: Exception | None = None
+    stop_request: BaseException | None = None
+
+
+def decide(reported: Outcome, watched: Watched) -> Outcome:
+    """The end of an attempt, by the first of these that holds:
+
+    1. The ranks have finished, or one of them reported a failure of its own: what else was seen only followed from it.
+    2. A rank hung, and the others did not save: HUNG.
+    3. This process failed while it watched: UNEXPECTED.
+    4. A stop was requested before any rank could save or report: PREEMPTED.
+    5. What the ranks and torchrun's exit code say.
+    """
+    if reported.kind == "done" or reported.culprit is not None:
+        return reported
+    if watched.hang and reported.kind == "failed":
+        return Outcome("failed", ExitCode.HUNG, watched.hang)
+    if watched.fault is not None:
+        message = f"watching the workers failed: {watched.fault!r}"
+        return Outcome("failed", ExitCode.UNEXPECTED, message, reported.step)
+    if watched.stop_request is not None and reported.code == ExitCode.UNEXPECTED:
+        return Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", reported.step)
+    return reported
 
 
 def prepare(resolved: ResolvedRun) -> Path:
@@ -157,32 +193,29 @@ def record_attempt(resolved: ResolvedRun, attempt_dir: Path, outcome: Outcome) -
     return step
 
 
-def supervise(
-    resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]
-) -> tuple[int, BaseException | None, str | None]:
-    """Watch the workers to their end, and leave no rank behind.
-
-    Returns:
-        the exit code; what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation: no Exception) or what went wrong
-        here (an Exception), if anything did; which rank hung, if one did.
-    """
-    interrupted, hang = None, None
+def supervise(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> Watched:
+    """Watch the workers to their end, and leave no rank behind."""
+    hang: str | None = None
+    fault: Exception | None = None
+    stop_request: BaseException | None = None
     try:
         watch(resolved, workers, attempt_dir, each_poll)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
     except Busy:  # another process writes what these workers would still write
         raise
-    except BaseException as raised:
-        if isinstance(raised, Exception):
-            log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
+    except Exception as raised:
+        log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
         stop(resolved, workers)
-        interrupted = raised
+        fault = raised
+    except BaseException as raised:
+        stop(resolved, workers)
+        stop_request = raised
     finally:
         workers.end()
     code = workers.poll()
     assert code is not None  # it has ended
-    return code, interrupted, hang
+    return Watched(code, hang, fault, stop_request)
 
 
 def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> None:
@@ -198,7 +231,8 @@ def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll:
         with suppress(OSError):  # the filesystem does not answer just now
             progress.poll()
         try:
-            hangs.poll()
+            if not ended:  # else a rank that was killed would count as silent
+                hangs.poll()
         except Hung:
             hangs.dump_stacks()
             raise

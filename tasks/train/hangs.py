@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from infini_llama.tasks.runs.heartbeat import (
     read_heartbeat,
 )
 from infini_llama.tasks.runs.status import is_here, read_status
-from infini_llama.tasks.train.launch import is_rank, is_stopped, send
+from infini_llama.tasks.train.launch import is_alive, is_rank, is_stopped, send
 
 REMOTE_SECONDS = 1.0  # between two looks at ranks on other machines
 # Without a published heartbeat, after which a process on another machine is taken for stopped.
@@ -23,6 +23,7 @@ UNPUBLISHED_SECONDS = 5.0
 # Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.
 LONGEST_GAP = 5.0
 STOPPED_SHARE = 0.5  # of the timeout, for a rank whose process is stopped: that is seen, not guessed from its silence
+GONE_SECONDS = 60.0  # in which torchrun ends the other ranks after one has died: it gives them half of that
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 # The duration of one visit does not limit the next: start-up is entered for other work each time (imports, compilation, reporters),
 # and a save waits for a disk, mostly for a copy, and once for all that is still written in the background.
@@ -52,6 +53,7 @@ class HangDetector:
         newest, silent_since: each rank's newest heartbeat, and when it was first read.
         published: the newest count that each rank of another machine has published, and when it was first read.
         ended_at: when all ranks were first seen to have ended.
+        gone_at: when a rank of this machine was first seen to have died without a status.
     """
 
     attempt_dir: Path
@@ -65,6 +67,7 @@ class HangDetector:
     published: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     polled_at: float = float("-inf")
     ended_at: float | None = None
+    gone_at: float | None = None
 
     def limit(self, phase: str, stopped: bool = False) -> float:
         """Seconds after which a rank in `phase` is taken for hung."""
@@ -124,7 +127,17 @@ class HangDetector:
             self.ended_at = now if self.ended_at is None else self.ended_at + gap
             late = now - self.ended_at > self.limit("finish")
             return "torchrun has not ended although all its ranks have" if late else None
+        if overdue and self._has_lost_rank(heartbeats):
+            # The others wait for one that was killed: how the attempt ended is for torchrun's end to show.
+            self.gone_at = now if self.gone_at is None else self.gone_at + gap
+            overdue = now - self.gone_at > GONE_SECONDS
         return self._describe(heartbeats, now) if overdue else None
+
+    def _has_lost_rank(self, heartbeats: Iterable[int]) -> bool:
+        """Whether the process of a rank of this machine is gone, although its status says that it runs."""
+        statuses = [read_status(self.attempt_dir, rank) for rank in heartbeats]
+        local = [status.pid for status in statuses if status and status.state == "running" and is_here(status)]
+        return not all(map(is_alive, local))
 
     def _describe(self, heartbeats: dict[int, HeartbeatRecord], now: float) -> str:
         """A sentence about the rank that holds up the others."""

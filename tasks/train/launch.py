@@ -261,6 +261,17 @@ def is_rank(pid: int, attempt_dir: Path) -> bool:
     return str(attempt_dir).encode() in command
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine has this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not by a debugger, which is "t"); False where unknown."""
     try:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from infini_llama.configs.errors import ExitCode, PipelineError, Preempted
+from infini_llama.configs.errors import TRANSIENT, ExitCode, PipelineError, Preempted
 from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.plan import EnvironmentPlan
@@ -83,8 +83,8 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
                 log.info("%s exited with %d on this node", newest.name, take_part(newest, endpoint))
                 since = time.monotonic()
                 led = True
-        elif last is not None and led and not newest and (not is_led or last in FINAL):
-            return last
+        elif last is not None and led and not newest and (last in FINAL or not (is_led or last in TRANSIENT)):
+            return last  # a failure that may pass is retried by the leader after a delay, in which it holds no lease
         elif time.monotonic() - since > timeout:
             if last is None:
                 raise PipelineError(

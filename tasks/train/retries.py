@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, DataError, ExitCode, PipelineError, TrainFailed
+from infini_llama.configs.errors import TRANSIENT, ConfigError, DataError, ExitCode, PipelineError, TrainFailed
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.records.resolved_run import ResolvedRun
@@ -19,7 +19,6 @@ from infini_llama.tasks.runs.status import Outcome
 from infini_llama.tasks.train.resolve import resolve_again
 
 LONGEST_DELAY = 600.0
-MAY_PASS = (ExitCode.UNEXPECTED, ExitCode.HUNG)  # what went wrong may not go wrong again
 log = logging.getLogger("infini_llama.train")
 
 
@@ -49,7 +48,7 @@ def failure(outcome: Outcome) -> PipelineError:
         return ConfigError(outcome.message)
     if outcome.code == ExitCode.INVALID_DATA:
         return DataError(outcome.message)
-    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code in MAY_PASS)
+    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code in TRANSIENT)
 
 
 def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:

@@ -1,6 +1,8 @@
 """`join`, and the commands that join because their rank is not 0."""
 
 import json
+import threading
+import time
 
 import pytest
 import yaml
@@ -32,6 +34,23 @@ def test_join_ends_as_the_run_has(home, capsys, code):
         assert main(["join", name, "--json"]) == code
         answer = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert answer == {"run": str(home / "runs" / "mine"), "exit_code": code}
+
+
+def test_join_waits_while_the_leader_may_retry(home, capsys):
+    """The leader holds no lease between a failure that may pass and its next attempt."""
+    run = RunFolder(home / "runs" / "mine")
+    (run.path / "lease").touch()
+    end(home, 70)
+
+    def retry() -> None:
+        (run.path / "lease").unlink()
+        time.sleep(0.3)  # the delay
+        append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0))
+
+    leader = threading.Timer(0.2, retry)
+    leader.start()
+    assert nodes.join(run, timeout=10) == 0
+    leader.join()
 
 
 def test_a_run_without_a_leader_is_refused(home, capsys):

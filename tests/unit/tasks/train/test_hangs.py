@@ -165,6 +165,15 @@ def test_one_visit_of_start_up_or_save_does_not_limit_the_next(tmp_path, clock, 
     assert watch.hung() is not None
 
 
+def test_while_torchrun_ends_the_peers_of_a_killed_rank_none_is_taken_for_hung(watch, clock, tmp_path):
+    path = status_path(tmp_path, 1)
+    write_fields(path, read_fields(path) | {"pid": 2**22 + 1})  # above the kernel's largest number
+    clock.passes(60.0, watch)
+    assert watch.hung() is None
+    clock.passes(10.0, watch)
+    assert watch.hung() is not None
+
+
 def test_a_single_rank_that_never_starts_is_found(tmp_path, clock):
     watch = HangDetector(tmp_path, 1, timeout=5.0, clock=clock)
     clock.passes(140.0, watch)
