@@ -54,9 +54,11 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
         ConfigError: every difference, a line per difference.
     """
     folder = open_folder(Path(initial.path))
-    theirs, ours = folder.config.to_dict(), model.to_dict()
-    differing = [name for name in ours if name not in FREE and ours[name] != theirs[name]]
-    lines = [f"model.{name}: {ours[name]} here, {theirs[name]} there" for name in differing if name not in ANNOUNCED]
+    imported, configured = folder.config.to_dict(), model.to_dict()
+    differing = [name for name in configured if name not in FREE and configured[name] != imported[name]]
+    lines = [
+        f"model.{name}: {configured[name]} here, {imported[name]} there" for name in differing if name not in ANNOUNCED
+    ]
     if lines:
         raise ConfigError(
             f"train.init_from={folder.path} has another architecture; 'infini-llama import' writes a matching "
@@ -64,28 +66,30 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
             lines,
         )
     for name in differing:
-        log.warning("model.%s is %s here and was %s when the weights were trained.", name, ours[name], theirs[name])
+        log.warning(
+            "model.%s is %s here and was %s when the weights were trained.", name, configured[name], imported[name]
+        )
     _refuse_other_tokens(folder, dataset)
 
 
 def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
     """Refuse two different tokenizers; a folder without a tokenizer is accepted."""
-    theirs = folder.path / "tokenizer.json"
-    if not theirs.is_file():
+    tokenizer = folder.path / "tokenizer.json"
+    if not tokenizer.is_file():
         log.warning(
             "%s has no tokenizer.json, so whether its tokens are those of the dataset cannot be checked.", folder.path
         )
         return
     try:
-        known = Tokenizer.from_file(str(theirs)).get_vocab()
+        vocabulary = Tokenizer.from_file(str(tokenizer)).get_vocab()
     except Exception as error:  # `tokenizers` raises nothing narrower
-        raise DataError(f"{theirs} is not a tokenizer ({error}).") from None
-    if read_tokenizer(dataset).get_vocab() != known:
+        raise DataError(f"{tokenizer} is not a tokenizer ({error}).") from None
+    if read_tokenizer(dataset).get_vocab() != vocabulary:
         raise ConfigError(
             f"train.init_from={folder.path} has other tokens than the dataset; set data.tokenizer.path={folder.path}."
         )
-    if len(known) > folder.config.vocab_size:
+    if len(vocabulary) > folder.config.vocab_size:
         raise ConfigError(
-            f"{theirs} has {len(known)} tokens and the model's embedding {folder.config.vocab_size}; they do not "
+            f"{tokenizer} has {len(vocabulary)} tokens and the model's embedding {folder.config.vocab_size}; they do not "
             "belong to the same model."
         )

@@ -188,8 +188,8 @@ class Workers:
 
     def statuses(self) -> list[RankStatus]:
         """The statuses of the ranks that this torchrun started."""
-        found = read_statuses(self.attempt_dir, self.world_size)
-        return [status for status in found if status and status.parent == self.process.pid and is_here(status)]
+        statuses = read_statuses(self.attempt_dir, self.world_size)
+        return [status for status in statuses if status and status.parent == self.process.pid and is_here(status)]
 
     def running(self) -> list[int]:
         """Process IDs of the ranks that run; a killed rank leaves the status "running"."""

@@ -102,11 +102,11 @@ def addresses() -> dict[str, str]:
 def interface_towards(host: str) -> str | None:
     """The interface by which this machine reaches `host`, or by which others reach it where `host` is its own name."""
     address = own_address_towards(host)
-    return next((name for name, own in addresses().items() if own == address), None)
+    return next((name for name, value in addresses().items() if value == address), None)
 
 
 def own_address() -> str | None:
     """The address by which other machines probably reach this one; None where it has only the loopback's."""
     outward = own_address_towards("192.0.2.1")  # TEST-NET-1 (RFC 5737): takes the default route
-    known = list(addresses().values())
-    return outward if outward in known else next(iter(known), None)
+    all_addresses = list(addresses().values())
+    return outward if outward in all_addresses else next(iter(all_addresses), None)

@@ -242,10 +242,10 @@ def _differences(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], 
 
 def _refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan) -> int:
     """Step of the checkpoint, once it is known to be of this architecture."""
-    state, here = checkpoints.read_state(chosen), model.to_dict()
-    there = state.model
-    if differing := [key for key in there if key in here and there[key] != here[key]]:
-        lines = [f"model.{key}: {there[key]} there, {here[key]} here" for key in differing]
+    state, configured = checkpoints.read_state(chosen), model.to_dict()
+    saved = state.model
+    if differing := [key for key in saved if key in configured and saved[key] != configured[key]]:
+        lines = [f"model.{key}: {saved[key]} there, {configured[key]} here" for key in differing]
         raise ConfigError(f"checkpoint {chosen} has another architecture", lines)
     if state.world_size != plan.world_size:
         log.warning(

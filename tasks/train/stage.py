@@ -26,7 +26,7 @@ from infini_llama.tasks.train.resolve import bind, grace_period, is_retry, resol
 from infini_llama.tasks.train.retries import failure, next_attempt
 
 log = logging.getLogger("infini_llama.train")
-SAY_AGAIN = 60.0  # seconds between two lines about the same wait
+LOG_AGAIN_SECONDS = 60.0  # seconds between two lines about the same wait
 
 
 def train(
@@ -67,8 +67,8 @@ def train(
             summary = write_summary(run)
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
             return changed(summary, already_finished=True)
-        here = config.environment.launcher == "local"
-        with locked(gpus_of(environment.record.facts, plan) if here else [], poll) as gpus:
+        is_local = config.environment.launcher == "local"
+        with locked(gpus_of(environment.record.facts, plan) if is_local else [], poll) as gpus:
             resolved = resolve_run(config, dataset, plan, lineage, invocation, verify_on_read)
             return attempts_until_finished(resolved, (lock, *gpus), poll)
 
@@ -156,7 +156,7 @@ def _take(locks: contextlib.ExitStack, path: Path, each_wait: Callable[[], None]
         try:
             return locks.enter_context(Lock(path, wait=1.0))
         except Busy as other:
-            if seconds % SAY_AGAIN == 0:
+            if seconds % LOG_AGAIN_SECONDS == 0:
                 log.warning("waiting for a GPU: %s", other)
             seconds += 1
             each_wait()

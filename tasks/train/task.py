@@ -50,8 +50,8 @@ def train(
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
     """
     try:
-        here = config.environment.launcher == "local"
-        slots = _gpu_slots(environment.plan) if here else contextlib.nullcontext()
+        is_local = config.environment.launcher == "local"
+        slots = _gpu_slots(environment.plan) if is_local else contextlib.nullcontext()
         with slots, _progress(page):
             return stage.train(config, dataset, environment, invocation, verify_on_read, _raise_if_suspended)
     except Preempted as stopped:
@@ -67,10 +67,10 @@ def train(
 def with_retries(retries: Retries) -> Task[..., RunSummary]:
     """The task under this policy, which is asked after each failure whether and when to go on."""
 
-    def may_retry(this: Task[..., RunSummary], run: Any, state: Any) -> bool:
+    def may_retry(task: Task[..., RunSummary], run: Any, state: Any) -> bool:
         delay = retries.delay_after(state.data)
         if delay is not None:
-            this.retry_delay_seconds = delay
+            task.retry_delay_seconds = delay
         return delay is not None
 
     return train.with_options(retries=MOST_RETRIES if retries.limit else 0, retry_condition_fn=may_retry)

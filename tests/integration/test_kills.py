@@ -157,7 +157,7 @@ ANSWERS = (
 
 
 @pytest.mark.slow
-def test_killed_with_the_loss_on_answers_alone_it_is_bitwise_the_uninterrupted_run(lab):
+def test_killed_with_the_loss_on_answers_alone_resumes_bitwise(lab):
     calm = lab.finish("answers-calm", *ANSWERS)
     started = lab.start("answers", *ANSWERS)
     lab.wait_for_step("answers", 13, started)  # past the first checkpoint

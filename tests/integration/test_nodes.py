@@ -124,7 +124,7 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
     assert not processes_of(f"NODES_TEST={name}")
 
 
-def test_pods_of_an_indexed_job_save_when_they_are_terminated_and_resume_bitwise(hosts, lab, on_one_host):
+def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, on_one_host):
     """Every pod runs the same command as process 1, knows its index from its environment, and gets SIGTERM when it is deleted."""
     name = "pods"
     run, command = (
@@ -166,7 +166,7 @@ def pid_of(name: str, command: str) -> int:
     return next(pid for pid, line in ours if f"infini-llama {command}" in line and "unshare" not in line)
 
 
-def test_a_node_that_is_stopped_and_a_leader_that_is_killed_come_back_and_lose_nothing(hosts, lab, on_one_host):
+def test_a_stopped_node_and_a_killed_leader_resume_bitwise(hosts, lab, on_one_host):
     name = "struck"
     run, logs = lab.run_dir(name), [hosts.log(f"{name}-{who}") for who in ("a", "b", "b2", "a2")]
     for log in logs:

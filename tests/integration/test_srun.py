@@ -121,7 +121,7 @@ def test_a_job_near_its_time_limit_is_requeued_and_resumes_bitwise(slurm, lab, c
     assert [record["kind"] for record in records(lab, "limit")] == ["preempted", "done"]
 
 
-def test_a_job_requeued_without_a_signal_resumes_from_the_newest_checkpoint(slurm, lab, calm, submit):
+def test_a_job_requeued_without_a_signal_resumes_bitwise(slurm, lab, calm, submit):
     job = submit("requeued")
     wait_for_step(slurm, lab, "requeued", job, 35)
     slurm("scontrol", "requeue", job)  # as when a node fails

@@ -30,11 +30,11 @@ def test_every_refused_setting_is_an_error(tmp_path):
     assert "environment.env.RANK=0" in report.findings[0].sentence
 
 
-def test_without_a_configuration_the_machine_is_checked_and_nothing_written(tmp_path):
+def test_without_a_configuration_only_the_machine_is_checked(tmp_path):
     assert doctor(None, tmp_path).plan is None and not list(Path(tmp_path).iterdir())
 
 
-def test_a_comparison_with_a_run_reports_changes_and_their_effect_on_resume(tmp_path):
+def test_a_comparison_reports_changes_and_their_effect_on_resume(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     before = lay_out(tmp_path / "before")
@@ -58,7 +58,7 @@ def test_a_comparison_with_something_else_than_a_run_is_refused(tmp_path):
         doctor(None, tmp_path, tmp_path, lay_out(tmp_path))
 
 
-def test_a_run_resumed_on_another_machine_reports_differences_before_its_first_step(tmp_path, caplog):
+def test_a_run_resumed_on_another_machine_reports_the_differences(tmp_path, caplog):
     begun(settings(), tmp_path, "run", machine=lay_out(tmp_path / "before"))
     caplog.clear()
     other = lay_out(tmp_path / "other", {"proc/cpuinfo": "model name: Epyc\nflags: fpu\n"}, gpus=[H100])

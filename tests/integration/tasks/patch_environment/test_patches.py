@@ -201,7 +201,7 @@ print(dict(counters["inductor"]).get("fxgraph_cache_hit", 0))
 
 
 @pytest.mark.slow
-def test_only_with_the_patch_an_older_torch_compiles_for_each_number_of_threads(run, tmp_path):
+def test_only_with_the_patch_old_torch_compiles_for_each_thread_count(run, tmp_path):
     older = COMPILE.format(older=AS_BEFORE_2_13)
 
     def hits(code: str, threads: int, patch: str | None) -> str:

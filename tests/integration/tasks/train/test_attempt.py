@@ -208,7 +208,7 @@ def test_a_status_that_cannot_be_read_just_now_is_none(tmp_path, word):
 
 
 @pytest.mark.parametrize("kept", [(), (1,), (2,)])
-def test_an_attempt_has_a_number_of_its_own_although_folders_of_earlier_ones_are_gone(run, train, kept):
+def test_attempts_are_numbered_on_although_earlier_folders_are_gone(run, train, kept):
     """Restored from a mirror, which has attempts.jsonl without the logs, or tidied by hand."""
     for number in (1, 2):
         append_attempt(run, AttemptRecord(attempt=number, invocation=None, kind="failed", code=70, message="it was so"))
@@ -224,7 +224,7 @@ def test_an_attempt_has_a_number_of_its_own_although_folders_of_earlier_ones_are
     assert [record.attempt for record in attempts(run)] == [1, 2, 3]
 
 
-def test_an_attempt_without_a_record_was_killed_and_one_without_a_folder_never_existed(run):
+def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
     for number in (2, 4):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
     append_attempt(run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70))

@@ -162,7 +162,7 @@ def test_every_impossible_setting_is_named_at_once(laptop):
     assert len(str(raised.value).splitlines()) == 3
 
 
-def test_a_pinned_number_of_workers_that_does_not_divide_the_batch_is_given_up(laptop, caplog):
+def test_a_pinned_number_of_workers_that_the_batch_does_not_allow_is_left(laptop, caplog):
     requested = config(train={"global_batch_size": 8, "micro_batch_size": 8})
     pinned = resolve(config({"nproc_per_node": 2}), laptop).pinned()
     assert resolve(requested, laptop, pinned).nproc_per_node == 1

@@ -80,7 +80,7 @@ def replaced_by_a_folder(path: Path) -> None:
     path.mkdir()
 
 
-def test_a_run_with_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, caplog):
+def test_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, caplog):
     home = run.path.parents[1]
     shutil.copytree(run.path, home / "runs" / "two")
     for name in ("one", "two"):

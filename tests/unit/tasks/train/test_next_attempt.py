@@ -57,7 +57,7 @@ def skipped(attempt: ResolvedRun) -> list[tuple[int, int]]:
     return [(one.first, one.end) for one in attempt.lineage.skipped_samples]
 
 
-def test_after_running_out_of_memory_the_micro_batch_halves_to_what_divides_a_ranks_share(begun):
+def test_out_of_memory_halves_the_micro_batch_to_a_divisor_of_the_share(begun):
     train = {"global_batch_size": 24, "micro_batch_size": 1}
     attempt = begun(make_plan(nproc_per_node=2, micro_batch_size=6), train=train)
     sizes = [attempt.micro_batch_size]
@@ -78,7 +78,7 @@ def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun)
     assert committed(run.checkpoints), "a refused rollback moves nothing"
 
 
-def test_a_rollback_to_before_a_checkpoint_that_runtime_resume_names_starts_anew(run, begun):
+def test_a_rollback_to_before_the_named_checkpoint_starts_anew(run, begun):
     named = str(checkpoint_path(run.checkpoints, 30))
     attempt = resolve_again(begun(runtime={"resume": named}))
     assert attempt.from_step == 30

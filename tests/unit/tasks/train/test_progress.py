@@ -62,9 +62,7 @@ def test_a_checkpoint_that_was_moved_aside_is_not_announced(progress):
     assert words() == []
 
 
-def test_each_step_that_is_logged_has_a_line_with_loss_learning_rate_and_throughput_however_fast_it_is(
-    progress, capsys
-):
+def test_each_logged_step_has_loss_learning_rate_and_throughput(progress, capsys):
     run, write, _ = progress
     with console.shown_log(quiet=False, verbose=False):
         progress = Progress(run, max_steps=22, log_every=5)
