@@ -105,8 +105,9 @@ def try_backends(case: list, rounds: int) -> dict[str, dict]:
     Args:
         case: backends, device, precision, batch, heads, kv_heads, length, head_dim.
     """
-    backends, device, precision, *sizes = case
-    trial = AttentionTrial(device, torch.bfloat16 if precision == "bf16" else torch.float32, *sizes)
+    backends, device, precision, batch, heads, kv_heads, length, head_dim = case
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    trial = AttentionTrial(device, dtype, (batch, heads, length, head_dim), kv_heads)
     results: dict[str, dict] = {}
     for backend in backends:
         if fault := trial.fault(backend):

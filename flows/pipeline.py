@@ -62,7 +62,7 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineRes
     refuse_blocks(config)
     report = verify(dataset, config.runtime.home, config.verify.level)
     restore_run(config)
-    environment = patch_environment(config, config.runtime.name, dataset.vocab_size)
+    environment = patch_environment(config, dataset.vocab_size)
     retries, invocation = retries_for(config.runtime), new_invocation()
     with mirrored(config, dataset):
         while True:

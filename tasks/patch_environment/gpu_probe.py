@@ -22,6 +22,7 @@ class AttentionTrial:
     """Inputs of softmax attention, run forward and backward by any backend.
 
     Args:
+        shape: of the queries, [batch, heads, length, head_dim]; keys and values have `kv_heads` heads.
         documents: each row holds several documents.
     """
 
@@ -29,13 +30,11 @@ class AttentionTrial:
         self,
         device: str,
         dtype: torch.dtype,
-        batch: int,
-        heads: int,
+        shape: tuple[int, int, int, int],
         kv_heads: int,
-        length: int,
-        head_dim: int,
         documents: bool = False,
     ) -> None:
+        batch, heads, length, head_dim = shape
         generator = torch.Generator(device).manual_seed(0)
 
         def random(heads: int) -> torch.Tensor:
@@ -81,7 +80,7 @@ def flash_fault(on_gpu: bool) -> str:
         return ""
     for head_dim in FLASH_HEAD_SIZES:
         for documents in (False, True):
-            trial = AttentionTrial("cuda", torch.bfloat16, 2, 4, 2, 200, head_dim, documents)
+            trial = AttentionTrial("cuda", torch.bfloat16, (2, 4, 200, head_dim), 2, documents)
             if fault := trial.fault("flash2"):
                 return fault
     return ""

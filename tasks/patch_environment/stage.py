@@ -1,6 +1,6 @@
-"""The patch-environment stage: probe the machine, resolve the plan, and keep what the run's first attempt had.
+"""The patch-environment stage: probe the machine, choose the settings, and keep what the run's first attempt had.
 
-Only the workers' own environment is changed.
+Nothing is patched here: the record names the patches, and each worker applies them to its own process.
 """
 
 import errno
@@ -30,7 +30,7 @@ Exactness = Literal["lost", "doubtful", "kept"]
 
 
 def patch_environment(
-    config: PipelineConfig, run_name: str, vocab_size: int | None = None, machine: Machine | None = None
+    config: PipelineConfig, vocab_size: int | None = None, machine: Machine | None = None
 ) -> PatchedEnvironment:
     """The plan of a run: the one pinned at its first attempt if there is one, else a new one.
 
@@ -55,7 +55,7 @@ def patch_environment(
     else:
         facts = probe(home, config, machine)
     _check_disk(facts.disk, home)
-    run = RunFolder(home / "runs" / run_name)
+    run = RunFolder(home / "runs" / config.runtime.name)
     before = run.find(EnvironmentRecord, run.environment)
     plan = resolve(config, facts, before and before.pinned)
     if before is None:
@@ -77,6 +77,11 @@ def patch_environment(
         patches=tuple(patch.summary() for patch in needed_patches(facts.versions)),
         facts=facts,
     )
+    _log_plan(plan)
+    return PatchedEnvironment(plan=plan, record=record)
+
+
+def _log_plan(plan: EnvironmentPlan) -> None:
     log.info(
         "%s, %d worker(s) x %d thread(s), %s, %s, compile %s, allocator %s, %s",
         plan.device,
@@ -90,7 +95,6 @@ def patch_environment(
     )
     if plan.device == "cuda" and (reason := plan.reasons.get("attention_backend")):
         log.info("attention by %s: %s", plan.attention_backend, reason)
-    return PatchedEnvironment(plan=plan, record=record)
 
 
 def _check_disk(disk: Disk, home: Path) -> None:

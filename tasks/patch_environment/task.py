@@ -18,7 +18,7 @@ from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, Environ
 )
 def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) -> PatchedEnvironment:
     """`stage.patch_environment`; the result may hold the user's environment variables, so Prefect keeps no copy."""
-    environment = stage.patch_environment(config, page.run, vocab_size)
+    environment = stage.patch_environment(config, vocab_size)
     with best_effort("the environment's card"):
         create_markdown_artifact(
             card(environment.record, environment.plan),

@@ -37,8 +37,8 @@ def changed(model: Model, fields: dict) -> Model:
     return type(model).model_validate(model.model_dump() | fields)
 
 
-def in_home(config: PipelineConfig, home: Path) -> PipelineConfig:
-    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"home": home})})
+def in_home(config: PipelineConfig, home: Path, run: str = "run") -> PipelineConfig:
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"home": home, "name": run})})
 
 
 def begun(
@@ -46,7 +46,7 @@ def begun(
 ) -> EnvironmentPlan:
     """The plan of a run whose training has begun with it."""
     path = home / "runs" / run / "environment.json"
-    environment = patch_environment(in_home(config, home), run, vocab_size, machine)
+    environment = patch_environment(in_home(config, home, run), vocab_size, machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(environment.record.to_json(), indent=1))
     return environment.plan

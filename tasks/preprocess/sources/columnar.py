@@ -42,8 +42,21 @@ def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) 
 
 
 def _opened(file: IO[bytes]) -> pyarrow.parquet.ParquetFile:
-    """The file, whose pages are compared with their checksums where it has these."""
-    return pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+    """The file, whose pages are compared with their checksums where it has these.
+
+    Raises:
+        Unreadable: several parquet files behind one another, of which the last footer would give the first file's rows.
+    """
+    table = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+    groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    ends = [(c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns]
+    footer = file.seek(0, os.SEEK_END) - 8 - table.metadata.serialized_size
+    start = min(max(ends, default=0), footer)
+    file.seek(start)
+    if b"PAR1PAR1" in file.read(footer - start):  # of one file's end and the next one's start
+        raise Unreadable("holds several parquet files behind one another; give each as a file of its own")
+    return table
 
 
 def _is_arrow_file(file: IO[bytes]) -> bool:

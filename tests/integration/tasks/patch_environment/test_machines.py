@@ -75,7 +75,7 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, 
     assert finding.severity == "warning" and cause in finding.sentence
     monkeypatch.setattr("infini_llama.tasks.patch_environment.stage.probe", lambda *_: facts)
     with caplog.at_level("INFO", "infini_llama.environment"):
-        plan = patch_environment(in_home(settings(), tmp_path), "run").plan
+        plan = patch_environment(in_home(settings(), tmp_path)).plan
     reason = plan.reasons["attention_backend"]
     assert [line.args for line in caplog.records if reason in line.getMessage()] == [(plan.attention_backend, reason)]
     refused = report(machine, tmp_path, environment={"attention_backend": "flash2"})

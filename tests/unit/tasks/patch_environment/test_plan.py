@@ -129,9 +129,9 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
         monkeypatch.setattr(stage, "probe", lambda *_, facts=facts: facts)
         if severity == "error":
             with pytest.raises(PipelineError, match="checkpoint"):
-                stage.patch_environment(in_home(requested, tmp_path / severity), "run")
+                stage.patch_environment(in_home(requested, tmp_path / severity))
         else:
-            stage.patch_environment(in_home(requested, tmp_path / severity), "run")
+            stage.patch_environment(in_home(requested, tmp_path / severity))
 
 
 def test_the_users_variables_win_over_the_plans(laptop):

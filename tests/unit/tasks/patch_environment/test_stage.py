@@ -56,7 +56,7 @@ def test_a_refused_command_does_not_change_the_pinned_plan(tmp_path):
     """Nothing is written before training has the run."""
     begun(config({"threads": 3}), tmp_path, "run")
     before = record_of(tmp_path)
-    other = patch_environment(in_home(config({"threads": 1}), tmp_path), "run").plan
+    other = patch_environment(in_home(config({"threads": 1}), tmp_path)).plan
     assert other.threads == 1 and record_of(tmp_path) == before
     assert begun(config(), tmp_path, "run").threads == 3
 
@@ -164,11 +164,11 @@ def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
 
 def test_a_disk_that_is_full_or_cannot_be_written_ends_the_stage(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"runtime\.home=/proc/x"):
-        patch_environment(in_home(config(), Path("/proc/x")), "run")
+        patch_environment(in_home(config(), Path("/proc/x")))
     full = changed(
         probe(tmp_path), {"disk": {"path": "/d", "free": 0, "works": False, "fault": os.strerror(errno.ENOSPC)}}
     )
     monkeypatch.setattr(stage, "probe", lambda home, config, machine: full)
     with pytest.raises(PipelineError, match="space") as raised:
-        patch_environment(in_home(config(), tmp_path), "run")
+        patch_environment(in_home(config(), tmp_path))
     assert raised.value.exit_code == 70

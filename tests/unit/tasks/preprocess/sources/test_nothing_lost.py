@@ -31,6 +31,16 @@ def test_an_archive_is_refused_and_not_read_as_a_text(tmp_path: Path, name: str)
         survey({"files": [str(tmp_path / name)], **HALF})
 
 
+def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
+    """The last footer is the one that is read, and its offsets are those of the first file's rows."""
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"text": [name * 50] * 10}), tmp_path / f"{name}.parquet")
+    joined = tmp_path / "joined.parquet"
+    joined.write_bytes((tmp_path / "a.parquet").read_bytes() + (tmp_path / "b.parquet").read_bytes())
+    with pytest.raises(DataError, match="one another"):
+        survey({"files": [str(joined)], **HALF})
+
+
 def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Path) -> None:
     file = tmp_path / "pages.parquet"
     table = pa.table({"text": [f"document number {number}" for number in range(200)]})
