@@ -1,4 +1,4 @@
-"""The sequence of stages without Prefect, with the same files and the same retry policy."""
+"""The sequence of stages without Prefect, with the same files and the same retries of training (Prefect also retries preprocess)."""
 
 import time
 from typing import Any
